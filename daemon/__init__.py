@@ -1,0 +1,1 @@
+"""What one institution does inside its walls."""

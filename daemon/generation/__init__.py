@@ -1,0 +1,1 @@
+"""Generators: passages and a question to an answer with citations."""

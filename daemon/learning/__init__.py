@@ -1,0 +1,1 @@
+"""Retriever, training, evaluation: the home of torch and transformers."""

@@ -1,0 +1,1 @@
+"""Documents to passages, the library, the dense index, BM25, fusion, answering."""

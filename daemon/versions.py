@@ -1,0 +1,136 @@
+"""Model versions: the shared parameters as one flat vector, named by digest.
+
+A **shape manifest** says how the vector falls into named parameter groups; two
+sites may add their updates only if their manifests have the same digest. A
+**model version** is such a vector on disk: a safetensors file whose name is the
+SHA-256 of the shape digest and the raw little-endian float32 values, so that
+every site that computed the same bits has the same name for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+Float32 = NDArray[np.float32]
+
+_MAX_GROUPS = 4096
+_TENSOR = "shared"
+
+
+class VersionError(Exception):
+    """A model version could not be read or is not what its name says."""
+
+
+@dataclass(frozen=True)
+class ShapeManifest:
+    """Names and shapes of the shared parameter groups, in vector order.
+
+    ``family`` names what the vector means (encoder digest and adaptation): two
+    vectors of equal shapes from different encoders must not be added.
+    """
+
+    family: str
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.groups) <= _MAX_GROUPS:
+            raise VersionError(f"a shape manifest has 1 to {_MAX_GROUPS} groups")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of values of each group."""
+        return tuple(int(np.prod(shape, dtype=np.int64)) for _, shape in self.groups)
+
+    @property
+    def total(self) -> int:
+        """Length of the flat vector."""
+        return sum(self.sizes)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 (32 bytes) that two sites compare before they add updates."""
+        text = json.dumps(
+            {"family": self.family, "groups": [[n, list(s)] for n, s in self.groups]},
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+        return hashlib.sha256(b"hanse-shape-v1\0" + text.encode()).digest()
+
+    def split(self, vector: Float32) -> dict[str, Float32]:
+        """The flat vector as named arrays (views, not copies)."""
+        if vector.shape != (self.total,):
+            raise VersionError(f"expected {self.total} values, got shape {vector.shape}")
+        parts: dict[str, Float32] = {}
+        start = 0
+        for (name, shape), size in zip(self.groups, self.sizes, strict=True):
+            parts[name] = vector[start : start + size].reshape(shape)
+            start += size
+        return parts
+
+
+def version_digest(shape_digest: bytes, vector: Float32) -> bytes:
+    """The name of a model version: SHA-256 over shape digest and raw values."""
+    raw = np.ascontiguousarray(vector, dtype="<f4")
+    return hashlib.sha256(b"hanse-version-v1\0" + shape_digest + raw.tobytes()).digest()
+
+
+def write_version(folder: Path, shape_digest: bytes, vector: Float32) -> tuple[bytes, Path]:
+    """Store a version under its digest: temp, fsync, rename, fsync of the folder.
+
+    Returns digest and path. Writing a version that is there already is free.
+    """
+    if not np.isfinite(vector).all():
+        raise VersionError("a model version must be finite; this one has NaN or infinity")
+    digest = version_digest(shape_digest, vector)
+    path = version_path(folder, digest)
+    if path.exists():
+        return digest, path
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{digest.hex()}.{os.getpid()}"
+    save_file(
+        {_TENSOR: np.ascontiguousarray(vector, dtype="<f4")},
+        temporary,
+        metadata={"shape_digest": shape_digest.hex()},
+    )
+    _fsync(temporary)
+    temporary.rename(path)
+    _fsync(folder)
+    return digest, path
+
+
+def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
+    """The vector of a version, verified against its name.
+
+    Raises VersionError when it is missing, damaged, or of another shape.
+    """
+    path = version_path(folder, digest)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            vector: Float32 = file.get_tensor(_TENSOR)
+    except (OSError, SafetensorError) as error:
+        raise VersionError(f"cannot read model version {path}: {error}") from error
+    if vector.dtype != np.float32 or version_digest(shape_digest, vector) != digest:
+        raise VersionError(f"model version {path} is damaged or of another retriever")
+    return vector
+
+
+def version_path(folder: Path, digest: bytes) -> Path:
+    """Where a version of that digest lies."""
+    return folder / f"{digest.hex()}.safetensors"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

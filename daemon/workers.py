@@ -1,0 +1,164 @@
+"""Worker processes: where arithmetic happens, so that the event loop never waits.
+
+A `Worker` is one spawned process that runs one call at a time and keeps what it
+loaded (an encoder, a round key) between calls. A function that runs in it is a
+plain module-level function; it may call `report(...)` to send progress to the
+daemon while it runs. A worker ends with its daemon, whatever kills that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_progress: Connection | None = None
+_reporting = threading.Lock()
+
+
+class WorkerCrashed(Exception):
+    """A worker process died (out of memory, a crash in native code, a kill)."""
+
+
+def report(item: Any) -> None:
+    """Send a progress item to the daemon; outside a worker it does nothing."""
+    if _progress is not None:
+        with _reporting:
+            _progress.send(item)
+
+
+class Worker:
+    """One process of its own for one kind of arithmetic.
+
+    ``run`` calls queue up and are carried out in order. After a crash the next
+    call starts a fresh process (what the old one had loaded is gone).
+    """
+
+    def __init__(self, name: str, *, threads: int, nice: int = 0) -> None:
+        self.name = name
+        self._threads = threads
+        self._nice = nice
+        self._pool: ProcessPoolExecutor | None = None
+        self._pids: set[int] = set()
+        self._turn = asyncio.Lock()
+        self._reader: Connection | None = None
+        self._listener: Callable[[Any], None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker, or None while none is running."""
+        processes = getattr(self._pool, "_processes", None) or {}
+        return next(iter(processes), None)
+
+    async def run(
+        self,
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run ``function`` in the worker; its exceptions arrive here as they are."""
+        async with self._turn:
+            return await self._call(function, *args, **kwargs)
+
+    async def run_reporting(
+        self,
+        listener: Callable[[Any], None],
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `run`; ``listener`` is called on the event loop with each reported item."""
+        async with self._turn:
+            self._listener = listener
+            try:
+                return await self._call(function, *args, **kwargs)
+            finally:
+                self._listener = None
+
+    async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        pool = self._pool or self._start()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(pool, _invoke, function, args, kwargs)
+        except BrokenProcessPool as error:
+            await self.stop()
+            raise WorkerCrashed(
+                f"the {self.name} worker died (out of memory? see the system log); "
+                "a fresh one starts with the next call"
+            ) from error
+
+    def _start(self) -> ProcessPoolExecutor:
+        loop = asyncio.get_running_loop()
+        context = multiprocessing.get_context("spawn")
+        reader, writer = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(
+            max_workers=1,
+            mp_context=context,
+            initializer=_initialise,
+            initargs=(writer, self._threads, self._nice),
+        )
+        self._reader = reader
+        threading.Thread(
+            target=self._listen, args=(reader, loop), daemon=True, name=f"{self.name}-progress"
+        ).start()
+        return self._pool
+
+    def _listen(self, reader: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                item = reader.recv()
+                loop.call_soon_threadsafe(self._deliver, item)
+            except (EOFError, OSError, RuntimeError):  # worker or event loop is gone
+                return
+
+    def _deliver(self, item: Any) -> None:
+        if self._listener is not None:
+            self._listener(item)
+
+    async def stop(self) -> None:
+        """End the process at once; a call under way fails with WorkerCrashed."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.kill()
+        await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def _invoke(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    return function(*args, **kwargs)
+
+
+def _initialise(progress: Connection, threads: int, nice: int) -> None:
+    global _progress
+    _progress = progress
+    # Ctrl-C at a terminal reaches the whole group: the daemon decides, not we.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if nice:
+        os.nice(nice)
+    # Before numpy or torch are imported: they read these once.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    """Leave no orphan behind when the daemon is killed."""
+    parent.join()
+    os._exit(1)

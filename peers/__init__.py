@@ -1,0 +1,1 @@
+"""What institutions say to each other."""

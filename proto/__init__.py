@@ -1,0 +1,1 @@
+"""The wire: generated protobuf and gRPC code (see federation.proto, control.proto)."""
