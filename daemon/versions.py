@@ -112,7 +112,21 @@ def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
 
     Raises VersionError when it is missing, damaged, or of another shape.
     """
-    path = version_path(folder, digest)
+    return _read(version_path(folder, digest), digest, shape_digest)
+
+
+def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes) -> None:
+    """Take in a version that a peer sent: verified first, then written as ours are.
+
+    ``file`` is gone afterwards, whatever the outcome. Raises VersionError.
+    """
+    try:
+        write_version(folder, shape_digest, _read(file, digest, shape_digest))
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _read(path: Path, digest: bytes, shape_digest: bytes) -> Float32:
     try:
         with safe_open(path, framework="numpy") as file:
             vector: Float32 = file.get_tensor(_TENSOR)

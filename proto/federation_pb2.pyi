@@ -525,6 +525,7 @@ class Prepare(_message.Message):
     HEAD_DIGEST_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """>= 1"""
     attempt: _builtins.int
@@ -533,6 +534,8 @@ class Prepare(_message.Message):
     """model version of round-1"""
     shape_digest: _builtins.bytes
     """of the shared delta's shape manifest"""
+    manifest_version: _builtins.int
+    """the version this attempt runs under"""
     @_builtins.property
     def run(self) -> Global___Run:
         """so that a site that missed it joins"""
@@ -545,10 +548,11 @@ class Prepare(_message.Message):
         head_digest: _builtins.bytes = ...,
         run: Global___Run | None = ...,
         shape_digest: _builtins.bytes = ...,
+        manifest_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "head_digest", b"head_digest", "round", b"round", "run", b"run", "shape_digest", b"shape_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "head_digest", b"head_digest", "manifest_version", b"manifest_version", "round", b"round", "run", b"run", "shape_digest", b"shape_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -901,6 +905,7 @@ class Apply(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SUM_DIGEST_FIELD_NUMBER: _builtins.int
+    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     sum_digest: _builtins.bytes
@@ -909,6 +914,10 @@ class Apply(_message.Message):
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """whose updates are in the sum; sorted"""
 
+    @_builtins.property
+    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in Scale, for a holder that missed it"""
+
     def __init__(
         self,
         *,
@@ -916,10 +925,11 @@ class Apply(_message.Message):
         attempt: _builtins.int = ...,
         contributors: _abc.Iterable[_builtins.str] | None = ...,
         sum_digest: _builtins.bytes = ...,
+        scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "round", b"round", "sum_digest", b"sum_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "round", b"round", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1009,12 +1019,15 @@ class Vote(_message.Message):
     SITE_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    MEAN_LOSS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     site: _builtins.str
     signature: _builtins.bytes
     """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
     certificate: _builtins.bytes
     """the signer's X.509, DER; <= 4096 bytes"""
+    mean_loss: _builtins.float
+    """weighted mean of the contributors' training losses, known only as a sum; not signed; NaN: unknown"""
     @_builtins.property
     def body(self) -> Global___VoteBody: ...
     def __init__(
@@ -1025,10 +1038,11 @@ class Vote(_message.Message):
         site: _builtins.str = ...,
         signature: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
+        mean_loss: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "certificate", b"certificate", "signature", b"signature", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "certificate", b"certificate", "mean_loss", b"mean_loss", "signature", b"signature", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1095,6 +1109,10 @@ Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class AttemptFailed(_message.Message):
+    """From the coordinator to all: this attempt is over. From a site to the
+    coordinator: this site can't take part in it.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1140,7 +1158,7 @@ class RoundReport(_message.Message):
     shared_values: _builtins.int
     """length of the exchanged vector"""
     mean_loss: _builtins.float
-    """over the contributors, weighted; filled in by each key holder for itself"""
+    """over the contributors, weighted, from the decrypted sum; NaN: unknown"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property

@@ -1,0 +1,80 @@
+# Every target works from a fresh clone: what it needs is installed into .venv first.
+# Needs: Linux, Python 3.11 or newer with its headers (python3-dev), and a C++ compiler
+# (g++), because hnswlib is compiled. Another Python: make PYTHON=python3.12 ...
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The versions that hnswlib is compiled with are those of the lock as well; pip 25.3
+# renamed the variable for that. Without HNSWLIB_NO_NATIVE it is compiled for this very
+# processor, and the environment crashes when it is moved to an older one.
+export HNSWLIB_NO_NATIVE := 1
+WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
+
+.PHONY: help install demo test test-quick lint format bench proto lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+install: $(INSTALLED) ## make .venv and install everything that is needed
+
+demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
+	@$(BIN)/fedctl demo $(ARGS)
+
+test: $(INSTALLED) ## run all tests (ARGS="-k rounds")
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-quick: $(INSTALLED) ## run the tests that take no more than a minute together
+	@$(BIN)/python -m pytest -q -m "not slow and not federation" $(ARGS)
+
+lint: $(INSTALLED) ## check style, layout and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## lay out the code and fix what can be fixed
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(INSTALLED) ## measure; figures go to docs/results/bench.jsonl
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+proto: $(INSTALLED) ## write the generated code of proto/*.proto again
+	@$(BIN)/python -m tests.test_wire
+
+# The stamp exists only behind a complete installation: without it the environment is
+# made from nothing, with an old one it is brought up to date.
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Installing into $(VENV): takes a few minutes, hnswlib is compiled ..."
+	@if [ -e $@ ]; then rm $@; else $(PYTHON) -m venv --clear $(VENV); fi
+	@$(WITH_LOCK) $(PIP) install -qq --no-compile -r requirements.lock
+	@$(PIP) install -qq --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages ship files of other Pythons
+	@touch $@
+	@echo "Installed."
+
+# Newest versions that pyproject.toml allows. The +cpu of a torch from elsewhere goes, and
+# so do the libraries of its CUDA build, which torch pins itself.
+lock: ## renew requirements.lock
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(PYTHON) -m venv "$$folder/venv"; \
+	"$$folder/venv/bin/python" -m pip --disable-pip-version-check install -qq \
+	  '.[dev,offline-model]' setuptools wheel pybind11; \
+	{ sed -n '/^#/p; /^#/!q' requirements.lock; \
+	  "$$folder/venv/bin/python" -m pip freeze --all --exclude pip --exclude hanse \
+	    | sed -E 's/\+[a-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)'; } > "$$folder/lock"; \
+	mv "$$folder/lock" requirements.lock
+	@echo "requirements.lock renewed: run make lint test"
+
+clean: ## remove .venv and everything that was generated
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,211 @@
+"""The site's documents as the daemon sees them: ingest, index, ask, evaluate.
+
+The arithmetic runs in two workers. The *learning* worker cuts, embeds and
+indexes; the *answering* worker holds one whole version (encoder, index, library)
+and answers with it. A new version, or new documents, are indexed in the
+background and swapped in at once: until then the old one answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from daemon.learning import jobs as learning_jobs
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import LearningError
+from daemon.retrieval import jobs as answering_jobs
+from daemon.retrieval.answering import Answered
+from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.library import IngestCounts, LibraryCounts
+from daemon.retrieval.schema import LibraryError
+from daemon.versions import VersionError
+from daemon.workers import Worker, WorkerCrashed
+from peers import effects as do
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_RETRY_S = 5.0
+
+
+class NotIndexedYet(Exception):
+    """Nothing can be answered yet; the text says what is being waited for."""
+
+
+@dataclass(frozen=True)
+class CollectionSettings:
+    """What the operator chose that concerns documents and willingness to train."""
+
+    passage_tokens: int
+    top_k: int
+    willing: bool
+    min_pairs: int
+
+
+class Collection:
+    """Documents, pairs and the index of one site."""
+
+    def __init__(
+        self,
+        *,
+        spec: RetrieverSpec,
+        state: Path,
+        versions: Path,
+        settings: CollectionSettings,
+        learning: Worker,
+        answering: Worker,
+    ) -> None:
+        self.library_path = state / "library.sqlite3"
+        self.served_digest = b""
+        self.last_error = ""
+        self._spec = spec
+        self._versions = versions
+        self._index_root = state / "index"
+        self._settings = settings
+        self._learning = learning
+        self._answering = answering
+        self._wanted_digest = b""
+        self._index: Path | None = None
+        self._dirty = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._counts = LibraryCounts()
+
+    async def prepare(self) -> None:
+        """Make the library where there is none yet."""
+        await self.ingest([], [])
+
+    # ---- documents in ------------------------------------------------------------
+
+    async def ingest(self, documents: Sequence[Document], pairs: Sequence[Pair]) -> IngestCounts:
+        """Store a batch; what is there already costs nothing. `index` makes it findable."""
+        return await self._learning.run(
+            learning_jobs.ingest,
+            self._spec,
+            self.library_path,
+            documents,
+            pairs,
+            self._settings.passage_tokens,
+        )
+
+    async def index(self, listener: Callable[[object], None]) -> None:
+        """Embed what is new, with progress, and wait until questions find it.
+
+        Raises LearningError or LibraryError with the cause when that fails.
+        """
+        await self._learning.run_reporting(
+            listener, learning_jobs.embed_passages, self._spec, self.library_path
+        )
+        self._want(self._wanted_digest)
+        await self._settled.wait()
+        if self.last_error:
+            raise LearningError(self.last_error)
+
+    async def counts(self) -> LibraryCounts:
+        """How much there is."""
+        self._counts = await self._answering.run(answering_jobs.counts, self.library_path)
+        return self._counts
+
+    async def situation(self) -> do.Situation:
+        """What this site can contribute to training, and why not if it can't."""
+        pairs = (await self.counts()).pairs_train
+        if not self._settings.willing:
+            return do.Situation(pairs, willing=False, reason="training.willing is off here")
+        if pairs < self._settings.min_pairs:
+            reason = (
+                f"has {pairs} training pairs and needs {self._settings.min_pairs} "
+                "(training.min_pairs): ingest pairs"
+            )
+            return do.Situation(pairs, willing=False, reason=reason)
+        return do.Situation(pairs, willing=True)
+
+    # ---- versions ------------------------------------------------------------------
+
+    def adopt(self, model_digest: bytes) -> None:
+        """Answer with this version as soon as it is indexed; returns at once."""
+        self._want(model_digest)
+
+    def _want(self, model_digest: bytes) -> None:
+        self._wanted_digest = model_digest
+        self._settled.clear()
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Index whatever is wanted, the newest only, until cancelled."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            try:
+                await self._index_and_open(self._wanted_digest)
+            except (LearningError, LibraryError, VersionError, WorkerCrashed, OSError) as error:
+                self.last_error = f"the index could not be made: {error}"
+                log.warning("index not made, the old version goes on answering", cause=str(error))
+                if isinstance(error, WorkerCrashed | OSError):
+                    await asyncio.sleep(_RETRY_S)
+                    self._dirty.set()
+            else:
+                self.last_error = ""
+            if not self._dirty.is_set():
+                self._settled.set()
+
+    async def _index_and_open(self, digest: bytes) -> None:
+        path = await self._learning.run(
+            learning_jobs.build_index,
+            self._spec,
+            self.library_path,
+            self._versions,
+            digest,
+            self._index_root,
+        )
+        await self._open(digest, path)
+        await asyncio.to_thread(_remove_others, self._index_root, path)
+        log.info("new version answers", model=digest.hex()[:12])
+
+    async def _open(self, digest: bytes, path: Path) -> None:
+        await self._answering.run(
+            answering_jobs.open_version,
+            self._spec,
+            self.library_path,
+            self._versions,
+            digest,
+            path,
+        )
+        self.served_digest, self._index = digest, path
+
+    # ---- questions -----------------------------------------------------------------
+
+    async def ask(self, question: str, top_k: int) -> Answered:
+        """Answer a question with the version that is open."""
+        return await self._with_open_version(
+            lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
+        )
+
+    async def evaluate(self, split: str) -> answering_jobs.Evaluation:
+        """Judge retrieval on this site's pairs; waits for an index that is being made."""
+        await self._settled.wait()
+        return await self._with_open_version(
+            lambda: self._answering.run(answering_jobs.evaluate, split)
+        )
+
+    async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Once more with a fresh worker when the old one died under the call."""
+        try:
+            return await call()
+        except (WorkerCrashed, answering_jobs.NotOpenError):
+            if self._index is None:
+                raise NotIndexedYet(
+                    "the index is still being made; try again in a moment (`fedctl status`)"
+                ) from None
+            await self._open(self.served_digest, self._index)
+            return await call()
+
+
+def _remove_others(root: Path, keep: Path) -> None:
+    from daemon.retrieval.index import remove_other_indexes
+
+    remove_other_indexes(root, {keep})

@@ -1,0 +1,391 @@
+"""Serves control.proto on a Unix socket: what fedctl may ask of its own daemon.
+
+The socket's mode (0660) and group are the whole access control: whoever may
+write to it may administer the site. It is never on a network.
+
+A refusal is a status with one or two lines of text: the cause, and the remedy.
+"""
+
+from __future__ import annotations
+
+import peers.tls_floor  # noqa: F401  before grpc, see there
+
+# isort: split
+import asyncio
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from config.settings import TrainingSettings
+from daemon.collection import NotIndexedYet
+from daemon.generation.generator import Citation
+from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
+from daemon.node import Node
+from daemon.observe import LoopLag, resident_bytes
+from daemon.retrieval.answering import QuestionRefusedError
+from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.schema import LibraryError
+from daemon.workers import Worker, WorkerCrashed
+from peers import effects as do
+from peers.messages import SOFTWARE_VERSION
+from peers.runs import RunRefused
+from proto import control_pb2 as control
+from proto import control_pb2_grpc as rpc
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+_MESSAGE_BYTES = 32 << 20
+_REFUSALS = (
+    RunRefused,
+    NotIndexedYet,
+    QuestionRefusedError,
+    EvaluationError,
+    LearningError,
+    LibraryError,
+    WorkerCrashed,
+)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ControlError(Exception):
+    """The control socket can't be served; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the daemon knows about itself beside its node."""
+
+    node: Node
+    training: TrainingSettings
+    adapt: str
+    encoder: str
+    lag: LoopLag
+    workers: tuple[Worker, ...]
+    started: float
+
+
+class ControlService(rpc.ControlServicer):  # its method names are control.proto's
+    """Answers fedctl; every method is thin over the node and the collection."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._node = around.node
+        self._ingesting = asyncio.Lock()
+
+    # ---- training --------------------------------------------------------------
+
+    async def Train(self, request: control.TrainRequest, context: Context) -> control.TrainReply:
+        """Start a run."""
+        if not 1 <= request.rounds <= 10_000:
+            await _refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
+        plan = self._plan(request.plan)
+        run_id = uuid.uuid4().hex[:12]
+        await self._answered(context, self._node.ask(do.RunRequested(run_id, request.rounds, plan)))
+        return control.TrainReply(run=self._node.protocol.run)
+
+    def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
+        """The plan asked for; what it leaves open comes from this site's settings."""
+        settings = self._around.training
+        return pb.TrainingPlan(
+            adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
+            local_epochs=wanted.local_epochs or settings.local_epochs,
+            batch_size=wanted.batch_size or settings.batch_size,
+            learning_rate=wanted.learning_rate or settings.learning_rate,
+            temperature=wanted.temperature or settings.temperature,
+            hard_negatives=wanted.hard_negatives or settings.hard_negatives,
+            seed=wanted.seed or int.from_bytes(os.urandom(4)),
+            bits=wanted.bits or settings.bits,
+            min_participants=wanted.min_participants or settings.min_participants,
+            max_num_examples=wanted.max_num_examples or settings.max_num_examples,
+        )
+
+    async def StopTraining(
+        self, _request: control.StopTrainingRequest, context: Context
+    ) -> control.TrainReply:
+        """End the run under way, everywhere."""
+        await self._answered(context, self._node.ask(do.StopRequested(uuid.uuid4().hex[:12])))
+        return control.TrainReply(run=self._node.protocol.run)
+
+    async def WatchTraining(
+        self, _request: control.WatchTrainingRequest, _context: Context
+    ) -> AsyncIterator[control.TrainingProgress]:
+        """The run under way, step by step, until it is over."""
+        run = self._node.protocol.run
+        if run is not None:
+            active = run.target_round > self._node.protocol.head_round
+            async for progress in self._node.progress.watch(active):
+                yield progress
+
+    # ---- documents and questions -------------------------------------------------
+
+    async def Ingest(
+        self, requests: AsyncIterator[control.IngestRequest], context: Context
+    ) -> AsyncIterator[control.IngestProgress]:
+        """Documents and pairs in batches; then they are embedded and indexed."""
+        if self._ingesting.locked():
+            await _refuse(context, "another ingest is under way", "Wait until it has ended")
+        async with self._ingesting:
+            state = control.IngestProgress()
+            async for request in requests:
+                documents, pairs, errors = _parsed(request)
+                counts = await self._answered(
+                    context, self._node.collection.ingest(documents, pairs)
+                )
+                state.documents_new += counts.new
+                state.documents_changed += counts.changed
+                state.documents_unchanged += counts.unchanged
+                state.pairs += len(pairs)
+                yield _with_errors(state, errors)
+            async for step in self._indexed(state, context):
+                yield step
+            await self._node.refresh_situation()
+
+    async def _indexed(
+        self, state: control.IngestProgress, context: Context
+    ) -> AsyncIterator[control.IngestProgress]:
+        steps: asyncio.Queue[EmbeddingProgress | None] = asyncio.Queue()
+
+        def listener(item: object) -> None:
+            if isinstance(item, EmbeddingProgress):
+                steps.put_nowait(item)
+
+        work = asyncio.create_task(self._node.collection.index(listener))
+        work.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while (step := await steps.get()) is not None:
+                state.passages_total, state.passages_embedded = step.total, step.done
+                yield _with_errors(state, [])
+            await self._answered(context, work)
+        finally:
+            work.cancel()
+        state.done = True
+        yield _with_errors(state, [])
+
+    async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
+        """Answer a question from this site's documents."""
+        started = time.monotonic()
+        answered = await self._answered(
+            context, self._node.collection.ask(request.question, request.top_k)
+        )
+        return control.AskReply(
+            answer=answered.text,
+            citations=[_citation(citation) for citation in answered.citations],
+            passages=[_citation(passage) for passage in answered.passages],
+            model_digest=answered.model_digest,
+            seconds=time.monotonic() - started,
+        )
+
+    async def Evaluate(
+        self, request: control.EvaluateRequest, context: Context
+    ) -> control.EvaluateReply:
+        """Judge retrieval on this site's own pairs."""
+        judged = await self._answered(
+            context, self._node.collection.evaluate(request.split or "test")
+        )
+        return control.EvaluateReply(
+            questions=judged.dense.questions,
+            mrr_at_10=judged.dense.mrr_at_10,
+            recall_at_10=judged.dense.recall_at_10,
+            hit_at_1=judged.dense.hit_at_1,
+            ndcg_at_10=judged.dense.ndcg_at_10,
+            model_digest=judged.model_digest,
+            seconds=judged.seconds,
+            retrieval="dense",
+        )
+
+    # ---- looking -------------------------------------------------------------------
+
+    async def Status(
+        self, _request: control.StatusRequest, context: Context
+    ) -> control.StatusReply:
+        """How the daemon is."""
+        around, node = self._around, self._node
+        counts = await self._answered(context, node.collection.counts())
+        lag = around.lag.since_start()
+        peers = node.transport.statistics().values()
+        pids = [os.getpid(), *(w.pid for w in around.workers if w.pid is not None)]
+        resident = await asyncio.to_thread(resident_bytes, pids)
+        return control.StatusReply(
+            site=node.identity.site_id,
+            federation_id=node.identity.federation_id,
+            software_version=SOFTWARE_VERSION,
+            manifest_version=node.protocol.manifest.version,
+            head_round=node.protocol.head_round,
+            model_digest=node.protocol.durable.head_digest,
+            index_digest=node.collection.served_digest,
+            documents=counts.documents,
+            passages=counts.passages,
+            pairs_train=counts.pairs_train,
+            pairs_test=counts.pairs_test,
+            uptime_s=time.monotonic() - around.started,
+            loop_lag_p50_ms=lag.p50_ms,
+            loop_lag_p99_ms=lag.p99_ms,
+            loop_lag_max_ms=lag.max_ms,
+            resident_bytes=resident,
+            run=node.protocol.run,
+            phase=node.progress.current_phase,
+            bytes_sent=sum(peer.bytes_sent for peer in peers),
+            bytes_received=sum(peer.bytes_received for peer in peers),
+            certificate_expires_unix_s=int(node.identity.not_after.timestamp()),
+            peers_connected=sum(peer.connected for peer in peers),
+            peers_total=len(peers),
+            encoder=around.encoder,
+            last_error=node.last_error or node.collection.last_error,
+        )
+
+    async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
+        """The other sites, as this one sees them."""
+        node, now = self._node, time.monotonic()
+        reply = control.PeersReply()
+        for site, seen in node.transport.statistics().items():
+            entry = node.protocol.manifest.site(site)
+            reply.peers.add(
+                site=site,
+                address=entry.address if entry else "",
+                connected=seen.connected,
+                software_version=seen.software_version,
+                head_round=seen.head_round,
+                manifest_version=seen.manifest_version,
+                last_contact_s=-1.0 if seen.last_contact is None else now - seen.last_contact,
+                clock_offset_ms=seen.clock_offset_ms or 0.0,
+                bytes_sent=seen.bytes_sent,
+                bytes_received=seen.bytes_received,
+                last_error=seen.last_error,
+            )
+        return reply
+
+    async def Rounds(
+        self, request: control.RoundsRequest, _context: Context
+    ) -> control.RoundsReply:
+        """Committed rounds, oldest first."""
+        commits = await asyncio.to_thread(self._node.store.rounds, request.first, request.limit)
+        return control.RoundsReply(
+            rounds=[control.Round(certificate=c.certificate, report=c.report) for c in commits]
+        )
+
+    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
+        """The result of ``work``; what it refuses is told to the person as it is."""
+        try:
+            return await work
+        except _REFUSALS as refusal:
+            await _refuse(context, str(refusal))
+
+
+async def _refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
+    text = f"{cause}\n{remedy}" if remedy else cause
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+def _parsed(
+    request: control.IngestRequest,
+) -> tuple[list[Document], list[Pair], list[str]]:
+    """Documents and pairs of a batch; what is out of bounds is refused by name, the rest kept."""
+    documents: list[Document] = []
+    pairs: list[Pair] = []
+    errors: list[str] = []
+    for item in request.documents:
+        if not 1 <= len(item.id) <= 512:
+            errors.append(f"document id of {len(item.id)} characters: 1 to 512 are allowed")
+        elif item.split not in ("", "train", "valid", "test"):
+            errors.append(f"document {item.id}: split {item.split!r} is not train, valid or test")
+        else:
+            documents.append(Document(item.id, item.title, item.text, item.split))
+    for pair in request.pairs:
+        if not pair.query.strip() or not 1 <= len(pair.positives) <= 1000:
+            errors.append("a pair needs a query and 1 to 1000 positives")
+        elif pair.split not in ("train", "valid", "test"):
+            errors.append(f"a pair's split {pair.split!r} is not train, valid or test")
+        else:
+            pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
+    return documents, pairs, errors
+
+
+def _with_errors(state: control.IngestProgress, errors: list[str]) -> control.IngestProgress:
+    step = control.IngestProgress()
+    step.CopyFrom(state)
+    step.errors.extend(errors)
+    return step
+
+
+def _citation(citation: Citation) -> control.Citation:
+    return control.Citation(
+        number=citation.number,
+        document_id=citation.document_id,
+        passage_id=citation.passage_id,
+        title=citation.title,
+        text=citation.text,
+        score=citation.score,
+    )
+
+
+class ControlSocket:
+    """The server on the Unix socket."""
+
+    def __init__(self, path: Path, group: str | None) -> None:
+        self._path = path
+        self._group = group
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, around: Surroundings) -> None:
+        """Serve. Raises ControlError when the socket can't be made."""
+        try:
+            await asyncio.to_thread(_clear, self._path)
+            server = grpc.aio.server(
+                options=[
+                    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+                    ("grpc.max_send_message_length", _MESSAGE_BYTES),
+                ]
+            )
+            rpc.add_ControlServicer_to_server(ControlService(around), server)
+            # No TLS on purpose: the file's mode is the guard. The mask holds from the
+            # moment the file exists, so there is no instant at which others may enter.
+            old = os.umask(0o117)
+            try:
+                server.add_insecure_port(f"unix:{self._path}")
+                await server.start()
+            finally:
+                os.umask(old)
+            if self._group is not None:
+                shutil.chown(self._path, group=self._group)
+        except (OSError, RuntimeError, LookupError) as error:
+            raise ControlError(
+                f"cannot serve the control socket {self._path}: {error}; "
+                "check [control] socket and group, and the rights of its folder"
+            ) from error
+        self._server = server
+
+    async def stop(self) -> None:
+        """End calls under way at once and remove the socket."""
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+            self._server = None
+            with suppress(FileNotFoundError):
+                await asyncio.to_thread(self._path.unlink)
+
+
+def _clear(path: Path) -> None:
+    """Remove the socket of a daemon that is gone; refuse to take a living one's place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_socket():
+        if path.exists():
+            raise OSError(f"{path} exists and is no socket")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        try:
+            knock.connect(str(path))
+        except OSError:
+            path.unlink()
+            return
+    raise OSError("another fedd answers there: stop it first")

@@ -1,0 +1,87 @@
+"""fedctl: the operator's command line, thin over control.proto.
+
+    output.py      exit codes, errors, JSON; what goes to stdout and what to stderr
+    options.py     --json, --socket, --config on every command
+    connection.py  the Unix socket to the daemon, and what its failures mean
+    setup.py       ca, site, manifest           (no daemon needed)
+    ingesting.py   ingest
+    training.py    train and its live view
+    asking.py      ask, eval
+    show.py        status, peers, rounds
+    demo.py        three sites on one machine; demo_sites.py their folders and processes
+
+Heavy imports (grpc, rich's tables, certificates) wait until a command needs
+them: ``fedctl --help`` is to be there at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from daemon.fedctl import asking, demo, ingesting, setup, show, training
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
+
+app = typer.Typer(
+    name="fedctl",
+    help="Administer this site's Hanse daemon, and set federations up.",
+    epilog="Exit codes: 0 ok, 1 refused or failed, 2 usage, 3 partly done, "
+    "4 daemon not reachable, 130 interrupted.",
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+@command
+def fedctl(_session: Session) -> None:
+    """Administer this site's Hanse daemon, and set federations up."""
+
+
+app.command("demo")(demo.demo)
+app.add_typer(setup.ca_app, name="ca")
+app.add_typer(setup.site_app, name="site")
+app.add_typer(setup.manifest_app, name="manifest")
+app.command("ingest")(ingesting.ingest)
+app.command("train")(training.train)
+app.command("ask")(asking.ask)
+app.command("eval")(asking.evaluate)
+app.command("status")(show.status)
+app.command("peers")(show.peers)
+app.add_typer(show.rounds_app, name="rounds")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code (see `Exit`). Nothing else leaves here."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words[: words.index("--") if "--" in words else None]
+    try:
+        code = typer.main.get_command(app).main(
+            words or ["--help"], prog_name="fedctl", standalone_mode=False
+        )
+    except CommandError as error:
+        return complain(error, as_json=as_json)
+    except TyperException as error:
+        return complain(_usage(error), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        code = Exit.INTERRUPTED
+    except Exception as error:
+        return complain(our_fault(error), as_json=as_json)
+    if code == Exit.INTERRUPTED:
+        interrupted = CommandError("interrupted", exit_code=Exit.INTERRUPTED)
+        return complain(interrupted, as_json=as_json)
+    return int(code or Exit.OK)
+
+
+def _usage(error: TyperException) -> CommandError:
+    context = getattr(error, "ctx", None)
+    command_line = context.command_path if context is not None else "fedctl"
+    return CommandError(
+        error.format_message(),
+        f"See `{command_line} --help`",
+        exit_code=Exit.USAGE,
+    )

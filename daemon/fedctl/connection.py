@@ -1,0 +1,131 @@
+"""The connection to the site's own daemon, over its Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from daemon.fedctl.output import CommandError, Exit, Session
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from proto.control_pb2_grpc import ControlAsyncStub
+
+T = TypeVar("T")
+
+DEFAULT_SOCKET = Path("/run/hanse/fedd.sock")
+MAX_MESSAGE_BYTES = 32 << 20
+# sun_path of sockaddr_un is 108 bytes on Linux, the closing NUL included (unix(7)).
+MAX_SOCKET_PATH_BYTES = 107
+
+
+def socket_path(session: Session) -> Path:
+    """Where the daemon listens: --socket (or HANSE_SOCKET), else --config, else the default."""
+    if session.socket is not None:
+        return session.socket
+    if session.config is not None:
+        from config.settings import SettingsError, load
+
+        try:
+            return load(session.config).control.socket
+        except SettingsError as error:
+            problems = "; ".join(str(problem) for problem in error.problems)
+            raise CommandError(
+                f"settings refused: {error.path}: {problems}", exit_code=Exit.USAGE
+            ) from error
+    return DEFAULT_SOCKET
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine; Ctrl-C cancels it and raises KeyboardInterrupt here."""
+    return asyncio.run(work)
+
+
+@asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[ControlAsyncStub]:
+    """A stub for the daemon at the socket; every failure in the body becomes a CommandError."""
+    target = _knock(path)
+    import grpc.aio
+
+    from proto.control_pb2_grpc import ControlStub
+
+    # No TLS here on purpose: the socket's file mode (0660, owner and group of the
+    # daemon) is the guard, and nothing of this ever crosses a network.
+    channel = grpc.aio.insecure_channel(
+        target,
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            # Without it grpc asks a configured http_proxy for the way to a local socket.
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.default_authority", "localhost"),
+        ],
+    )
+    try:
+        yield ControlStub(channel)
+    except grpc.aio.AioRpcError as error:
+        raise _translated(error, path) from error
+    finally:
+        await channel.close(grace=None)
+
+
+def _knock(path: Path) -> str:
+    """Connect once without grpc, which would not say why it cannot; returns grpc's target."""
+    absolute = str(path.absolute())
+    if len(os.fsencode(absolute)) > MAX_SOCKET_PATH_BYTES:
+        raise CommandError(
+            f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes",
+            "Choose a shorter [control] socket in the settings",
+            exit_code=Exit.USAGE,
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(5)
+        try:
+            knock.connect(absolute)
+        except OSError as error:
+            raise _unreachable(path, error) from error
+    return f"unix:{absolute}"
+
+
+def _unreachable(path: Path, error: OSError) -> CommandError:
+    start = "Start it (systemctl start fedd, or fedd --config FILE) or name its socket (--socket)"
+    cause, remedy = f"no daemon answers at {path} ({error.strerror or error})", start
+    if isinstance(error, FileNotFoundError):
+        cause = f"no daemon runs here: {path} does not exist"
+    elif isinstance(error, PermissionError):
+        cause, remedy = f"you may not use {path}", "Join its group, or ask the site's operator"
+    return CommandError(cause, remedy, exit_code=Exit.UNREACHABLE)
+
+
+def _translated(error: grpc.aio.AioRpcError, path: Path) -> CommandError:
+    """The daemon's refusal, or what became of it, in a person's words.
+
+    The daemon's details are "cause", or "cause" and "remedy" on two lines.
+    """
+    import grpc
+
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return CommandError(
+            f"the daemon at {path} went away",
+            "See its log (journalctl -u fedd) for why it ended, then try again",
+            exit_code=Exit.UNREACHABLE,
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return CommandError(
+            "the daemon did not answer in time",
+            "It may be busy: `fedctl status` shows what it is doing",
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return CommandError(
+            "the daemon does not know this command",
+            "fedctl and fedd must be of one version: restart fedd after an upgrade",
+        )
+    cause, _, remedy = details.partition("\n")
+    return CommandError(cause or f"the daemon refused ({code.name})", remedy)

@@ -1,0 +1,283 @@
+"""The demo's sites: their folders, their settings, and their daemons as processes.
+
+Everything is made by the same functions as a real federation's, with one
+difference: here one person holds the authority and all the sites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import daemon
+from daemon.fedctl import setup
+from daemon.fedctl.connection import MAX_SOCKET_PATH_BYTES
+from daemon.fedctl.output import CommandError, Exit
+
+FEDERATION = "hanse-demo"
+BUNDLED = Path(daemon.__file__).parent / "demo_corpus"
+# A sum of two updates tells each of the two the other's (design: threat model).
+FEWEST_SITES = 3
+
+# The demo trains with the defaults of config/settings.py; what is written here overrides them.
+TRAINING: dict[str, object] = {}
+
+LOG_LINES_SHOWN = 15
+STOP_WITHIN_S = 15.0
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What one site has: files of documents and of question-passage pairs."""
+
+    site: str
+    files: tuple[Path, ...]
+    question: str  # the query of its first test pair
+
+
+@dataclass(frozen=True)
+class DemoSite:
+    """One site's place under the work folder."""
+
+    id: str
+    folder: Path
+    socket: Path
+    port: int
+
+    @property
+    def settings(self) -> Path:
+        """Its fedd.toml."""
+        return self.folder / "fedd.toml"
+
+    @property
+    def log(self) -> Path:
+        """What its daemon writes."""
+        return self.folder / "fedd.log"
+
+
+# ---- corpora ----------------------------------------------------------------
+
+
+def find_corpora(data: Path | None, sites: Sequence[str] | None) -> list[Corpus]:
+    """The corpora to use, bundled ones unless ``data`` is given.
+
+    Raises CommandError that lists everything that is missing.
+    """
+    root = data or BUNDLED
+    if not root.is_dir():
+        raise CommandError(f"there is no folder {root}", "Check --data", exit_code=Exit.USAGE)
+    if sites is None:
+        if data is not None:
+            raise CommandError(
+                "which folders are the sites?", "Add --sites a,b,c", exit_code=Exit.USAGE
+            )
+        sites = sorted(p.name for p in root.iterdir() if (p / "pairs_test.jsonl").is_file())
+    if len(sites) < FEWEST_SITES or len(set(sites)) < len(sites):
+        raise CommandError(
+            f"a federation has at least {FEWEST_SITES} different sites, got {', '.join(sites)}",
+            "With two, each could read the other's update out of the sum",
+            exit_code=Exit.USAGE,
+        )
+    missing = [str(root / site / name) for site in sites for name in _missing(root / site)]
+    if missing:
+        raise CommandError(
+            f"missing: {', '.join(missing)}",
+            "Each site's folder holds documents.jsonl (or .jsonl.gz), pairs_train.jsonl, "
+            "pairs_valid.jsonl and pairs_test.jsonl",
+            exit_code=Exit.USAGE,
+        )
+    return [_corpus(site, root / site) for site in sites]
+
+
+def _missing(folder: Path) -> list[str]:
+    pairs = [f"pairs_{split}.jsonl" for split in ("train", "valid", "test")]
+    missing = [name for name in pairs if not (folder / name).is_file()]
+    return missing if _documents(folder) else ["documents.jsonl", *missing]
+
+
+def _documents(folder: Path) -> Path | None:
+    candidates = (folder / "documents.jsonl", folder / "documents.jsonl.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _corpus(site: str, folder: Path) -> Corpus:
+    documents = _documents(folder)
+    assert documents is not None  # noqa: S101 -- find_corpora has looked
+    pairs = [folder / f"pairs_{split}.jsonl" for split in ("train", "valid", "test")]
+    return Corpus(site, (documents, *pairs), _first_question(pairs[-1]))
+
+
+def _first_question(pairs: Path) -> str:
+    try:
+        with pairs.open(encoding="utf-8") as lines:
+            return str(json.loads(next(lines))["query"])
+    except (StopIteration, ValueError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{pairs} does not start with a pair",
+            'Expected lines like {"query": "…", "positives": ["…"]}',
+            exit_code=Exit.USAGE,
+        ) from error
+
+
+# ---- folders, certificates, settings ----------------------------------------
+
+
+def provision(work: Path, sites: Sequence[str], sockets: Path) -> list[DemoSite]:
+    """Make the authority, each site's key, certificate and settings, and the signed manifest."""
+    placed = [
+        DemoSite(site, work / site, _socket(work / site, sockets, number), port)
+        for number, (site, port) in enumerate(zip(sites, free_ports(len(sites)), strict=True))
+    ]
+    authority = work / "authority"
+    setup.make_authority(authority, FEDERATION)
+    manifest = setup.new_manifest(
+        authority, addresses={site.id: f"127.0.0.1:{site.port}" for site in placed}
+    )
+    for site in placed:
+        identity = site.folder / "identity"
+        setup.make_site(identity, FEDERATION, site.id)
+        certificate = setup.sign_site(authority, identity / "site.csr", expect_site=site.id)
+        setup.install_site(identity, certificate, (authority / "ca.crt").read_bytes())
+        setup.write_whole(site.folder / "manifest.json", manifest)
+        setup.write_whole(site.settings, _settings(site, len(placed)).encode())
+    return placed
+
+
+def _socket(folder: Path, short: Path, number: int) -> Path:
+    """In the site's folder; in a short one where the kernel's limit asks for that."""
+    wanted = (folder / "fedd.sock").absolute()
+    fits = len(os.fsencode(wanted)) <= MAX_SOCKET_PATH_BYTES
+    return wanted if fits else short / f"{number}.sock"
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on just now; held together, so they differ."""
+    held = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+def _settings(site: DemoSite, sites: int) -> str:
+    """The site's fedd.toml; relative paths in it start at its folder."""
+    threads = max(1, len(os.sched_getaffinity(0)) // sites)
+    tables: dict[str, dict[str, object]] = {
+        "site": {"id": site.id, "state_dir": "state"},
+        "identity": {"directory": "identity", "manifest": "manifest.json"},
+        # Loopback only: a demo is nobody else's business.
+        "network": {"bind": f"127.0.0.1:{site.port}"},
+        "control": {"socket": str(site.socket)},
+        "training": TRAINING,
+        # The sites share one machine, which they would not do elsewhere.
+        "rounds": {"heartbeat_s": 1.0},
+        "workers": {"threads": threads},
+    }
+    lines = []
+    for table, options in tables.items():
+        lines.append(f"[{table}]")
+        # JSON's strings, numbers and booleans are TOML's, too.
+        lines += [
+            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in options.items()
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+# ---- processes --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunningDaemon:
+    """A fedd that we started and will stop."""
+
+    site: DemoSite
+    process: asyncio.subprocess.Process
+
+    def failure(self, what: str) -> CommandError:
+        """The error to tell when it died or does not get ready: the end of its log, and where."""
+        return CommandError(f"the daemon of {self.site.id} {what}", f"Its log is {self.site.log}")
+
+
+@asynccontextmanager
+async def running(sites: Sequence[DemoSite]) -> AsyncIterator[list[RunningDaemon]]:
+    """Start the daemons; stop them all on the way out, whatever happened."""
+    daemons: list[RunningDaemon] = []
+    try:
+        for site in sites:
+            daemons.append(await _start(site))
+        yield daemons
+    finally:
+        await asyncio.gather(*(_stop(one) for one in daemons))
+
+
+async def _start(site: DemoSite) -> RunningDaemon:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        # Those would make three daemons report to one supervisor, or share a socket.
+        if name not in ("NOTIFY_SOCKET", "HANSE_SOCKET")
+    }
+    # fedctl may have been started from anywhere; the daemons use the same code as it does.
+    code = str(Path(daemon.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [code, *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    with site.log.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "daemon.main",
+            "--config",
+            str(site.settings.absolute()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # `-m` looks for modules in the working folder first: none are in the site's.
+            cwd=site.folder,
+            env=environment,
+            # A Ctrl-C at the terminal reaches us alone; we then stop them in order.
+            start_new_session=True,
+        )
+    return RunningDaemon(site, process)
+
+
+async def _stop(running_daemon: RunningDaemon) -> None:
+    """SIGTERM, patience, SIGKILL to it and its workers."""
+    process = running_daemon.process
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_WITHIN_S)
+    except TimeoutError:
+        # It leads a group of its own (start_new_session), and is not reaped yet,
+        # so the number cannot belong to anyone else.
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def log_tail(log: Path, lines: int = LOG_LINES_SHOWN) -> str:
+    """The last lines of a log."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 64 * 1024))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def short_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder with a short name for sockets (mode 0700)."""
+    return tempfile.TemporaryDirectory(prefix="hanse-", dir="/tmp")

@@ -1,0 +1,187 @@
+"""fedctl ingest: files to the daemon, in batches, with a bar for each of the two steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import Exit, Session, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from daemon.retrieval.documents import FileProblem
+    from daemon.retrieval.library import Document, Pair
+    from proto.control_pb2 import IngestProgress, IngestRequest
+    from proto.control_pb2_grpc import ControlAsyncStub
+
+BATCH_BYTES = 4 << 20
+
+
+@dataclass
+class Ingested:
+    """What became of one ingest: counts, and one line for each refusal."""
+
+    documents_read: int = 0
+    pairs_read: int = 0
+    documents_new: int = 0
+    documents_changed: int = 0
+    documents_unchanged: int = 0
+    pairs: int = 0
+    passages_total: int = 0
+    passages_embedded: int = 0
+    done: bool = False
+    problems: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> Exit:
+        """OK; PARTLY when something was refused; FAILED when everything was."""
+        if not self.problems:
+            return Exit.OK
+        taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
+        return Exit.PARTLY if taken else Exit.FAILED
+
+    def take(self, progress: IngestProgress) -> None:
+        """Add what the daemon says: its counts are running totals, its errors are new."""
+        self.documents_new = progress.documents_new
+        self.documents_changed = progress.documents_changed
+        self.documents_unchanged = progress.documents_unchanged
+        self.pairs = progress.pairs
+        self.passages_total = progress.passages_total
+        self.passages_embedded = progress.passages_embedded
+        self.done = progress.done
+        self.problems.extend({"path": None, "line": None, "cause": e} for e in progress.errors)
+
+
+Watcher = Callable[[Ingested], None]
+
+
+@command
+def ingest(
+    session: Session,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="Files (.txt, .md, .jsonl, .jsonl.gz) and folders of them, "
+            "read with your own rights.",
+        ),
+    ],
+) -> Exit:
+    """Add documents and question-passage pairs to the site's library.
+
+    Ingesting again is free; a document that changed replaces its old passages.
+    Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
+    """
+    ingested = run(_ingest_with_bars(session, paths))
+    plain = {name: value for name, value in vars(ingested).items() if name != "done"}
+    session.result(plain, lambda console: _show(console, ingested))
+    for problem in ingested.problems:
+        session.note(f"refused: {_problem_line(problem)}")
+    return ingested.exit_code
+
+
+async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=session.notes,
+        transient=True,
+    )
+    reading = bars.add_task("documents and pairs read", total=None)
+    embedding = bars.add_task("passages embedded", total=None)
+
+    def watch(so_far: Ingested) -> None:
+        bars.update(reading, completed=so_far.documents_read + so_far.pairs_read)
+        bars.update(
+            embedding, completed=so_far.passages_embedded, total=so_far.passages_total or None
+        )
+
+    async with connected(socket_path(session)) as daemon:
+        with bars:
+            return await send(daemon, paths, watch)
+
+
+async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> Ingested:
+    """Read the paths and send them in batches; ``watch`` sees each step."""
+    so_far = Ingested()
+    async for progress in daemon.Ingest(_batches(paths, so_far, watch)):
+        so_far.take(progress)
+        watch(so_far)
+    return so_far
+
+
+async def _batches(
+    paths: list[Path], so_far: Ingested, watch: Watcher
+) -> AsyncIterator[IngestRequest]:
+    """Requests of about BATCH_BYTES; files are read in a thread, so slow disks block nothing."""
+    items = _read(paths)
+    while True:
+        batch, problems = await asyncio.to_thread(_next_batch, items)
+        so_far.problems.extend(problems)
+        so_far.documents_read += len(batch.documents)
+        so_far.pairs_read += len(batch.pairs)
+        watch(so_far)
+        if not batch.documents and not batch.pairs:
+            return
+        yield batch
+
+
+def _read(paths: list[Path]) -> Iterator[Document | Pair | FileProblem]:
+    from daemon.retrieval.documents import read
+
+    for path in paths:
+        yield from read(path)
+
+
+def _next_batch(
+    items: Iterator[Document | Pair | FileProblem],
+) -> tuple[IngestRequest, list[dict[str, Any]]]:
+    """The next request (empty at the end) and what was refused on the way to it."""
+    from daemon.retrieval.library import Document, Pair
+    from proto import control_pb2
+
+    batch, problems, size = control_pb2.IngestRequest(), [], 0
+    for item in items:
+        if isinstance(item, Document):
+            document = control_pb2.Document(
+                id=item.id, title=item.title, text=item.text, split=item.split
+            )
+            batch.documents.append(document)
+            size += document.ByteSize()
+        elif isinstance(item, Pair):
+            pair = control_pb2.Pair(query=item.query, positives=item.positives, split=item.split)
+            batch.pairs.append(pair)
+            size += pair.ByteSize()
+        else:
+            problems.append({"path": str(item.path), "line": item.line, "cause": item.cause})
+        if size >= BATCH_BYTES:
+            break
+    return batch, problems
+
+
+def _problem_line(problem: dict[str, Any]) -> str:
+    place = problem["path"] or ""
+    if problem["line"]:
+        place += f":{problem['line']}"
+    return visible(f"{place}: {problem['cause']}" if place else problem["cause"])
+
+
+def _show(console: Console, ingested: Ingested) -> None:
+    console.print(
+        f"{ingested.documents_new} documents new, {ingested.documents_changed} changed, "
+        f"{ingested.documents_unchanged} unchanged; {ingested.passages_embedded} passages "
+        f"embedded; {ingested.pairs} pairs."
+    )
+    if ingested.problems:
+        console.print(f"{len(ingested.problems)} refused; see below.")

@@ -1,0 +1,86 @@
+"""The options that every command takes, added to each in one place."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from daemon.fedctl.output import Exit, Session
+
+_Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Machine-readable: one JSON object on stdout (JSON lines for streams)."
+    ),
+]
+_Socket = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket",
+        envvar="HANSE_SOCKET",
+        help="The daemon's control socket.",
+        show_default="/run/hanse/fedd.sock",
+    ),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The daemon's settings file, to take the socket from."),
+]
+_EVERYWHERE = {"as_json": (_Json, False), "socket": (_Socket, None), "config": (_Config, None)}
+
+
+def command(function: Callable[..., Exit | None]) -> Callable[..., None]:
+    """Make ``function(session, ...)`` a typer command with --json, --socket and --config.
+
+    What it returns becomes the exit code; returning nothing means it went well.
+    The same options are accepted before the command's name, too.
+    """
+
+    @functools.wraps(function)
+    def run(
+        context: typer.Context,
+        *,
+        as_json: bool,
+        socket: Path | None,
+        config: Path | None,
+        **own: Any,
+    ) -> None:
+        session = _session(context)
+        session.json = session.json or as_json
+        session.socket = socket or session.socket
+        session.config = config or session.config
+        if context.invoked_subcommand is None:
+            raise typer.Exit(function(session, **own) or Exit.OK)
+
+    _declare(run, function)
+    return run
+
+
+def _session(context: typer.Context) -> Session:
+    """The one session of this command line; groups and commands add to it."""
+    root = context.find_root()
+    if not isinstance(root.obj, Session):
+        root.obj = Session()
+    return root.obj
+
+
+def _declare(run: Callable[..., None], function: Callable[..., Exit | None]) -> None:
+    """Tell typer (it reads the signature) of the own and the added parameters."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
+        *(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+            for name, (kind, default) in _EVERYWHERE.items()
+        ),
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

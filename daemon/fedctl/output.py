@@ -1,0 +1,228 @@
+"""What fedctl says and how it ends: exit codes, errors, JSON and tables.
+
+Results go to stdout, everything else (progress, notes, errors) to stderr. With
+``--json`` stdout carries one object, or one object a line for a stream, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from rich.console import Console
+
+    from proto.federation_pb2 import Certificate, RoundReport
+
+
+# Into a file or a pipe tables are not squeezed to a terminal's 80 columns.
+WIDTH_OF_FILES = 200
+
+
+class Exit(IntEnum):
+    """Exit codes of every fedctl command."""
+
+    OK = 0
+    FAILED = 1  # refused or failed; the cause is on stderr
+    USAGE = 2  # the command line or a file it names makes no sense
+    PARTLY = 3  # part was done, part refused; the list is on stderr
+    UNREACHABLE = 4  # no daemon answers at the socket
+    INTERRUPTED = 130  # Ctrl-C or SIGTERM
+
+
+class CommandError(Exception):
+    """A command cannot go on: what was refused, and what to do about it."""
+
+    def __init__(self, cause: str, remedy: str = "", *, exit_code: Exit = Exit.FAILED) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+        self.exit_code = exit_code
+
+
+@dataclass
+class Session:
+    """The options that every command takes, and where it writes."""
+
+    json: bool = False
+    socket: Path | None = None
+    config: Path | None = None
+
+    @property
+    def console(self) -> Console:
+        """For results that people read."""
+        return _console(stderr=False)
+
+    @property
+    def notes(self) -> Console:
+        """For progress and remarks; never part of the result."""
+        return _console(stderr=True)
+
+    def note(self, text: str) -> None:
+        """One remark on stderr, as it is (no markup)."""
+        print(text, file=sys.stderr, flush=True)
+
+    def line(self, plain: Mapping[str, Any]) -> None:
+        """One object of a stream; people see the stream's live view instead."""
+        if self.json:
+            write_json(plain)
+
+    def result(self, plain: Mapping[str, Any], show: Callable[[Console], None]) -> None:
+        """The result: the object for machines, or ``show`` for people."""
+        if self.json:
+            write_json(plain)
+        else:
+            show(self.console)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    # highlight=False: a digest or an address is not to be coloured in pieces.
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH_OF_FILES
+    return console
+
+
+def write_json(plain: Mapping[str, Any]) -> None:
+    """One object on one line of stdout (ASCII, so that any locale can carry it)."""
+    print(json.dumps(plain, allow_nan=False), flush=True)
+
+
+def complain(error: CommandError, *, as_json: bool) -> Exit:
+    """Tell an error in one line: ``fedctl: cause. remedy.``; returns its exit code."""
+    cause, remedy = _one_line(error.cause), _one_line(error.remedy)
+    print(
+        " ".join(["fedctl:", *(_sentence(part) for part in (cause, remedy) if part)]),
+        file=sys.stderr,
+    )
+    if as_json:
+        write_json({"error": cause, "remedy": remedy})
+    return error.exit_code
+
+
+def our_fault(error: Exception) -> CommandError:
+    """An exception nobody expected; its traceback goes to a file, not to the screen."""
+    # delete=False: the file is for the person to send; mkstemp's mode is 0600.
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="fedctl-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    return CommandError(
+        f"unexpected {type(error).__name__}: {error}",
+        f"This is a defect of fedctl: please report it with {file.name}",
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?", ":")) else f"{text}."
+
+
+def as_plain(message: Message) -> dict[str, Any]:
+    """A protobuf message as JSON values.
+
+    Every field appears, set or not, under its name in the .proto; bytes become
+    lower-case hex, enum values their names, NaN and absent messages null.
+    """
+    return {field.name: _plain_field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain_field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_plain_value(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _plain_value(field, value)
+
+
+def _plain_value(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return as_plain(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name.lower()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]:
+    """A committed round: what was signed, and what its coordinator saw of it.
+
+    ``coordinator``, ``key_dealer`` and ``seconds`` are empty at a site that
+    learned of the round afterwards, from its certificate.
+    """
+    body = certificate.body
+    loss = report.mean_loss
+    return {
+        "round": body.round,
+        "attempt": certificate.attempt,
+        "coordinator": report.coordinator,
+        "key_dealer": report.key_dealer,
+        "contributors": list(body.contributors),
+        "model_digest": body.model_digest.hex(),
+        "parent_digest": body.parent_digest.hex(),
+        "signed_by": [vote.site for vote in certificate.votes],
+        "committed_unix_ms": certificate.unix_ms,
+        "shared_values": report.shared_values,
+        "mean_loss": loss if math.isfinite(loss) else None,
+        "seconds": {phase.phase: phase.seconds for phase in report.phases},
+    }
+
+
+def byte_count(count: int) -> str:
+    """A number of bytes for people: ``3.4 MiB``."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """A time span for people: ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``3 h 20 min``, ``12 d``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    if seconds < 48 * 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    return f"{int(seconds // 86400)} d"
+
+
+def short(digest: str) -> str:
+    """A digest for people: its first twelve digits, or a dash when there is none."""
+    return digest[:12] if digest.strip("0") else "–"
+
+
+def visible(text: str) -> str:
+    """Text from a document or a peer, safe for a terminal.
+
+    Control characters could move the cursor or change the title of the
+    person's terminal; they are replaced. Markup is escaped by the callers'
+    use of `rich.text.Text`, which has none.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,445 @@
+"""fedctl ca, site and manifest: how a federation and its sites come into being.
+
+The functions without a session are the same steps for programs; the demo uses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session
+from daemon.fedctl.show import columns, facts, plain_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from peers.manifest import FederationManifest
+
+ca_app = typer.Typer(help="The federation's authority: make it, and sign sites with it.")
+site_app = typer.Typer(help="This site's key and certificate.")
+manifest_app = typer.Typer(help="The signed list of the federation's sites.")
+
+# A certificate or a request is a few KiB, a manifest at most 1 MiB.
+_MAX_READ = 1 << 20
+
+_Authority = Annotated[
+    Path, typer.Option("--ca", metavar="DIR", help="The authority's folder, of `fedctl ca init`.")
+]
+_Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
+
+
+# ---- the steps --------------------------------------------------------------
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What identity and manifest refuse, as the error of a command."""
+    from crypto.identity import IdentityError
+    from peers.manifest import ManifestError
+
+    try:
+        yield
+    except (IdentityError, ManifestError) as error:
+        raise CommandError(str(error)) from error
+
+
+def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
+    """A new authority: ca.key (0600) and ca.crt."""
+    from crypto.identity import create_authority
+
+    with _refusing():
+        create_authority(directory, federation, days=days)
+
+
+def make_site(directory: Path, federation: str, site: str) -> None:
+    """A new site: site.key (0600) and site.csr."""
+    from crypto.identity import create_site
+
+    with _refusing():
+        create_site(directory, federation, site)
+
+
+def sign_site(
+    authority: Path, request: Path, *, expect_site: str | None = None, days: int = 365
+) -> bytes:
+    """A certificate (PEM) for a site's request."""
+    from crypto.identity import sign_request
+
+    with _refusing():
+        return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
+
+
+def install_site(directory: Path, certificate: bytes, authority: bytes) -> None:
+    """Put certificate and authority beside the site's key, once they prove to belong there."""
+    from crypto.identity import install
+
+    with _refusing():
+        install(directory, certificate, authority)
+
+
+def new_manifest(
+    authority: Path,
+    *,
+    addresses: Mapping[str, str],
+    previous: bytes | None = None,
+    enabled: Mapping[str, bool] | None = None,
+    remove: Sequence[str] = (),
+    version: int | None = None,
+) -> bytes:
+    """A signed manifest: the previous one's sites with these changes, one version on.
+
+    ``addresses`` adds sites or moves them; ``enabled`` says who takes part.
+    """
+    from crypto.identity import Trust
+    from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
+
+    with _refusing():
+        trust = Trust.from_pem(read_file(authority / "ca.crt"))
+        before = parse_signed(previous, trust) if previous is not None else None
+        sites = {site.id: site for site in before.sites} if before else {}
+        for site, address in addresses.items():
+            was_enabled = sites[site].enabled if site in sites else True
+            sites[site] = ManifestSite(site, address, was_enabled)
+        for site, wanted in (enabled or {}).items():
+            known = _known(sites, site)
+            sites[site] = ManifestSite(known.id, known.address, wanted)
+        for site in remove:
+            del sites[_known(sites, site).id]
+        if version is None:
+            version = before.version + 1 if before else 1
+        elif before and version <= before.version:
+            raise CommandError(
+                f"version {version} is not above the previous one, {before.version}",
+                "Sites keep the manifest with the greatest version: leave --version out",
+                exit_code=Exit.USAGE,
+            )
+        ordered = tuple(sites[site] for site in sorted(sites))
+        return signed(FederationManifest(trust.federation_id, version, ordered), authority)
+
+
+def _known(sites: Mapping[str, Any], site: str) -> Any:
+    if site not in sites:
+        raise CommandError(
+            f"the manifest has no site {site}",
+            "Name it with --site ID=HOST:PORT, or give the --previous manifest that has it",
+            exit_code=Exit.USAGE,
+        )
+    return sites[site]
+
+
+def read_file(path: Path) -> bytes:
+    """A small file as it is; raises CommandError when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_READ + 1)
+    except OSError as error:
+        raise CommandError(
+            f"cannot read {path}: {error.strerror}", "Check the path", exit_code=Exit.USAGE
+        ) from error
+    if len(content) > _MAX_READ:
+        raise CommandError(f"{path} is larger than 1 MiB", "Check the path", exit_code=Exit.USAGE)
+    return content
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that a reader finds the old one or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CommandError(f"cannot write {path}: {error.strerror}", "Check the path") from error
+
+
+def fingerprint(certificate_pem: bytes) -> str:
+    """SHA-256 of the certificate in colon-separated hex, to compare over the telephone."""
+    der = ssl.PEM_cert_to_DER_cert(certificate_pem.decode("ascii"))
+    return hashlib.sha256(der).digest().hex(":").upper()
+
+
+# ---- ca ---------------------------------------------------------------------
+
+
+@ca_app.command("init")
+@command
+def ca_init(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
+    federation: Annotated[
+        str, typer.Option(metavar="NAME", help="The federation's id: a-z, 0-9 and -.")
+    ],
+    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 3650,
+) -> None:
+    """Make the federation's authority. Whoever has its key decides who belongs: keep it offline."""
+    make_authority(directory, federation, days=days)
+    certificate = directory / "ca.crt"
+    plain = {
+        "federation": federation,
+        "directory": str(directory),
+        "certificate": str(certificate),
+        "fingerprint_sha256": fingerprint(read_file(certificate)),
+    }
+
+    _tell(
+        session,
+        plain,
+        f"Next, at each site: fedctl site init DIR --federation {federation} --site ID",
+        f"then here: fedctl ca sign site.csr --ca {directory} --out site.crt --site ID",
+    )
+
+
+@ca_app.command("sign")
+@command
+def ca_sign(
+    session: Session,
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.csr", help="A site's site.csr.")],
+    ca: _Authority,
+    out: _Out,
+    site: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="The site whose request it must be; recommended."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 365,
+) -> None:
+    """Sign a site's request. Know from the site itself that the request is its own."""
+    from crypto.identity import Trust
+
+    certificate = sign_site(ca, request, expect_site=site, days=days)
+    with _refusing():
+        trust = Trust.from_pem(read_file(ca / "ca.crt"))
+        named = trust.site_of(certificate, at=datetime.now(UTC))
+    write_whole(out, certificate)
+    plain = {
+        "site": named,
+        "federation": trust.federation_id,
+        "certificate": str(out),
+        "fingerprint_sha256": fingerprint(certificate),
+    }
+
+    _tell(
+        session,
+        plain,
+        f"Send {out} and {ca / 'ca.crt'} to the site. There:",
+        f"fedctl site install DIR --certificate {out.name} --authority ca.crt",
+    )
+
+
+# ---- site -------------------------------------------------------------------
+
+
+@site_app.command("init")
+@command
+def site_init(
+    session: Session,
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The site's identity folder, e.g. /etc/hanse/identity."),
+    ],
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
+    site: Annotated[str, typer.Option(metavar="ID", help="This site's id: a-z, 0-9 and -.")],
+) -> None:
+    """Make this site's key, which never leaves it, and a request for its certificate."""
+    make_site(directory, federation, site)
+    request = directory / "site.csr"
+    plain = {"site": site, "federation": federation, "request": str(request)}
+
+    _tell(
+        session,
+        plain,
+        f"Send {request} (never site.key) to the federation's authority.",
+        "It answers with site.crt and ca.crt. Then:",
+        f"fedctl site install {directory} --certificate site.crt --authority ca.crt",
+    )
+
+
+@site_app.command("install")
+@command
+def site_install(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
+    certificate: Annotated[Path, typer.Option(metavar="FILE", help="site.crt, as signed.")],
+    authority: Annotated[Path, typer.Option(metavar="FILE", help="The authority's ca.crt.")],
+) -> None:
+    """Install this site's certificate, after every check that a peer would make."""
+    install_site(directory, read_file(certificate), read_file(authority))
+    plain = _identity(directory)
+
+    _tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
+
+
+@site_app.command("show")
+@command
+def site_show(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
+) -> None:
+    """Show who this site is: federation, fingerprint, until when."""
+    _tell(session, _identity(directory))
+
+
+def _identity(directory: Path) -> dict[str, Any]:
+    from crypto.identity import Identity
+
+    with _refusing():
+        identity = Identity.load(
+            directory / "site.crt", directory / "site.key", directory / "ca.crt"
+        )
+    return {
+        "site": identity.site_id,
+        "federation": identity.federation_id,
+        "fingerprint_sha256": fingerprint(identity.certificate_pem),
+        "authority_fingerprint_sha256": fingerprint(identity.authority_pem),
+        "expires": identity.not_after.isoformat(timespec="seconds"),
+        "days_left": (identity.not_after - datetime.now(UTC)).days,
+    }
+
+
+# ---- manifest ---------------------------------------------------------------
+
+
+@manifest_app.command("sign")
+@command
+def manifest_sign(
+    session: Session,
+    ca: _Authority,
+    out: _Out,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=HOST:PORT", help="Add a site, or move it. Repeatable."),
+    ] = None,
+    disable: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Let a site no longer take part. Repeatable."),
+    ] = None,
+    enable: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Let it take part again. Repeatable.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Strike a site off. Repeatable.")
+    ] = None,
+    previous: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The manifest to start from.")
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Default: one more than the previous.")
+    ] = None,
+) -> None:
+    """Sign the list of sites: the previous one with changes, or a first one.
+
+    Send it to every site ([identity] manifest in its settings) and reload the daemons.
+    """
+    switched = dict.fromkeys(enable or (), True) | dict.fromkeys(disable or (), False)
+    content = new_manifest(
+        ca,
+        addresses=dict(_address(item) for item in site or ()),
+        previous=read_file(previous) if previous is not None else None,
+        enabled=switched,
+        remove=remove or (),
+        version=version,
+    )
+    write_whole(out, content)
+    manifest = _verified(content, ca / "ca.crt")
+    plain = {**_plain_manifest(manifest), "file": str(out)}
+    session.result(plain, lambda console: _show_manifest(console, plain))
+
+
+@manifest_app.command("show")
+@command
+def manifest_show(
+    session: Session,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A manifest.json.")],
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The authority's certificate.",
+            show_default="ca.crt beside FILE or in identity/ beside it",
+        ),
+    ] = None,
+) -> None:
+    """Verify a manifest's signature and show its sites; refuses one that is not the authority's."""
+    manifest = _verified(read_file(file), authority or _authority_near(file))
+    plain = {**_plain_manifest(manifest), "file": str(file)}
+    session.result(plain, lambda console: _show_manifest(console, plain))
+
+
+def _authority_near(manifest: Path) -> Path:
+    folder = manifest.parent
+    for candidate in (folder / "ca.crt", folder / "identity" / "ca.crt"):
+        if candidate.is_file():
+            return candidate
+    raise CommandError(
+        f"no ca.crt near {manifest} to verify it with",
+        "Name the authority's certificate with --authority",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _verified(content: bytes, authority: Path) -> FederationManifest:
+    from crypto.identity import Trust
+    from peers.manifest import parse_signed
+
+    with _refusing():
+        return parse_signed(content, Trust.from_pem(read_file(authority)))
+
+
+def _address(item: str) -> tuple[str, str]:
+    site, equals, address = item.partition("=")
+    if not equals or not site or ":" not in address:
+        raise CommandError(
+            f"--site {item} is not ID=HOST:PORT",
+            "For example --site north=hanse.north.example:7443",
+            exit_code=Exit.USAGE,
+        )
+    return site, address
+
+
+def _plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
+    return {
+        "federation": manifest.federation_id,
+        "version": manifest.version,
+        "sites": [
+            {"id": site.id, "address": site.address, "enabled": site.enabled}
+            for site in manifest.sites
+        ],
+    }
+
+
+def _show_manifest(console: Console, plain: Mapping[str, Any]) -> None:
+    summary = f"{plain['federation']}, version {plain['version']}, signature good: {plain['file']}"
+    console.print(plain_text(summary), soft_wrap=True)
+    table = columns("site", "address", "takes part")
+    for site in plain["sites"]:
+        table.add_row(site["id"], plain_text(site["address"]), "yes" if site["enabled"] else "no")
+    console.print(table)
+
+
+def _tell(session: Session, plain: Mapping[str, Any], *what_next: str) -> None:
+    """The facts and, for people, what to do next."""
+
+    def show(console: Console) -> None:
+        grid = facts()
+        for name, value in plain.items():
+            grid.add_row(name.replace("_", " "), plain_text(str(value)))
+        console.print(grid)
+        if what_next:
+            # soft_wrap: a command that is to be copied stays on one line.
+            console.print(plain_text("\n" + "\n".join(what_next)), soft_wrap=True)
+
+    session.result(plain, show)

@@ -1,0 +1,248 @@
+"""fedctl status, peers, rounds: what the daemon knows, for people and machines."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import (
+    CommandError,
+    Session,
+    as_plain,
+    byte_count,
+    duration,
+    plain_round,
+    short,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from proto.control_pb2 import PeersReply, RoundsReply, StatusReply
+
+ANSWER_WITHIN_S = 30.0
+
+rounds_app = typer.Typer(help="The committed rounds: who did what, and how long it took.")
+
+
+@command
+def status(session: Session) -> None:
+    """Show the daemon: federation, model version, library, training, health."""
+    reply = run(_status(session))
+    session.result(as_plain(reply), lambda console: console.print(_status_table(reply)))
+
+
+async def _status(session: Session) -> StatusReply:
+    from proto.control_pb2 import StatusRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
+
+
+def _status_table(reply: StatusReply) -> Table:
+    grid = facts()
+    run = reply.run
+    training = "none" if not run.run_id else f"to round {run.target_round}, by {run.requested_by}"
+    index = short(reply.index_digest.hex())
+    if reply.index_digest != reply.model_digest:
+        index += "  (the newer version is being embedded)"
+    left = reply.certificate_expires_unix_s - time.time()
+    for name, value in (
+        ("site", f"{reply.site} of {reply.federation_id}"),
+        ("fedd", f"{reply.software_version}, up {duration(reply.uptime_s)}"),
+        ("peers", f"{reply.peers_connected} of {reply.peers_total} connected"),
+        ("manifest", f"version {reply.manifest_version}"),
+        ("round", f"{reply.head_round}, phase {reply.phase or 'idle'}"),
+        ("training", training),
+        ("model version", short(reply.model_digest.hex())),
+        ("answers from", index),
+        ("encoder", reply.encoder),
+        ("library", f"{reply.documents} documents, {reply.passages} passages"),
+        ("pairs", f"{reply.pairs_train} train, {reply.pairs_test} test"),
+        (
+            "traffic",
+            f"{byte_count(reply.bytes_sent)} sent, {byte_count(reply.bytes_received)} received",
+        ),
+        ("memory", byte_count(reply.resident_bytes)),
+        (
+            "loop lag",
+            f"p50 {reply.loop_lag_p50_ms:.1f} ms, p99 {reply.loop_lag_p99_ms:.1f} ms, "
+            f"max {reply.loop_lag_max_ms:.1f} ms",
+        ),
+        ("certificate", f"expires in {duration(left)}" if left > 0 else "EXPIRED"),
+        ("last error", reply.last_error or "none"),
+    ):
+        grid.add_row(name, plain_text(value))
+    return grid
+
+
+@command
+def peers(session: Session) -> None:
+    """Show the other sites: connected or not, since when not, and why."""
+    reply = run(_peers(session))
+    session.result(as_plain(reply), lambda console: console.print(_peers_table(reply)))
+
+
+async def _peers(session: Session) -> PeersReply:
+    from proto.control_pb2 import PeersRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.Peers(PeersRequest(), timeout=ANSWER_WITHIN_S)
+
+
+def _peers_table(reply: PeersReply) -> Table:
+    table = columns(
+        "site",
+        "address",
+        "connected",
+        "round",
+        "manifest",
+        ">last contact",
+        ">clock",
+        ">sent",
+        ">received",
+        "last error",
+    )
+    for peer in reply.peers:
+        never = peer.last_contact_s < 0
+        table.add_row(
+            peer.site,
+            plain_text(peer.address),
+            "yes" if peer.connected else "no",
+            str(peer.head_round),
+            str(peer.manifest_version),
+            "never" if never else f"{duration(peer.last_contact_s)} ago",
+            "" if never else f"{peer.clock_offset_ms:+.0f} ms",
+            byte_count(peer.bytes_sent),
+            byte_count(peer.bytes_received),
+            plain_text(peer.last_error),
+        )
+    return table
+
+
+@rounds_app.callback(invoke_without_command=True)
+@command
+def rounds(
+    session: Session,
+    limit: Annotated[int, typer.Option(min=0, help="Only the newest so many; 0 means all.")] = 20,
+) -> None:
+    """List the committed rounds, oldest first; `rounds show N` tells one in full."""
+    found = [
+        plain_round(r.certificate, r.report) for r in run(_rounds(session, limit=limit)).rounds
+    ]
+    session.result({"rounds": found}, lambda console: _show_rounds(console, found))
+
+
+@rounds_app.command("show")
+@command
+def rounds_show(
+    session: Session,
+    number: Annotated[int, typer.Argument(metavar="N", min=1, help="The round.")],
+) -> None:
+    """Show one round in full: contributors, signatures, phases."""
+    reply = run(_rounds(session, first=number))
+    found = next((r for r in reply.rounds if r.certificate.body.round == number), None)
+    if found is None:
+        raise CommandError(
+            f"round {number} is not committed here", "`fedctl rounds` lists those that are"
+        )
+    plain = plain_round(found.certificate, found.report)
+    session.result(plain, lambda console: console.print(_round_facts(plain)))
+
+
+async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> RoundsReply:
+    from proto.control_pb2 import RoundsRequest
+
+    async with connected(socket_path(session)) as daemon:
+        request = RoundsRequest(first=first, limit=limit)
+        return await daemon.Rounds(request, timeout=ANSWER_WITHIN_S)
+
+
+def _show_rounds(console: Console, found: list[dict[str, Any]]) -> None:
+    if not found:
+        console.print("No round is committed yet; `fedctl train --rounds 1` starts one.")
+        return
+    console.print(rounds_table(found))
+
+
+def rounds_table(found: list[dict[str, Any]]) -> Table:
+    """Rounds side by side, with the seconds of each phase."""
+    table = columns(
+        ">round",
+        ">attempt",
+        "coordinator",
+        "key dealer",
+        "contributors",
+        "version",
+        ">loss",
+        "seconds per phase",
+    )
+    for item in found:
+        loss = item["mean_loss"]
+        table.add_row(
+            str(item["round"]),
+            str(item["attempt"]),
+            item["coordinator"] or "–",
+            item["key_dealer"] or "–",
+            ", ".join(item["contributors"]),
+            short(item["model_digest"]),
+            "" if loss is None else f"{loss:.3f}",
+            ", ".join(f"{phase} {s:.1f}" for phase, s in item["seconds"].items()),
+        )
+    return table
+
+
+def _round_facts(item: dict[str, Any]) -> Table:
+    grid = facts()
+    committed = datetime.fromtimestamp(item["committed_unix_ms"] / 1000, UTC)
+    loss = item["mean_loss"]
+    for name, value in (
+        ("round", f"{item['round']}, attempt {item['attempt']}"),
+        ("committed", committed.isoformat(sep=" ", timespec="seconds")),
+        ("coordinator", item["coordinator"] or "unknown here: this site caught up later"),
+        ("key dealer", item["key_dealer"] or "unknown here"),
+        ("contributors", ", ".join(item["contributors"])),
+        ("signed by", ", ".join(item["signed_by"])),
+        ("version", item["model_digest"]),
+        ("parent", item["parent_digest"]),
+        ("shared values", str(item["shared_values"])),
+        ("mean loss", "unknown" if loss is None else f"{loss:.4f}"),
+        *((f"  {phase}", duration(s)) for phase, s in item["seconds"].items()),
+    ):
+        grid.add_row(name, plain_text(value))
+    return grid
+
+
+def facts() -> Table:
+    """An empty two-column list of facts: name, value."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")  # a fingerprint must be seen whole
+    return grid
+
+
+def columns(*names: str) -> Table:
+    """An empty table; a name that starts with ``>`` is of a column of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
+    return table
+
+
+def plain_text(value: str) -> Any:
+    """A cell with foreign text in it: no markup is read from it, no control character kept."""
+    from rich.text import Text
+
+    return Text(visible(value))

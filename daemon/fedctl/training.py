@@ -1,0 +1,243 @@
+"""fedctl train: start a run, watch it, leave it running, come back to it, stop it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import (
+    CommandError,
+    Exit,
+    Session,
+    as_plain,
+    byte_count,
+    short,
+    visible,
+)
+from daemon.fedctl.show import facts
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from proto.control_pb2 import TrainingProgress, TrainReply
+    from proto.control_pb2_grpc import ControlAsyncStub
+
+ANSWER_WITHIN_S = 30.0
+
+
+@command
+def train(
+    session: Session,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Rounds to add to those committed.")
+    ] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Passes over each site's own pairs.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=2, max=4096, help="Pairs a batch.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-9, max=1, help="Of AdamW.")] = None,
+    hard_negatives: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Mined passages a pair.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
+    attach: Annotated[bool, typer.Option("--attach", help="Watch the run under way.")] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the run under way, everywhere.")
+    ] = False,
+) -> Exit:
+    """Train the federation's retriever, from any site; options left out take this site's settings.
+
+    Ctrl-C leaves the run going and only stops watching. Exit code 3 when the
+    run ended before its last round, 1 when it committed none.
+    """
+    if sum((rounds is not None, attach, stop)) != 1:
+        raise CommandError(
+            "say one of --rounds N, --attach and --stop",
+            "`fedctl train --rounds 3` trains three rounds",
+            exit_code=Exit.USAGE,
+        )
+    wanted = {
+        "local_epochs": local_epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "hard_negatives": hard_negatives,
+    }
+    plan = {name: value for name, value in wanted.items() if value is not None}
+    if rounds is None and (plan or detach):
+        raise CommandError(
+            "only a new run takes those options", "Add --rounds N", exit_code=Exit.USAGE
+        )
+    if stop:
+        return _say_run(session, run(_stop(session)), "stopped")
+    if rounds is not None:
+        started = run(_start(session, rounds, plan))
+        if detach:
+            return _say_run(session, started, "started")
+    return _watch_until_interrupted(session)
+
+
+def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:
+    text = (
+        f"Training to round {reply.run.target_round} is under way; watch it: fedctl train --attach"
+    )
+    if what == "stopped":
+        text = f"The run ends with round {reply.run.target_round}."
+    session.result(as_plain(reply), lambda console: console.print(text))
+    return Exit.OK
+
+
+async def _start(session: Session, rounds: int, plan: dict[str, Any]) -> TrainReply:
+    async with connected(socket_path(session)) as daemon:
+        return await start(daemon, rounds, plan)
+
+
+async def start(daemon: ControlAsyncStub, rounds: int, plan: dict[str, Any]) -> TrainReply:
+    """Ask for that many more rounds; ``plan`` holds only what the person chose."""
+    from proto.control_pb2 import TrainRequest
+    from proto.federation_pb2 import TrainingPlan
+
+    request = TrainRequest(rounds=rounds, plan=TrainingPlan(**plan))
+    return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
+
+
+async def _stop(session: Session) -> TrainReply:
+    from proto.control_pb2 import StopTrainingRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S)
+
+
+def _watch_until_interrupted(session: Session) -> Exit:
+    try:
+        return run(_watch(session))
+    except KeyboardInterrupt:
+        raise CommandError(
+            "no longer watching; the training goes on",
+            "`fedctl train --attach` watches it again, `fedctl train --stop` stops it",
+            exit_code=Exit.INTERRUPTED,
+        ) from None
+
+
+async def _watch(session: Session) -> Exit:
+    """Show progress until the run is over; its outcome as the exit code."""
+    first: int | None = None
+    last: TrainingProgress | None = None
+    async with connected(socket_path(session)) as daemon:
+        with TrainingView(session.notes, quiet=session.json) as view:
+            async for progress in watched(daemon):
+                first = progress.head_round if first is None else first
+                last = progress
+                session.line(as_plain(progress))
+                view.show(progress)
+    if last is None or first is None:
+        raise CommandError("nothing is being trained", "`fedctl train --rounds 3` starts a run")
+    if last.head_round >= last.target_round:
+        if not session.json:
+            session.console.print(_outcome(last))
+        return Exit.OK
+    session.note(
+        f"fedctl: the run ended at round {last.head_round} of {last.target_round}. "
+        + visible(last.message)
+    )
+    return Exit.PARTLY if last.head_round > first else Exit.FAILED
+
+
+def _outcome(last: TrainingProgress) -> str:
+    version = short(last.model_digest.hex())
+    return f"Round {last.head_round} is committed. Model version {version}."
+
+
+async def watched(daemon: ControlAsyncStub) -> AsyncIterator[TrainingProgress]:
+    """Each step of the run under way; ends with the run.
+
+    Raises CommandError when the daemon hangs up before the run is over.
+    """
+    from proto.control_pb2 import WatchTrainingRequest
+
+    finished = anything = False
+    async for progress in daemon.WatchTraining(WatchTrainingRequest()):
+        anything = True
+        finished = progress.finished
+        yield progress
+    if anything and not finished:
+        raise CommandError(
+            "the daemon stopped telling before the run was over",
+            "`fedctl train --attach` watches again",
+            exit_code=Exit.UNREACHABLE,
+        )
+
+
+class TrainingView:
+    """A run as it goes: what is committed scrolls by, the round under way stays below.
+
+    Where stderr is no terminal, each phase is one line instead.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._quiet = quiet
+        self._moving = console.is_terminal and not quiet
+        self._live = Live(console=console, transient=True, refresh_per_second=8)
+        self._said: tuple[int, int, str] | None = None
+        self._message = ""
+
+    def __enter__(self) -> TrainingView:
+        if self._moving:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._moving:
+            self._live.stop()
+
+    def show(self, progress: TrainingProgress) -> None:
+        """Take in one step."""
+        if self._quiet:
+            return
+        if self._moving:
+            self._live.update(_picture(progress))
+        if progress.message and progress.message != self._message:
+            self._say(f"  {progress.message}")
+        self._message = progress.message
+        here = (progress.round, progress.attempt, progress.phase)
+        if here != self._said:
+            self._said = here
+            if progress.phase == "committed":
+                self._say(f"round {progress.round} committed{_loss(progress, ', mean loss ')}")
+            elif not self._moving and progress.phase != "idle":
+                by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
+                self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
+
+    def _say(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(visible(text)))
+
+
+def _loss(progress: TrainingProgress, before: str) -> str:
+    return f"{before}{progress.loss:.4f}" if math.isfinite(progress.loss) else ""
+
+
+def _picture(progress: TrainingProgress) -> RenderableType:
+    """The round under way as a small panel."""
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+
+    grid = facts()
+    grid.add_row("attempt", str(progress.attempt))
+    grid.add_row("coordinator", progress.coordinator or "–")
+    grid.add_row("phase", progress.phase or "idle")
+    grid.add_row("", ProgressBar(total=1.0, completed=progress.fraction, width=40))
+    grid.add_row("participants", ", ".join(progress.participants) or "–")
+    grid.add_row("contributors", ", ".join(progress.contributors) or "–")
+    grid.add_row("sent", byte_count(progress.bytes_sent))
+    grid.add_row("received", byte_count(progress.bytes_received))
+    grid.add_row("loss", _loss(progress, "") or "–")
+    return Panel.fit(grid, title=f"round {progress.round} of {progress.target_round}")

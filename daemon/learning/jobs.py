@@ -1,0 +1,267 @@
+"""Jobs of the learning worker: embed, index, train. Plain functions with plain arguments.
+
+The daemon's main process names these functions and never runs them, so nothing
+heavy is imported before a job runs. A worker keeps one loaded retriever; every
+job loads the model version it works on, so no job depends on the one before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import (
+    LOSS_BOUND,
+    EmbeddingProgress,
+    RetrieverDescription,
+    TrainingOptions,
+    TrainingProgress,
+    TrainingResult,
+)
+from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.library import IngestCounts, Library
+from daemon.versions import read_version, write_version
+from daemon.workers import report
+
+if TYPE_CHECKING:
+    from daemon.learning.models import Retriever
+    from daemon.learning.training import TrainingSet
+
+Float32 = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+_SLICE = 256  # texts embedded between two progress reports, and stored in one transaction
+_ALL = 2**62  # no limit, as SQLite counts
+
+
+def describe(spec: RetrieverSpec) -> RetrieverDescription:
+    """What this site's retriever is; raises EncoderError when it cannot be had."""
+    retriever = _retriever(spec)
+    return RetrieverDescription(
+        encoder_digest=retriever.encoder.digest,
+        dimension=retriever.encoder.dimension,
+        shape_manifest=retriever.shape_manifest,
+    )
+
+
+def write_initial_version(spec: RetrieverSpec, versions: Path) -> bytes:
+    """Store the version every site starts from; its digest is the same at all of them."""
+    retriever = _retriever(spec)
+    digest, _ = write_version(versions, retriever.shape_manifest.digest, retriever.initial_vector())
+    return digest
+
+
+def ingest(
+    spec: RetrieverSpec,
+    library_path: Path,
+    documents: Sequence[Document],
+    pairs: Sequence[Pair],
+    passage_tokens: int,
+) -> IngestCounts:
+    """Put documents, cut into passages within ``passage_tokens``, and pairs into the library."""
+    from daemon.retrieval.passages import SentenceSplitter
+
+    splitter = SentenceSplitter(_retriever(spec).encoder.count_tokens, passage_tokens)
+    with Library.open(library_path) as library:
+        counts = library.put_documents(documents, splitter=splitter)
+        library.put_pairs(pairs)
+    return counts
+
+
+def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
+    """Encode the passages that have no cached features yet; how many texts that were.
+
+    Reports `EmbeddingProgress`. What is done stays done when the job is cut short.
+    Does nothing for a retriever that has no use for frozen features.
+    """
+    retriever = _retriever(spec)
+    if not retriever.uses_features:
+        return 0
+    with Library.open(library_path) as library:
+        return _embed_missing(library, retriever)
+
+
+def build_index(
+    spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes, index_root: Path
+) -> Path:
+    """Index the library's passages as one model version embeds them; the index's folder.
+
+    A sound index of that version and those passages is left as it is. Raises
+    VersionError when the version is missing or damaged.
+    """
+    from daemon.retrieval import index
+
+    retriever = _retriever(spec)
+    with Library.open(library_path) as library:
+        content_digest = library.content_digest()
+        path = index.index_path(index_root, model_digest, content_digest)
+        try:
+            index.load_index(path, model_digest, content_digest)
+        except index.IndexDamaged:
+            pass  # missing or damaged: built below
+        else:
+            return path
+        _load(retriever, versions, model_digest)
+        labels, vectors = _embedded(library, retriever)
+    built = index.build_index(labels, vectors, threads=spec.threads)
+    return built.save(index_root, model_digest, content_digest)
+
+
+def train(
+    spec: RetrieverSpec,
+    library_path: Path,
+    versions: Path,
+    parent_digest: bytes,
+    plan: TrainingOptions,
+    round: int,
+    site: str,
+    update_path: Path,
+) -> TrainingResult:
+    """Train from the parent version on this site's pairs and write the update.
+
+    ``update_path`` gets float32 [D + 1] in .npy: new minus parent, then the mean
+    loss over LOSS_BOUND. Reports `TrainingProgress`. Raises TrainingError when
+    this site cannot train, VersionError when it lacks the parent.
+    """
+    from daemon.learning.training import fit, training_seed
+
+    started = time.monotonic()
+    retriever = _retriever(spec)
+    parent = _load(retriever, versions, parent_digest)
+    mean_loss = 0.0
+    with Library.open(library_path) as library:
+        if plan.local_epochs == 0:
+            count = max(1, library.counts().pairs_train)  # a weight must be positive
+        else:
+            pairs = _training_set(library, retriever, plan.hard_negatives)
+            count = len(pairs.positives)
+            mean_loss = fit(
+                retriever,
+                pairs,
+                plan,
+                training_seed(plan.seed, round, site),
+                lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
+            )
+    tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
+    _write_update(update_path, np.append(retriever.vector() - parent, tail))
+    return TrainingResult(mean_loss, count, time.monotonic() - started)
+
+
+@functools.lru_cache(maxsize=1)
+def _retriever(spec: RetrieverSpec) -> Retriever:
+    from daemon.learning.models import open_retriever
+
+    return open_retriever(spec)
+
+
+def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
+    vector = read_version(versions, digest, retriever.shape_manifest.digest)
+    retriever.load_vector(vector)
+    return vector
+
+
+def _embed_missing(library: Library, retriever: Retriever) -> int:
+    digest = retriever.encoder.digest
+    missing = library.missing_features(digest, _ALL)
+    missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
+    for start in range(0, len(missing), _SLICE):
+        some = missing[start : start + _SLICE]
+        vectors = retriever.encoder.encode([text for _, text in some])
+        library.put_features(digest, [rowid for rowid, _ in some], vectors)
+        report(EmbeddingProgress(start + len(some), len(missing)))
+    return len(missing)
+
+
+def _embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
+    """Labels [n] and current vectors [n, d] of every passage."""
+    if retriever.uses_features:
+        _embed_missing(library, retriever)
+        labels, features = library.features(retriever.encoder.digest)
+        return labels, retriever.embed_passages([], features)
+    passages = library.passages()
+    vectors = np.zeros((len(passages), retriever.encoder.dimension), dtype=np.float32)
+    for start in range(0, len(passages), _SLICE):
+        some = [passage.embedding_text for passage in passages[start : start + _SLICE]]
+        vectors[start : start + len(some)] = retriever.embed_passages(some)
+        report(EmbeddingProgress(start + len(some), len(passages)))
+    return np.array([passage.rowid for passage in passages], dtype=np.int64), vectors
+
+
+def _training_set(library: Library, retriever: Retriever, hard_negatives: int) -> TrainingSet:
+    """The site's pairs with positives and mined negatives among what may be learned from."""
+    from daemon.learning.mining import mine_negatives
+    from daemon.learning.models import Texts
+    from daemon.learning.training import TrainingSet
+
+    passages = library.passages(split="train")
+    rows_of: dict[str, list[int]] = {}
+    for row, passage in enumerate(passages):
+        rows_of.setdefault(passage.document_id, []).append(row)
+    queries: list[str] = []
+    positives: list[Rows] = []
+    for pair in library.pairs("train"):
+        right = [row for document in pair.positives for row in rows_of.get(document, ())]
+        if right:  # a pair whose documents are all held out teaches nothing
+            queries.append(pair.query)
+            positives.append(np.unique(np.array(right, dtype=np.int64)))
+
+    asked = Texts(queries, _query_features(library, retriever, queries))
+    told = Texts(
+        [passage.embedding_text for passage in passages],
+        _passage_features(library, retriever, [passage.rowid for passage in passages]),
+    )
+    negatives = mine_negatives(
+        retriever.embed_queries(asked.texts, asked.features),
+        retriever.embed_passages(told.texts, told.features),
+        [passage.document_id for passage in passages],
+        positives,
+        hard_negatives,
+    )
+    return TrainingSet(asked, told, positives, negatives)
+
+
+def _query_features(
+    library: Library, retriever: Retriever, queries: Sequence[str]
+) -> Float32 | None:
+    """[n, d] frozen features of queries, encoded once and cached in the library."""
+    if not retriever.uses_features:
+        return None
+    digest = retriever.encoder.digest
+    known = library.query_features(digest, queries)
+    missing = [query for query in dict.fromkeys(queries) if query not in known]
+    if missing:
+        vectors = retriever.encoder.encode(missing)
+        library.put_query_features(digest, missing, vectors)
+        known.update(zip(missing, vectors, strict=True))
+    features = [known[query] for query in queries]
+    return np.stack(features) if features else np.zeros((0, retriever.encoder.dimension), "<f4")
+
+
+def _passage_features(
+    library: Library, retriever: Retriever, rowids: Sequence[int]
+) -> Float32 | None:
+    """[n, d] frozen features of those passages; what is missing is encoded first."""
+    if not retriever.uses_features:
+        return None
+    _embed_missing(library, retriever)
+    labels, features = library.features(retriever.encoder.digest)  # labels ascend
+    if not rowids:
+        return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
+    return features[np.searchsorted(labels, np.array(rowids, dtype=np.int64))]
+
+
+def _write_update(path: Path, update: Float32) -> None:
+    """Whole or not at all: the crypto worker must never read half an update."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.save(file, update.astype(np.float32), allow_pickle=False)
+    temporary.replace(path)

@@ -1,0 +1,353 @@
+"""`fedd`: settings -> wiring -> signals -> systemd.
+
+One asyncio process. It starts in an order in which nothing is promised before
+it can be kept: settings, identity and manifest (refused at once if wrong), the
+retriever's description, durable state, peers, the control socket, and only then
+READY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from config.settings import Settings, SettingsError, load
+from crypto.identity import Identity, IdentityError, Trust
+from daemon.collection import Collection, CollectionSettings
+from daemon.control import ControlError, ControlSocket, Surroundings
+from daemon.learning import jobs as learning_jobs
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import LearningError, RetrieverDescription
+from daemon.node import Folders, Node
+from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.store import Store, StoreError
+from daemon.workers import Worker
+from peers import effects as do
+from peers.certificates import verify_certificate, verify_vote
+from peers.manifest import FederationManifest, ManifestError, parse_signed
+from peers.participation import Policy
+from peers.protocol import Protocol
+from peers.timing import Timing
+from peers.transport import ListenError, Transport
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+# What may be wrong at a start; each says its cause and remedy in one line.
+_REFUSALS = (
+    SettingsError,
+    IdentityError,
+    ManifestError,
+    StoreError,
+    ControlError,
+    ListenError,
+    LearningError,
+)
+
+
+class Membership:
+    """Who this site is and whom it trusts; re-read from disk on SIGHUP."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read identity and manifest. Raises IdentityError or ManifestError."""
+        self._files = settings.identity
+        self._expected_site = settings.site.id
+        self.identity, self.trust, self.manifest = self._read()
+
+    def _read(self) -> tuple[Identity, Trust, FederationManifest]:
+        files = self._files
+        identity = Identity.load(files.certificate, files.key, files.authority)
+        if self._expected_site not in (None, identity.site_id):
+            raise IdentityError(
+                f"[site] id is {self._expected_site!r}, the certificate {files.certificate} says "
+                f"{identity.site_id!r}: correct the setting or install the right certificate"
+            )
+        trust = Trust.from_pem(identity.authority_pem)
+        try:
+            text = files.manifest.read_bytes()
+        except OSError as error:
+            raise ManifestError(
+                f"cannot read the manifest {files.manifest}: {error.strerror}; get the signed "
+                "manifest from whoever keeps the federation's authority (`fedctl manifest sign`)"
+            ) from error
+        manifest = parse_signed(text, trust)
+        if manifest.federation_id != identity.federation_id:
+            raise ManifestError(
+                f"the manifest is of {manifest.federation_id!r}, the certificate of "
+                f"{identity.federation_id!r}: install those of one federation"
+            )
+        return identity, trust, manifest
+
+    def reload(self) -> None:
+        """Read again; raises, and changes nothing, when that would be a step back."""
+        identity, trust, manifest = self._read()
+        if identity.site_id != self.identity.site_id:
+            raise IdentityError("the new certificate is of another site: restart to become it")
+        if manifest.version < self.manifest.version:
+            raise ManifestError(
+                f"manifest {manifest.version} is older than {self.manifest.version}, which is in "
+                "force: a manifest never goes back; sign a newer one"
+            )
+        self.identity, self.trust, self.manifest = identity, trust, manifest
+
+    def verify_vote(self, vote: pb.Vote) -> None:
+        """With whom we trust now."""
+        verify_vote(vote, self.trust, self.manifest, at=None)
+
+    def verify_certificate(self, certificate: pb.Certificate) -> None:
+        """A certificate stays valid after its signers' certificates expired."""
+        verify_certificate(certificate, self.trust, self.manifest, at=None)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that compute, one kind of work each."""
+
+    learning: Worker
+    answering: Worker
+    crypto: Worker
+
+    @classmethod
+    def of(cls, threads: int) -> Workers:
+        """Training may use all threads but never at a question's or a round's expense."""
+        return cls(
+            learning=Worker("learning", threads=threads, nice=5),
+            answering=Worker("answering", threads=threads),
+            crypto=Worker("crypto", threads=1),
+        )
+
+    @property
+    def all(self) -> tuple[Worker, ...]:
+        """Each of them."""
+        return (self.learning, self.answering, self.crypto)
+
+    async def stop(self) -> None:
+        """End every worker process."""
+        await asyncio.gather(*(worker.stop() for worker in self.all))
+
+
+class Daemon:
+    """The wiring of one site, and its life from start to SIGTERM."""
+
+    def __init__(self, settings: Settings, config_path: Path) -> None:
+        self._settings = settings
+        self._config_path = config_path
+        self._membership = Membership(settings)
+        self._notifier = Notifier.from_environment()
+        self._lag = LoopLag()
+        self._stopping = asyncio.Event()
+        self._started = time.monotonic()
+        self._reload: Callable[[], None] = lambda: None  # nothing to reload before READY
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; everything started is stopped again."""
+        self._on_signals()
+        workers = Workers.of(self._settings.workers.threads)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(workers.stop)
+            log.info("starting", site=self._membership.identity.site_id)
+            node = await self._make_node(workers, stack)
+            transport = self._make_transport(node)
+            node.traffic = lambda: _traffic(transport)
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._lag.run()),
+                    group.create_task(self._notifier.keep_watchdog_fed()),
+                    group.create_task(node.collection.run()),
+                ]
+                ready = asyncio.Event()
+                tasks.append(group.create_task(node.run(transport, ready.set)))
+                await ready.wait()
+                node.collection.adopt(node.protocol.durable.head_digest)
+                await transport.start()
+                stack.push_async_callback(transport.stop, 1.0)
+                control = ControlSocket(self._settings.control.socket, self._settings.control.group)
+                await control.start(self._surroundings(node, workers))
+                stack.push_async_callback(control.stop)
+                self._reload = lambda: self._apply_reload(node, transport)
+                self._notifier.ready(self._line(node))
+                log.info("ready", bind=self._settings.network.bind)
+                await self._stopping.wait()
+                self._notifier.stopping("stopping")
+                log.info("stopping")
+                for task in tasks:
+                    task.cancel()
+        log.info("stopped")
+
+    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
+        settings, membership = self._settings, self._membership
+        spec = RetrieverSpec(
+            encoder=settings.retriever.encoder,
+            adapt=settings.retriever.adapt,
+            max_tokens=settings.retriever.max_tokens,
+            device=settings.retriever.device,
+            threads=settings.workers.threads,
+        )
+        state = settings.site.state_dir
+        folders = Folders(
+            versions=state / "versions",
+            spool=state / "spool" / "attempts",
+            residual=state / "residual.npy",
+        )
+        await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True)
+        described = await workers.learning.run(learning_jobs.describe, spec)
+        genesis = await workers.learning.run(
+            learning_jobs.write_initial_version, spec, folders.versions
+        )
+        store = await asyncio.to_thread(Store, state / "state.sqlite3")
+        stack.callback(store.close)
+        shapes = described.shape_manifest
+        durable = await asyncio.to_thread(
+            store.load, membership.identity.federation_id, shapes.digest, genesis
+        )
+        collection = Collection(
+            spec=spec,
+            state=state,
+            versions=folders.versions,
+            settings=CollectionSettings(
+                passage_tokens=settings.retrieval.passage_tokens,
+                top_k=settings.retrieval.top_k,
+                willing=settings.training.willing,
+                min_pairs=settings.training.min_pairs,
+            ),
+            learning=workers.learning,
+            answering=workers.answering,
+        )
+        await collection.prepare()
+        return Node(
+            identity=membership.identity,
+            trust=membership.trust,
+            protocol=self._make_protocol(durable, store, described),
+            store=store,
+            folders=folders,
+            spec=spec,
+            shapes=shapes,
+            collection=collection,
+            learning=workers.learning,
+            crypto=workers.crypto,
+        )
+
+    def _make_protocol(
+        self, durable: do.Durable, store: Store, described: RetrieverDescription
+    ) -> Protocol:
+        settings, membership = self._settings, self._membership
+        return Protocol(
+            site=membership.identity.site_id,
+            federation_id=membership.identity.federation_id,
+            manifest=membership.manifest,
+            durable=durable,
+            head_certificate=store.certificate(durable.head_round),
+            shape_digest=described.shape_manifest.digest,
+            own_certificate=membership.identity.certificate_der,
+            policy=Policy(
+                min_participants=settings.training.min_participants,
+                max_local_epochs=settings.training.max_local_epochs,
+            ),
+            timing=Timing(
+                phase_s=settings.rounds.phase_deadline_s,
+                train_s=settings.rounds.train_deadline_s,
+                growth=settings.rounds.attempt_growth,
+            ),
+            verify_vote=membership.verify_vote,
+            verify_certificate=membership.verify_certificate,
+        )
+
+    def _make_transport(self, node: Node) -> Transport:
+        membership = self._membership
+        return Transport(
+            membership.identity,
+            membership.trust,
+            membership.manifest,
+            self._settings.network.bind,
+            self._settings.site.state_dir / "spool" / "incoming",
+            node,
+            head_round=lambda: node.protocol.head_round,
+        )
+
+    def _surroundings(self, node: Node, workers: Workers) -> Surroundings:
+        return Surroundings(
+            node=node,
+            training=self._settings.training,
+            adapt=self._settings.retriever.adapt,
+            encoder=self._settings.retriever.encoder,
+            lag=self._lag,
+            workers=workers.all,
+            started=self._started,
+        )
+
+    # ---- signals ---------------------------------------------------------------
+
+    def _on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload())
+
+    def _apply_reload(self, node: Node, transport: Transport) -> None:
+        """Take a new manifest and certificates into use; keep the old ones if they are wrong."""
+        self._notifier.reloading()
+        try:
+            self._membership.reload()
+            transport.reload(self._membership.identity, self._membership.manifest)
+        except (IdentityError, ManifestError) as error:
+            log.error("reload refused, the old manifest and certificates stay", cause=str(error))  # noqa: TRY400
+        else:
+            node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)
+            log.info("reloaded", manifest=self._membership.manifest.version)
+        self._notifier.ready(self._line(node))
+
+    def _line(self, node: Node) -> str:
+        return (
+            f"site {node.identity.site_id}, round {node.protocol.head_round}, "
+            f"manifest {node.protocol.manifest.version}"
+        )
+
+
+def _traffic(transport: Transport) -> tuple[int, int]:
+    peers = transport.statistics().values()
+    return sum(p.bytes_sent for p in peers), sum(p.bytes_received for p in peers)
+
+
+def main() -> None:
+    """Entry point of `fedd`. Exit code 0 after SIGTERM, 2 when it can't start."""
+    parser = argparse.ArgumentParser(
+        prog="fedd", description="Daemon of one site in a Hanse federation."
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=Path("/etc/hanse/fedd.toml"),
+        help="settings file (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    try:
+        settings = load(arguments.config)
+        configure_logging(settings.log.level, settings.log.format)
+        asyncio.run(_run(settings, arguments.config))
+    except _REFUSALS as refusal:
+        print(f"fedd: {refusal}", file=sys.stderr)
+        sys.exit(2)
+
+
+async def _run(settings: Settings, config_path: Path) -> None:
+    try:
+        await Daemon(settings, config_path).run()
+    except* _REFUSALS as group:
+        # Out of the task group it ran in; the first one is the cause.
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+if __name__ == "__main__":
+    main()

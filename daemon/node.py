@@ -1,0 +1,708 @@
+"""The driver: feeds the round protocol and carries out what it wishes.
+
+One consumer takes one event at a time, steps the protocol, and carries out the
+effects in order; a `Persist` is on disk before the next effect begins. What takes
+long (training, encryption, transfers) runs as a task of its attempt and comes
+back as an event. The handlers stand in the order of a round: read them from
+`_begin_attempt` down to `_adopt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from crypto.identity import Identity, IdentityError, Trust
+from crypto.quantize import CryptoError
+from daemon import round_crypto
+from daemon.collection import Collection
+from daemon.learning import jobs as learning_jobs
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.outbox import Outbox
+from daemon.progress import ProgressBoard
+from daemon.store import Store
+from daemon.versions import (
+    ShapeManifest,
+    VersionError,
+    import_version,
+    read_version,
+    version_path,
+)
+from daemon.workers import Worker, WorkerCrashed
+from peers import effects as do
+from peers.certificate_file import pack_certificates, unpack_certificates
+from peers.certificates import CertificateError, sign_vote
+from peers.frames import Received
+from peers.manifest import FederationManifest
+from peers.messages import (
+    BlobUnknown,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    RemoteProtocolError,
+)
+from peers.protocol import Protocol
+from peers.roles import key_holders
+from peers.transport import Transport
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+# What local work may fail with; anything else is our bug and is logged with its traceback.
+_EXPECTED = (
+    CryptoError,
+    LearningError,
+    VersionError,
+    WorkerCrashed,
+    PeerError,
+    IdentityError,
+    OSError,
+)
+_KEPT_VERSIONS = 5
+_CERTIFICATES_A_PULL = 1000
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a site keeps what is not in a database."""
+
+    versions: Path
+    spool: Path
+    residual: Path
+
+
+@dataclass
+class _Attempt:
+    """What the driver holds for the attempt under way."""
+
+    round: int
+    attempt: int
+    folder: Path
+    plan: pb.Plan | None = None
+    sum_digest: bytes = b""
+    summing: bool = False
+
+
+class Node:
+    """One site's driver. It is the transport's inbox and the control service's target."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        trust: Trust,
+        protocol: Protocol,
+        store: Store,
+        folders: Folders,
+        spec: RetrieverSpec,
+        shapes: ShapeManifest,
+        collection: Collection,
+        learning: Worker,
+        crypto: Worker,
+    ) -> None:
+        self.identity = identity
+        self.trust = trust
+        self.protocol = protocol
+        self.store = store
+        self.collection = collection
+        self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.progress = ProgressBoard(lambda: self.traffic())
+        self.last_error = ""
+        self._folders = folders
+        self._spec = spec
+        self._shapes = shapes
+        self._learning = learning
+        self._crypto = crypto
+        self._events: asyncio.Queue[tuple[do.Event, asyncio.Future[None] | None]] = asyncio.Queue(
+            maxsize=10_000
+        )
+        self._attempt = _Attempt(0, 0, folders.spool / "none")
+        self._work: set[asyncio.Task[None]] = set()
+        self._fetching: set[bytes] = set()
+        self._catching_up = False
+        self._transport: Transport | None = None
+        self._outbox: Outbox | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    # ---- the loop --------------------------------------------------------------
+
+    async def run(self, transport: Transport, started: Callable[[], None]) -> None:
+        """Drive the protocol until cancelled; ``started`` is called when events are taken."""
+        self._transport = transport
+        await asyncio.to_thread(_empty, self._folders.spool)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._outbox = Outbox(self._send_one, group)
+            await self.refresh_situation()
+            started()
+            for effect in self.protocol.start(time.monotonic()):
+                await self._carry_out(effect)
+            await self._consume()
+
+    async def _consume(self) -> None:
+        while True:
+            wait = self.protocol.next_wakeup() - time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, wait) if wait < 1e9 else None):
+                    event, answer = await self._events.get()
+            except TimeoutError:
+                event, answer = do.Tick(), None
+            try:
+                effects = self.protocol.step(event, time.monotonic())
+            except Exception as error:
+                self._blame(event, error, answer)
+                continue
+            if answer is not None and not answer.done():
+                answer.set_result(None)
+            for effect in effects:
+                await self._carry_out(effect)
+
+    def _blame(
+        self, event: do.Event, error: Exception, answer: asyncio.Future[None] | None
+    ) -> None:
+        """A refusal goes back to who asked; a peer's misbehaviour and our bugs to the log."""
+        if isinstance(error, RemoteProtocolError | CertificateError):
+            sender = event.sender if isinstance(event, do.Received) else ""
+            log.warning("a peer misbehaved", peer=sender, cause=str(error))
+            error = RemoteProtocolError(str(error))
+        elif answer is None:
+            log.error("the protocol failed on an event", kind=type(event).__name__, exc_info=error)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    async def feed(self, event: do.Event) -> None:
+        """Queue an event; returns at once (back-pressure when the queue is full)."""
+        await self._events.put((event, None))
+
+    async def ask(self, event: do.Event) -> None:
+        """Queue an event and wait until the protocol took it; raises what it raised."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._events.put((event, answer))
+        await answer
+
+    async def refresh_situation(self) -> None:
+        """Tell the protocol what this site can contribute just now."""
+        await self.feed(await self.collection.situation())
+
+    def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
+        """The operator installed a new certificate or manifest (SIGHUP)."""
+        self.identity, self.trust = identity, trust
+        self._start_task(self.feed(do.ManifestChanged(manifest)))
+
+    async def _carry_out(self, effect: do.Effect) -> None:
+        match effect:
+            case do.Persist(durable, commits):
+                await self._persist(durable, commits)
+            case do.Send(to, body):
+                self._out.put(to, body)
+            case do.BeginAttempt():
+                await self._begin_attempt(effect)
+            case do.DealKey():
+                self._start(effect.plan, "key", self._deal_key(effect))
+            case do.Train():
+                self._attempt.plan = effect.plan
+                self._start(effect.plan, "train", self._train(effect))
+            case do.EncryptUpdate():
+                self._start(effect, "encrypt", self._encrypt_update(effect))
+            case do.AddUpdate():
+                self._start(effect, "aggregate", self._add_update(effect))
+            case do.FinishSum():
+                self._start(effect, "aggregate", self._finish_sum(effect))
+            case do.SendSum():
+                self._start(effect.apply, "aggregate", self._send_sum(effect))
+            case do.ApplySum():
+                self._start(effect, "apply", self._apply_sum(effect))
+            case do.SignVote():
+                await self._sign_vote(effect)
+            case do.FetchVersion():
+                self._start_task(self._fetch_version(effect))
+            case do.FetchCertificates():
+                self._start_task(self._fetch_certificates(effect))
+            case do.Adopt():
+                await self._adopt(effect)
+            case do.Progress():
+                self._show(effect)
+
+    # ---- persist, send ---------------------------------------------------------
+
+    async def _persist(self, durable: do.Durable, commits: tuple[pb.Commit, ...]) -> None:
+        """Retried until it holds: going on without it could break a promise."""
+        while True:
+            try:
+                await asyncio.to_thread(self.store.persist, durable, commits)
+            except Exception as error:
+                self.last_error = f"cannot write the state: {error}; free or repair the disk"
+                log.exception("state not written: this site stands still until it is")
+                await asyncio.sleep(1)
+            else:
+                return
+
+    async def _send_one(self, to: str, body: do.Body) -> None:
+        envelope = pb.Envelope(
+            federation_id=self.identity.federation_id,
+            sender=self.identity.site_id,
+            manifest_version=self.protocol.manifest.version,
+        )
+        _set_body(envelope, body)
+        try:
+            await self.transport.send(to, envelope)
+        except PeerError as error:
+            # A lost message is the protocol's business: its deadlines deal with it.
+            log.info("message not delivered", peer=to, kind=type(body).__name__, cause=str(error))
+
+    # ---- an attempt --------------------------------------------------------------
+
+    async def _begin_attempt(self, effect: do.BeginAttempt) -> None:
+        """Drop whatever belonged to another attempt: tasks, keys, spool."""
+        for task in list(self._work):
+            task.cancel()
+        old = self._attempt
+        self._attempt = _Attempt(
+            effect.round,
+            effect.attempt,
+            self._folders.spool / f"{effect.round}-{effect.attempt}",
+        )
+        await asyncio.to_thread(_make, self._attempt.folder)
+        if old.round:
+            self._start_task(self._forget(old))
+
+    async def _forget(self, old: _Attempt) -> None:
+        """Wipe the round's keys from the crypto worker, its blobs from the disk."""
+        if old.plan is not None:
+            await self._crypto.run(round_crypto.forget, old.round, old.attempt)
+        await asyncio.to_thread(shutil.rmtree, old.folder, True)
+
+    async def _deal_key(self, effect: do.DealKey) -> None:
+        """Make the key; secret to each holder, sealed for it; public to the coordinator."""
+        plan = effect.plan
+        at = (plan.round, plan.attempt)
+        count, bits = len(plan.participants), plan.training.bits
+        key = await self._crypto.run(round_crypto.deal_key, *at, count, bits)
+        certificates = {p.site: p.certificate for p in plan.participants}
+        async with asyncio.TaskGroup() as group:
+            name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
+            group.create_task(self._push(effect.coordinator, name, key.public))
+            for holder in key_holders(plan, effect.coordinator):
+                if holder != self.identity.site_id:
+                    sealed = self._seal(holder, certificates[holder], key.secret, at)
+                    sealed_name = pb.BlobName(kind=pb.SEALED_CONTEXT, round=at[0], attempt=at[1])
+                    group.create_task(self._push(holder, sealed_name, sealed))
+            group.create_task(self._hold(at, key.secret, secret=True, count=count, bits=bits))
+
+    def _seal(self, holder: str, certificate: bytes, secret: bytes, at: tuple[int, int]) -> bytes:
+        site = self.trust.site_of(certificate, at=None)
+        if site != holder:
+            raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
+        return self.trust.seal_for(
+            certificate, secret, self._sealing_context(at, self.identity.site_id, holder)
+        )
+
+    def _sealing_context(self, at: tuple[int, int], dealer: str, holder: str) -> bytes:
+        """What a sealed key is bound to: it opens nowhere else and in no other attempt."""
+        parts = ("hanse-round-key-v1", self.identity.federation_id, *map(str, at), dealer, holder)
+        return "\0".join(parts).encode()
+
+    async def _take_context(self, sender: str, name: pb.BlobName, data: bytes) -> None:
+        at = (name.round, name.attempt)
+        plan = self._attempt.plan
+        if plan is None or at != (plan.round, plan.attempt):
+            return
+        secret = name.kind == pb.SEALED_CONTEXT
+        if secret:
+            context = self._sealing_context(at, sender, self.identity.site_id)
+            data = self.identity.unseal(data, context)
+        count, bits = len(plan.participants), plan.training.bits
+        await self._hold(at, data, secret=secret, count=count, bits=bits)
+
+    async def _hold(
+        self, at: tuple[int, int], context: bytes, *, secret: bool, count: int, bits: int
+    ) -> None:
+        await self._crypto.run(
+            round_crypto.hold_context,
+            *at,
+            context,
+            secret=secret,
+            contributors=count,
+            bits=bits,
+        )
+        if not secret:
+            await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
+        await self.feed(do.ContextHeld(*at))
+
+    # ---- train -------------------------------------------------------------------
+
+    async def _train(self, effect: do.Train) -> None:
+        plan = effect.plan
+        finished = False
+        try:
+            await self._learning.run_reporting(
+                self.progress.training,
+                learning_jobs.train,
+                self._spec,
+                self.collection.library_path,
+                self._folders.versions,
+                plan.parent_digest,
+                _options(plan.training),
+                plan.round,
+                self.identity.site_id,
+                self._update_path,
+            )
+            finished = True
+        finally:
+            if not finished and _cancelled():
+                # The attempt was given up: don't let its training hold up the next one.
+                await self._learning.stop()
+        exponents = await self._crypto.run(
+            round_crypto.measure_update,
+            self._update_path,
+            self._shapes.sizes,
+            effect.weight,
+            self._residual_path(plan.training.bits),
+        )
+        await self.feed(do.LocalTrained(plan.round, plan.attempt, tuple(exponents)))
+
+    @property
+    def _update_path(self) -> Path:
+        return self._attempt.folder / "update.npy"
+
+    def _residual_path(self, bits: int) -> Path | None:
+        """Where what rounding dropped waits for the next update; 16 bits drop too little."""
+        return self._folders.residual if bits < 16 else None
+
+    # ---- encrypt, aggregate --------------------------------------------------------
+
+    async def _encrypt_update(self, effect: do.EncryptUpdate) -> None:
+        plan = self._plan
+        own = self._attempt.folder / f"encrypted-{self.identity.site_id}.bin"
+        await self._crypto.run(
+            round_crypto.encrypt_update,
+            effect.round,
+            effect.attempt,
+            self._update_path,
+            self._shapes.sizes,
+            effect.weight,
+            list(effect.scale_exponents),
+            own,
+            self._residual_path(plan.training.bits),
+        )
+        if effect.coordinator == self.identity.site_id:
+            await self.feed(do.UpdateArrived(effect.round, effect.attempt, effect.coordinator))
+            return
+        name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=effect.round, attempt=effect.attempt)
+        await self._push(effect.coordinator, name, own)
+        self.progress.uploaded()
+
+    async def _add_update(self, effect: do.AddUpdate) -> None:
+        at = (effect.round, effect.attempt)
+        path = self._attempt.folder / f"encrypted-{effect.site}.bin"
+        try:
+            await self._crypto.run(round_crypto.add_update, *at, effect.site, path)
+        except CryptoError as error:
+            log.warning("update refused", peer=effect.site, cause=str(error))
+            await self.feed(do.UpdateRefused(*at, effect.site, str(error)))
+        else:
+            await self.feed(do.UpdateAdded(*at, effect.site))
+        finally:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _finish_sum(self, effect: do.FinishSum) -> None:
+        at = (effect.round, effect.attempt)
+        written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
+        await self.feed(do.SumFinished(*at, written.digest))
+
+    async def _send_sum(self, effect: do.SendSum) -> None:
+        apply = effect.apply
+        name = pb.BlobName(kind=pb.ENCRYPTED_SUM, round=apply.round, attempt=apply.attempt)
+
+        async def send(holder: str) -> None:
+            await self._push(holder, name, self._sum_path)
+            self._out.put(holder, apply)
+
+        async with asyncio.TaskGroup() as group:
+            for holder in effect.holders:
+                group.create_task(send(holder))
+
+    @property
+    def _sum_path(self) -> Path:
+        return self._attempt.folder / "sum.bin"
+
+    # ---- apply, vote ---------------------------------------------------------------
+
+    async def _apply_sum(self, effect: do.ApplySum) -> None:
+        if self._attempt.sum_digest != effect.sum_digest:
+            raise RemoteProtocolError("the encrypted sum is not the one that was announced")
+        applied = await self._crypto.run(
+            round_crypto.apply_sum,
+            effect.round,
+            effect.attempt,
+            self._sum_path,
+            self._shapes.sizes,
+            list(effect.scale_exponents),
+            effect.total_weight,
+            effect.parent_digest,
+            self._shapes.digest,
+            self._folders.versions,
+        )
+        await self.feed(
+            do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)
+        )
+
+    async def _sign_vote(self, effect: do.SignVote) -> None:
+        vote = sign_vote(self.identity, effect.body, effect.attempt, mean_loss=effect.mean_loss)
+        await self.feed(do.VoteSigned(vote))
+
+    # ---- versions and certificates ---------------------------------------------------
+
+    async def _fetch_version(self, effect: do.FetchVersion) -> None:
+        """Have a version on disk, verified: ours, or from the first peer that gives it."""
+        digest = effect.model_digest
+        if digest in self._fetching:
+            return
+        self._fetching.add(digest)
+        try:
+            reasons = []
+            if await self._version_is_here(digest):
+                await self.feed(do.VersionHere(digest))
+                return
+            for site in effect.sites:
+                try:
+                    await self._pull_version(site, digest)
+                except (PeerError, VersionError, OSError) as error:
+                    reasons.append(f"{site}: {error}")
+                else:
+                    await self.feed(do.VersionHere(digest))
+                    return
+            await self.feed(do.VersionMissing(digest, "; ".join(reasons) or "nobody to ask"))
+        finally:
+            self._fetching.discard(digest)
+
+    async def _version_is_here(self, digest: bytes) -> bool:
+        try:
+            await asyncio.to_thread(
+                read_version, self._folders.versions, digest, self._shapes.digest
+            )
+        except VersionError:
+            return False
+        return True
+
+    async def _pull_version(self, site: str, digest: bytes) -> None:
+        incoming = self._folders.spool / f"version-{digest.hex()}"
+        name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
+        await self.transport.pull(site, name, incoming)
+        await asyncio.to_thread(
+            import_version, incoming, self._folders.versions, digest, self._shapes.digest
+        )
+
+    async def _fetch_certificates(self, effect: do.FetchCertificates) -> None:
+        if self._catching_up:
+            return
+        self._catching_up = True
+        incoming = self._folders.spool / f"certificates-{effect.site}"
+        try:
+            name = pb.BlobName(kind=pb.CERTIFICATES, round=effect.after + 1)
+            await self.transport.pull(effect.site, name, incoming)
+            packed = await asyncio.to_thread(incoming.read_bytes)
+            certificates = unpack_certificates(packed)
+            await self.feed(do.CertificatesArrived(effect.site, tuple(certificates)))
+        except (PeerError, OSError) as error:
+            log.info("certificates not fetched", peer=effect.site, cause=str(error))
+        finally:
+            self._catching_up = False
+            await asyncio.to_thread(incoming.unlink, missing_ok=True)
+
+    async def _adopt(self, effect: do.Adopt) -> None:
+        """Answer with the new version as soon as it is indexed; forget the oldest ones."""
+        log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
+        if self.identity.site_id in effect.contributors:
+            await asyncio.to_thread(round_crypto.keep_residual, self._folders.residual)
+        self.collection.adopt(effect.model_digest)
+        keep = await asyncio.to_thread(self.store.recent_versions, _KEPT_VERSIONS)
+        keep |= {effect.model_digest, self.collection.served_digest}
+        await asyncio.to_thread(_remove_versions, self._folders.versions, keep)
+
+    def _show(self, effect: do.Progress) -> None:
+        if effect.message:
+            log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
+        if effect.phase == "failed":
+            self.last_error = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+        run = self.protocol.run
+        self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
+
+    # ---- inbox (peers/transport.py calls these) --------------------------------------
+
+    async def message(self, sender: str, envelope: pb.Envelope) -> None:
+        """A protocol message; raises RemoteProtocolError when it is out of order."""
+        kind = envelope.WhichOneof("body")
+        if kind is not None:
+            await self.ask(do.Received(sender, getattr(envelope, kind)))
+
+    def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
+        """None when this object belongs to the attempt under way, else why not."""
+        if not self.protocol.expects(sender, name):
+            kind = pb.BlobKind.Name(name.kind)
+            return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
+        free = shutil.disk_usage(self._folders.spool).free
+        if total_bytes > free:
+            return f"{total_bytes} bytes do not fit on the disk"
+        return None
+
+    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+        """A large object, whole and verified."""
+        attempt = self._attempt
+        if (name.round, name.attempt) != (attempt.round, attempt.attempt):
+            return
+        if blob.data is not None:
+            self._start(name, "key", self._take_context(sender, name, blob.data))
+        elif blob.path is not None and name.kind == pb.ENCRYPTED_UPDATE:
+            await asyncio.to_thread(blob.path.replace, attempt.folder / f"encrypted-{sender}.bin")
+            await self.feed(do.UpdateArrived(name.round, name.attempt, sender))
+        elif blob.path is not None:
+            await asyncio.to_thread(blob.path.replace, self._sum_path)
+            attempt.sum_digest = blob.digest
+
+    async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
+        """What a peer may pull: committed certificates, model versions by name."""
+        if name.kind == pb.MODEL_VERSION:
+            path = version_path(self._folders.versions, name.digest)
+            if await asyncio.to_thread(path.exists):
+                return path
+            raise BlobUnknown(f"no version {name.digest.hex()[:12]} here")
+        if name.kind == pb.CERTIFICATES:
+            rounds = await asyncio.to_thread(
+                self.store.rounds_from, name.round, _CERTIFICATES_A_PULL
+            )
+            return pack_certificates([commit.certificate for commit in rounds])
+        raise BlobUnknown(f"{pb.BlobKind.Name(name.kind)} is not for pulling (asked by {sender})")
+
+    @property
+    def _plan(self) -> pb.Plan:
+        if self._attempt.plan is None:
+            raise RuntimeError("work of an attempt without a plan")
+        return self._attempt.plan
+
+    # ---- small parts -----------------------------------------------------------------
+
+    @property
+    def transport(self) -> Transport:
+        """The transport; only there while `run` runs."""
+        if self._transport is None:
+            raise RuntimeError("the node is not running")
+        return self._transport
+
+    @property
+    def _out(self) -> Outbox:
+        if self._outbox is None:
+            raise RuntimeError("the node is not running")
+        return self._outbox
+
+    async def _push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
+        """Push until the peer takes it; the end of the attempt cancels us."""
+        pause = 0.02
+        while True:
+            try:
+                await self.transport.push(to, name, source)
+            except (PeerRefused, PeerUnreachable) as error:
+                # It may not have seen the message that makes it expect this.
+                log.debug("push not taken yet", peer=to, cause=str(error))
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
+            else:
+                return
+
+    def _start(
+        self,
+        at: do.EncryptUpdate
+        | do.AddUpdate
+        | do.FinishSum
+        | do.ApplySum
+        | pb.Plan
+        | pb.Apply
+        | pb.BlobName,
+        phase: str,
+        work: Coroutine[Any, Any, None],
+    ) -> None:
+        """Run work of the attempt; a failure becomes an event with its cause."""
+        task = self._start_task(self._guard(at.round, at.attempt, phase, work))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _guard(self, round_: int, attempt: int, phase: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except* _EXPECTED as group:
+            reason = "; ".join(str(error) for error in _leaves(group))
+            log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
+            await self.feed(do.WorkFailed(round_, attempt, phase, reason))
+        except* Exception as group:
+            log.error("work failed: a bug", phase=phase, round=round_, exc_info=group)
+            reason = "an internal error; the site's log has the details"
+            await self.feed(do.WorkFailed(round_, attempt, phase, reason))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if self._group is None:
+            raise RuntimeError("the node is not running")
+        return self._group.create_task(_logged(work))
+
+
+async def _logged(work: Awaitable[None]) -> None:
+    """A bug in one piece of work must not take the daemon down, nor stay unseen."""
+    try:
+        await work
+    except Exception:
+        log.exception("background work failed: a bug")
+
+
+def _options(training: pb.TrainingPlan) -> TrainingOptions:
+    return TrainingOptions(
+        local_epochs=training.local_epochs,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        temperature=training.temperature,
+        hard_negatives=training.hard_negatives,
+        seed=training.seed,
+    )
+
+
+def _set_body(envelope: pb.Envelope, body: do.Body) -> None:
+    for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
+        if field.message_type is body.DESCRIPTOR:
+            getattr(envelope, field.name).CopyFrom(body)
+            return
+    raise TypeError(f"{type(body).__name__} is no body of an envelope")
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    """What a crash left in the spool belongs to an attempt that is over for us."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+
+
+def _remove_versions(versions: Path, keep: set[bytes]) -> None:
+    names = {digest.hex() for digest in keep}
+    for path in versions.glob("*.safetensors"):
+        if path.stem not in names:
+            path.unlink(missing_ok=True)

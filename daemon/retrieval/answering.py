@@ -1,0 +1,83 @@
+"""The journey of a question: embed, search, generate, cite."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daemon.generation.extractive import ExtractiveGenerator
+from daemon.generation.generator import Citation, Generator, cite
+from daemon.retrieval.search import search
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from daemon.learning.models import Retriever
+    from daemon.retrieval.index import DenseIndex
+    from daemon.retrieval.library import Library
+
+MAX_QUESTION_BYTES = 16 << 10
+MAX_TOP_K = 100
+
+
+class QuestionRefusedError(Exception):
+    """A question that is not answered: blank, too long, or with an impossible ``top_k``."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, what it cites, all passages that were found, and who answered."""
+
+    text: str
+    citations: tuple[Citation, ...]
+    passages: tuple[Citation, ...]  # best first, numbered 0
+    model_digest: bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OpenVersion:
+    """A model version ready to answer: its retriever, its index and the library."""
+
+    retriever: Retriever
+    index: DenseIndex
+    library: Library
+    model_digest: bytes
+
+    def answer(self, question: str, top_k: int) -> Answered:
+        """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
+        started = time.monotonic()
+        question = checked(question, top_k)
+        vector = self.retriever.embed_queries([question])[0]
+        found = search(self.library, self.index, question, vector, top_k)
+        answer = self._generator(vector).generate(question, found)
+        return Answered(
+            text=answer.text,
+            citations=answer.citations,
+            passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in found),
+            model_digest=self.model_digest,
+            seconds=time.monotonic() - started,
+        )
+
+    def _generator(self, vector: NDArray[np.float32]) -> Generator:
+        def embed_question(_: Sequence[str]) -> NDArray[np.float32]:
+            return vector[None]  # embedded for the search already
+
+        return ExtractiveGenerator(embed_question, self.retriever.embed_passages)
+
+
+def checked(question: str, top_k: int) -> str:
+    """The question without white space around it; raises QuestionRefusedError."""
+    question = question.strip()
+    if not question:
+        raise QuestionRefusedError("the question is blank: write one")
+    if len(question.encode(errors="replace")) > MAX_QUESTION_BYTES:
+        raise QuestionRefusedError(
+            f"the question is longer than {MAX_QUESTION_BYTES >> 10} KiB: shorten it"
+        )
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise QuestionRefusedError(f"top_k = {top_k}: choose 1 to {MAX_TOP_K} passages")
+    return question

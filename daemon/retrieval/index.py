@@ -1,0 +1,212 @@
+"""The dense index: nearest passages by cosine, in a graph on disk (hnswlib's only home).
+
+An index is a folder of two files, ``index.hnsw`` and ``index.json``; the second
+says what the first must be. Nothing is handed to hnswlib's loader, which trusts
+its input, before the file's SHA-256 matches. A folder appears complete or not
+at all: files are written beside it, synced, then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import hnswlib
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+_M = 16  # links of a passage in each layer of the graph
+_EF_CONSTRUCTION = 256  # candidates looked at while linking a passage
+_EF_SEARCH = 128  # candidates looked at while searching, at least
+_SEED = 20
+_GRAPH, _DESCRIPTION = "index.hnsw", "index.json"
+_MAX_DESCRIPTION = 4096  # bytes
+
+
+class IndexDamaged(Exception):
+    """An index is missing, incomplete, altered or of another version: build it again."""
+
+
+@dataclass(frozen=True)
+class IndexDescription:
+    """What ``index.json`` says; digests in hexadecimal."""
+
+    model_digest: str  # of the model version that embedded the passages
+    content_digest: str  # of the library's passages
+    sha256: str  # of index.hnsw
+    count: int  # passages
+    dimension: int  # of a vector
+
+
+class DenseIndex:
+    """Labels (passage rowids) and their unit vectors, searchable by cosine."""
+
+    def __init__(self, graph: hnswlib.Index, count: int, dimension: int) -> None:
+        self._graph = graph
+        self.count = count
+        self.dimension = dimension
+
+    def search(self, queries: Float32, k: int, *, ef: int = _EF_SEARCH) -> tuple[Int64, Float32]:
+        """The nearest passages of each query: labels [q, n] and cosines [q, n], best first.
+
+        ``queries`` is float32 [q, d]. n is ``k`` or, in a smaller index, all
+        there are. A greater ``ef`` finds more of the true neighbours, slower.
+        """
+        if queries.ndim != 2 or (self.count and queries.shape[1] != self.dimension):
+            raise ValueError(f"expected queries [q, {self.dimension}], got {queries.shape}")
+        n = min(k, self.count)
+        while n > 0:
+            # hnswlib refuses ef < k; and it raises when its graph reaches fewer
+            # than n passages, as it may with many equal vectors: ask for fewer.
+            self._graph.set_ef(max(ef, n))
+            try:
+                labels, distances = self._graph.knn_query(queries, k=n, num_threads=1)
+            except RuntimeError:
+                n //= 2
+                continue
+            return labels.astype(np.int64), (1.0 - distances).astype(np.float32)
+        return np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32)
+
+    def save(self, root: Path, model_digest: bytes, content_digest: bytes) -> Path:
+        """Write the index under ``root`` atomically; the folder it is in.
+
+        A sound index of the same name is left as it is, a damaged one replaced.
+        """
+        final = index_path(root, model_digest, content_digest)
+        try:
+            load_index(final, model_digest, content_digest)
+        except IndexDamaged:
+            shutil.rmtree(final, ignore_errors=True)
+        else:
+            return final
+        root.mkdir(parents=True, exist_ok=True)
+        # One process writes below root: a leftover is of a crash.
+        temporary = root / f".{final.name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        graph = temporary / _GRAPH
+        self._graph.save_index(str(graph))
+        description = IndexDescription(
+            model_digest.hex(),
+            content_digest.hex(),
+            _file_digest(graph),
+            self.count,
+            self.dimension,
+        )
+        (temporary / _DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
+        for path in (graph, temporary / _DESCRIPTION, temporary):
+            _fsync(path)
+        temporary.rename(final)
+        _fsync(root)
+        return final
+
+
+def build_index(labels: Int64, vectors: Float32, *, threads: int = 1) -> DenseIndex:
+    """Index unit vectors [n, d] under ``labels`` [n] (passage rowids, unique).
+
+    With one thread the graph is the same each time. No vectors make an index
+    that finds nothing.
+    """
+    if vectors.ndim != 2 or labels.shape != (len(vectors),):
+        raise ValueError(f"expected labels [n] and vectors [n, d], got {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        raise ValueError("vectors to index must be finite; these have NaN or infinity")
+    count, dimension = len(vectors), max(1, vectors.shape[1])
+    graph = _new_graph(dimension)
+    graph.init_index(
+        max_elements=max(1, count), M=_M, ef_construction=_EF_CONSTRUCTION, random_seed=_SEED
+    )
+    if count:
+        graph.add_items(vectors, labels, num_threads=threads)
+    return DenseIndex(graph, count, dimension)
+
+
+def index_path(root: Path, model_digest: bytes, content_digest: bytes) -> Path:
+    """Where the index of that model version and those passages lies."""
+    return root / f"{model_digest.hex()}-{content_digest.hex()[:16]}"
+
+
+def load_index(path: Path, model_digest: bytes, content_digest: bytes | None = None) -> DenseIndex:
+    """Open the index in the folder ``path``; raises IndexDamaged unless all of it fits.
+
+    Without ``content_digest`` the passages it was built of are not compared.
+    """
+    described = _read_description(path)
+    if described.model_digest != model_digest.hex():
+        raise IndexDamaged(f"index {path} is of another model version: build it again")
+    if content_digest is not None and described.content_digest != content_digest.hex():
+        raise IndexDamaged(f"index {path} is of other passages: build it again")
+    graph_path = path / _GRAPH
+    try:
+        digest = _file_digest(graph_path)
+    except OSError as error:
+        raise IndexDamaged(f"index {path} can't be read ({error}): build it again") from error
+    if digest != described.sha256:
+        raise IndexDamaged(f"index {path} is damaged (its SHA-256 differs): build it again")
+    graph = _new_graph(described.dimension)
+    try:
+        graph.load_index(str(graph_path), max_elements=max(1, described.count))
+    except RuntimeError as error:
+        raise IndexDamaged(f"index {path} can't be loaded ({error}): build it again") from error
+    if graph.get_current_count() != described.count:
+        raise IndexDamaged(f"index {path} holds another number of passages: build it again")
+    return DenseIndex(graph, described.count, described.dimension)
+
+
+def remove_other_indexes(root: Path, keep: Collection[Path]) -> None:
+    """Delete the indexes under ``root`` except those at ``keep``."""
+    if not root.is_dir():
+        return
+    for path in root.iterdir():
+        if path.is_dir() and path not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _new_graph(dimension: int) -> hnswlib.Index:
+    # Here, not at the top: the daemon's main process names IndexDamaged and the
+    # paths, and must not load native code that reads files.
+    import hnswlib
+
+    return hnswlib.Index(space="cosine", dim=dimension)
+
+
+def _read_description(path: Path) -> IndexDescription:
+    try:
+        with (path / _DESCRIPTION).open("rb") as file:
+            fields = json.loads(file.read(_MAX_DESCRIPTION))
+        described = IndexDescription(**fields)
+    except OSError as error:
+        raise IndexDamaged(f"no index at {path} ({error.strerror}): build it") from error
+    except (ValueError, TypeError) as error:
+        raise IndexDamaged(f"index {path} has a damaged description: build it again") from error
+    texts = (described.model_digest, described.content_digest, described.sha256)
+    numbers = (described.count, described.dimension)
+    if not all(isinstance(text, str) for text in texts) or not all(
+        isinstance(number, int) and number >= 0 for number in numbers
+    ):
+        raise IndexDamaged(f"index {path} has a damaged description: build it again")
+    return described
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

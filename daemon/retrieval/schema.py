@@ -1,0 +1,127 @@
+"""The SQLite file of a library: its tables, how it is opened, its errors explained."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SCHEMA_VERSION = 1
+_BUSY_MS = 30_000
+_SCHEMA = """
+CREATE TABLE document (
+  id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
+  digest BLOB NOT NULL                 -- of title, text, split and the way of splitting
+) WITHOUT ROWID;
+CREATE TABLE passage (
+  rowid INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  document_id TEXT NOT NULL REFERENCES document(id) ON DELETE CASCADE,
+  title TEXT NOT NULL, text TEXT NOT NULL,
+  content BLOB NOT NULL                -- SHA-256 of the text that is embedded
+);
+CREATE INDEX passage_document ON passage(document_id);
+CREATE INDEX passage_content ON passage(content);
+CREATE VIRTUAL TABLE passage_words USING fts5(
+  title, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
+);
+-- The full-text index holds no text of its own; SQLite asks for these triggers
+-- to keep it in step (FTS5, "External Content Tables").
+CREATE TRIGGER passage_added AFTER INSERT ON passage BEGIN
+  INSERT INTO passage_words(rowid, title, text) VALUES (new.rowid, new.title, new.text);
+END;
+CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
+  INSERT INTO passage_words(passage_words, rowid, title, text)
+  VALUES ('delete', old.rowid, old.title, old.text);
+END;
+CREATE TABLE feature (
+  encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
+  PRIMARY KEY (encoder, content)
+);
+CREATE TABLE pair (
+  rowid INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,
+  query TEXT NOT NULL, split TEXT NOT NULL
+);
+CREATE TABLE pair_positive (
+  pair INTEGER NOT NULL REFERENCES pair(rowid) ON DELETE CASCADE,
+  position INTEGER NOT NULL, document_id TEXT NOT NULL,
+  PRIMARY KEY (pair, position)
+) WITHOUT ROWID;
+CREATE TABLE query_feature (
+  encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
+  PRIMARY KEY (encoder, content)
+);
+"""
+
+
+class LibraryError(Exception):
+    """The library file can't be opened, read or written; the message says what to do."""
+
+
+def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Open the file at ``path``; unless ``read_only``, make it where there is none.
+
+    Raises LibraryError: missing (read only), damaged, of another format, or an
+    SQLite without FTS5.
+    """
+    if read_only and not path.exists():
+        raise LibraryError(f"no library at {path}: ingest documents first")
+    with explained(path):
+        if not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)
+        try:
+            _prepare(connection, path, read_only=read_only)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    """Pragmas and schema; raises LibraryError for a schema that this program doesn't know."""
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    connection.execute("PRAGMA foreign_keys = ON")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0 and not read_only:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # executescript commits first, so the transaction is part of the script.
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+        )
+    elif version == 0:
+        raise LibraryError(f"no library at {path} yet: ingest documents first")
+    elif version != _SCHEMA_VERSION:
+        raise LibraryError(
+            f"{path} has library format {version}, this program reads {_SCHEMA_VERSION}: "
+            "use the version of Hanse that wrote it, or move the file away and ingest again"
+        )
+    if read_only:
+        connection.execute("PRAGMA query_only = ON")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Translate SQLite's errors at the door: cause and remedy."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise LibraryError(_explanation(path, error)) from error
+
+
+def _explanation(path: Path, error: Exception) -> str:
+    text = str(error)
+    if "fts5" in text:
+        remedy = "this Python's SQLite lacks FTS5; use a Python whose SQLite has it"
+    elif "locked" in text:
+        remedy = "another process holds it; wait for it to finish or end it"
+    elif "full" in text:
+        remedy = "free space on that disk and try again"
+    elif "readonly" in text or "unable to open" in text or isinstance(error, OSError):
+        remedy = "check that the daemon's user may read and write the file and its folder"
+    elif isinstance(error, sqlite3.DatabaseError):
+        remedy = "if the file is damaged, move it away and ingest the documents again"
+    else:
+        remedy = "see the cause"
+    return f"library {path}: {text}: {remedy}"

@@ -1,0 +1,285 @@
+"""Jobs of the crypto worker: what a site does with a round's key.
+
+Plain functions with plain arguments, run in the crypto worker process. Keys,
+and the coordinator's running sum, live in this process's memory under their
+(round, attempt) and nowhere else; at most two attempts are held, older ones are
+forgotten. Nothing secret is ever written to a disk.
+
+The exchanged vector is the shared delta and one trailing value, the site's mean
+training loss divided by LOSS_BOUND: so the others only ever see the loss as a
+sum. It is encoded as two integers, for eight bits would be too few for a number
+that people read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from crypto.ckks import CkksParameters, CryptoError, DealtKey, RoundKey, choose_parameters, deal
+from crypto.quantize import (
+    Float32,
+    Float64,
+    Int64,
+    check_exponents,
+    dequantise_fraction_sum,
+    dequantise_sum,
+    pack,
+    quantise,
+    quantise_fraction,
+    scale_exponents,
+    unpack,
+)
+from daemon.versions import read_version, write_version
+from peers.aggregation import BlobInfo, CiphertextSum, read_encrypted, write_encrypted
+
+LOSS_BOUND = 64.0
+_LOSS_INTEGERS = 2
+_ATTEMPTS_HELD = 2
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The new version's name, and the contributors' weighted mean training loss."""
+
+    model_digest: bytes
+    mean_loss: float
+
+
+@dataclass
+class _Attempt:
+    parameters: CkksParameters
+    key: RoundKey
+    total: CiphertextSum | None = None
+
+
+_attempts: dict[tuple[int, int], _Attempt] = {}
+
+
+def deal_key(round: int, attempt: int, contributors: int, bits: int) -> DealtKey:
+    """Make the attempt's key, at the key dealer, who holds it from then on.
+
+    ``contributors`` is the largest number of updates that may be added. The
+    secret context must be sealed for each key holder before it leaves.
+    """
+    parameters = choose_parameters(contributors, bits)
+    dealt = deal(parameters)
+    _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, dealt.secret, secret=True)))
+    return dealt
+
+
+def hold_context(
+    round: int, attempt: int, context: bytes, *, secret: bool, contributors: int, bits: int
+) -> None:
+    """Take the dealer's context: the secret one at a key holder, the public one at the coordinator.
+
+    Raises CryptoError unless it is exactly what the round's plan implies.
+    """
+    parameters = choose_parameters(contributors, bits)
+    _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, context, secret=secret)))
+
+
+def forget(round: int, attempt: int) -> None:
+    """Drop the attempt's key and sum; an attempt that is not held is no error."""
+    _attempts.pop((round, attempt), None)
+
+
+def measure_update(
+    update_path: Path, sizes: Sequence[int], weight: float, residual_path: Path | None = None
+) -> list[int]:
+    """Scale exponents of the shared delta, one a group: what `Trained` tells the others.
+
+    ``residual_path`` as in `encrypt_update`. Raises CryptoError when the update
+    is missing, of the wrong length, or not finite.
+    """
+    delta, _ = _read_update(update_path, sizes)
+    return scale_exponents(_with_residual(delta, residual_path), sizes, weight)
+
+
+def encrypt_update(
+    round: int,
+    attempt: int,
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    out_path: Path,
+    residual_path: Path | None = None,
+    *,
+    seeded: bool = True,
+) -> BlobInfo:
+    """Quantise and encrypt this site's update under the attempt's key.
+
+    With ``residual_path`` (for bits < 16) what rounding dropped in earlier
+    rounds is added first, and what it drops now is kept beside it until
+    `keep_residual` (error feedback: Karimireddy et al. 2019). ``seeded`` false
+    makes a key holder's update twice as long and quicker to add.
+
+    Raises CryptoError when the update is missing, of the wrong length or not
+    finite, or when the agreed scale is too small for it.
+    """
+    held = _held(round, attempt)
+    bits = held.parameters.packing.bits
+    delta, loss = _read_update(update_path, sizes)
+    delta = _with_residual(delta, residual_path)
+    check_exponents(sizes, exponents)
+    if residual_path is None:
+        _check_scale(scale_exponents(delta, sizes, weight), exponents)
+    rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
+    integers = np.empty(delta.size + _LOSS_INTEGERS, dtype=np.int32)
+    integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
+    integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
+    blocks = (
+        held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
+    )
+    blob = write_encrypted(out_path, held.parameters, integers.size, blocks)
+    if residual_path is not None:
+        sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
+        _write_residual(residual_path, (delta - sent).astype(np.float32))
+    return blob
+
+
+def keep_residual(residual_path: Path) -> None:
+    """The round is committed with this site's update: its residual replaces the old one."""
+    pending = _pending(residual_path)
+    if pending.exists():
+        pending.rename(residual_path)
+
+
+def start_sum(round: int, attempt: int, sizes: Sequence[int]) -> None:
+    """Begin the coordinator's sum of updates of this length."""
+    held = _held(round, attempt)
+    held.total = CiphertextSum(held.parameters, sum(sizes) + _LOSS_INTEGERS)
+
+
+def add_update(round: int, attempt: int, site: str, path: Path) -> None:
+    """Add a site's update. Raises CryptoError, the sum unchanged, when it is refused."""
+    _sum_of(round, attempt).add_file(path, site)
+
+
+def finish_sum(round: int, attempt: int, out_path: Path) -> BlobInfo:
+    """Write the sum for the key holders. Raises CryptoError below two contributors."""
+    return _sum_of(round, attempt).write(out_path)
+
+
+def apply_sum(
+    round: int,
+    attempt: int,
+    sum_path: Path,
+    sizes: Sequence[int],
+    exponents: Sequence[int],
+    total_weight: float,
+    parent_digest: bytes,
+    shape_digest: bytes,
+    versions: Path,
+) -> Applied:
+    """Decrypt the sum and make the new version: parent + sum / total weight.
+
+    Every key holder computes the same bits: the integers are exact, and the rest
+    is one IEEE double operation after the other on each value, rounded to
+    float32 at the end. Raises CryptoError when the sum is malformed, is no sum
+    under this key, or this site is no key holder; VersionError when the parent
+    is missing or damaged.
+    """
+    held = _held(round, attempt)
+    packing = held.parameters.packing
+    if not 0.0 < total_weight <= packing.contributors:
+        raise CryptoError(
+            f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
+        )
+    integers = _decrypt_sum(held, sum_path, sum(sizes) + _LOSS_INTEGERS)
+    shared, (units, rest) = integers[:-_LOSS_INTEGERS], integers[-_LOSS_INTEGERS:]
+    step: Float64 = dequantise_sum(shared, sizes, exponents, packing.bits)
+    step /= total_weight
+    step += read_version(versions, parent_digest, shape_digest)
+    digest, _ = write_version(versions, shape_digest, step.astype(np.float32))
+    loss = dequantise_fraction_sum(int(units), int(rest), packing.bits)
+    return Applied(digest, LOSS_BOUND * loss / total_weight)
+
+
+def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:
+    packing = held.parameters.packing
+    slots = np.empty((packing.blocks(values), packing.slots), dtype=np.complex128)
+    for row, block in zip(slots, read_encrypted(path, held.parameters, values), strict=True):
+        row[:] = held.key.decrypt(block)
+    return unpack(slots, packing, values)
+
+
+def _hold(round: int, attempt: int, held: _Attempt) -> None:
+    _attempts[round, attempt] = held
+    for oldest in sorted(_attempts)[:-_ATTEMPTS_HELD]:
+        del _attempts[oldest]
+
+
+def _held(round: int, attempt: int) -> _Attempt:
+    held = _attempts.get((round, attempt))
+    if held is None:
+        raise CryptoError(
+            f"no key is held for round {round}, attempt {attempt}: it was forgotten, never came, "
+            "or the crypto worker was restarted; the next attempt brings a new one"
+        )
+    return held
+
+
+def _sum_of(round: int, attempt: int) -> CiphertextSum:
+    total = _held(round, attempt).total
+    if total is None:
+        raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
+    return total
+
+
+def _read_update(path: Path, sizes: Sequence[int]) -> tuple[Float32, float]:
+    """The shared delta, and the mean loss clipped to 0 .. LOSS_BOUND."""
+    vector = _read_vector(path, sum(sizes) + 1, "the update")
+    share = float(vector[-1])
+    if not math.isfinite(share):
+        raise CryptoError("the training loss is not finite: training diverged; lower its rate")
+    return vector[:-1], min(max(share, 0.0), 1.0) * LOSS_BOUND
+
+
+def _read_vector(path: Path, length: int, what: str) -> Float32:
+    try:
+        vector = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CryptoError(f"{what} {path.name} cannot be read: {error}") from error
+    if vector.dtype != np.float32 or vector.shape != (length,):
+        raise CryptoError(
+            f"{what} {path.name} has {vector.dtype} of shape {vector.shape}; "
+            f"expected {length} float32 values"
+        )
+    checked: Float32 = vector
+    return checked
+
+
+def _with_residual(delta: Float32, residual_path: Path | None) -> Float32:
+    if residual_path is None or not residual_path.exists():
+        return delta
+    return delta + _read_vector(residual_path, delta.size, "the residual")
+
+
+def _write_residual(residual_path: Path, residual: Float32) -> None:
+    """Beside the one in use: an update that is never added must not change it."""
+    pending = _pending(residual_path)
+    partial = pending.with_name(pending.name + ".partial")
+    with partial.open("wb") as file:
+        np.save(file, residual, allow_pickle=False)
+    partial.rename(pending)
+
+
+def _pending(residual_path: Path) -> Path:
+    return residual_path.with_name(residual_path.name + ".pending")
+
+
+def _check_scale(own: Sequence[int], agreed: Sequence[int]) -> None:
+    """A scale below our own would clip our update: values would be lost without a word."""
+    for group, (ours, theirs) in enumerate(zip(own, agreed, strict=True)):
+        if theirs < ours:
+            raise CryptoError(
+                f"the coordinator's scale exponent {theirs} for group {group} is below ours, "
+                f"{ours}: it did not take the largest of all; this attempt must fail"
+            )

@@ -1,0 +1,258 @@
+"""Votes and round certificates: the proof that a model version was committed.
+
+A vote is a site's signature under ``hanse-vote-v1``: *in this attempt I accepted
+this version, and it is on my disk*. A certificate is equal votes of a majority
+of the manifest's sites, so it proves the commit to a site that was away.
+
+The attempt is signed too. Equal values voted for in *different* attempts prove
+nothing: between them another value may have been chosen (Lamport, "Paxos Made
+Simple", 2001, §2.2: a value is chosen when a majority accepts one proposal, and
+a proposal is a number and a value). A certificate that mixes attempts is refused.
+
+What is signed is encoded here, byte by byte, because protobuf's encoding is not
+canonical. Integers are big-endian; texts, byte strings and lists carry their
+length, so no two bodies have the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from crypto.identity import Identity, IdentityError, Trust
+from crypto.names import ID
+from peers.manifest import FederationManifest
+from proto import federation_pb2 as pb
+
+_VOTE = b"hanse-vote-v1\0"
+_PLAN = b"hanse-plan-v1\0"
+
+_DIGEST_BYTES = 32
+_MAX_CONTRIBUTORS = 256
+_MAX_VOTES = 256
+_MAX_CERTIFICATE_BYTES = 4096
+_MAX_SIGNATURE_BYTES = 80
+
+
+class CertificateError(Exception):
+    """A vote or a round certificate was refused: what was found and what was expected."""
+
+
+# ---- what is signed ---------------------------------------------------------
+
+
+def vote_payload(body: pb.VoteBody, attempt: int) -> bytes:
+    """The bytes that a vote signs. Raises CertificateError when the body is out of bounds."""
+    _check_body(body)
+    return b"".join(
+        (
+            _VOTE,
+            _text(body.federation_id),
+            struct.pack(">QIQ", body.round, attempt, body.manifest_version),
+            body.parent_digest,  # three digests of 32 bytes each
+            body.model_digest,
+            body.plan_digest,
+            struct.pack(">I", len(body.contributors)),
+            *(_text(site) for site in body.contributors),
+        )
+    )
+
+
+def sign_vote(
+    identity: Identity, body: pb.VoteBody, attempt: int, *, mean_loss: float = math.nan
+) -> pb.Vote:
+    """This site's vote; what it says must be on this site's disk already.
+
+    ``mean_loss`` goes along for people and is not signed; NaN: unknown.
+    """
+    return pb.Vote(
+        attempt=attempt,
+        body=body,
+        site=identity.site_id,
+        signature=identity.sign(vote_payload(body, attempt)),
+        certificate=identity.certificate_der,
+        mean_loss=mean_loss,
+    )
+
+
+def plan_digest(plan: pb.TrainingPlan) -> bytes:
+    """SHA-256 (32 bytes) of a training plan, over its fields in order of their numbers."""
+    packed = struct.pack(
+        ">iIIddIQIIQ",
+        plan.adapt,
+        plan.local_epochs,
+        plan.batch_size,
+        plan.learning_rate,
+        plan.temperature,
+        plan.hard_negatives,
+        plan.seed,
+        plan.bits,
+        plan.min_participants,
+        plan.max_num_examples,
+    )
+    return hashlib.sha256(_PLAN + packed).digest()
+
+
+def _check_body(body: pb.VoteBody) -> None:
+    """Raises CertificateError unless every field is within the bounds of federation.proto."""
+    if not ID.fullmatch(body.federation_id):
+        raise CertificateError(f"a vote names a federation, not {body.federation_id[:80]!r}")
+    if body.round < 1 or body.manifest_version < 1:
+        raise CertificateError(
+            f"rounds and manifest versions begin at 1, not {body.round} and {body.manifest_version}"
+        )
+    for name in ("parent_digest", "model_digest", "plan_digest"):
+        size = len(getattr(body, name))
+        if size != _DIGEST_BYTES:
+            raise CertificateError(f"{name} has {_DIGEST_BYTES} bytes, not {size}")
+    sites = list(body.contributors)
+    if not 1 <= len(sites) <= _MAX_CONTRIBUTORS:
+        raise CertificateError(f"a round has 1 to {_MAX_CONTRIBUTORS} contributors")
+    if sites != sorted(set(sites)) or not all(map(ID.fullmatch, sites)):
+        raise CertificateError("contributors are site ids, each once, sorted")
+
+
+# ---- verification -----------------------------------------------------------
+
+
+def verify_vote(
+    vote: pb.Vote, trust: Trust, manifest: FederationManifest, *, at: datetime | None
+) -> None:
+    """Raises CertificateError unless an enabled site of this manifest cast this vote.
+
+    ``at``: the moment at which the signer's certificate must be valid; None for
+    votes of the past.
+    """
+    _check_ground(vote.body, manifest)
+    _verify_signature(vote, vote.body, trust, manifest, at=at)
+
+
+def verify_certificate(
+    certificate: pb.Certificate,
+    trust: Trust,
+    manifest: FederationManifest,
+    *,
+    at: datetime | None,
+) -> None:
+    """Raises CertificateError unless a majority of the manifest voted for this body.
+
+    ``manifest`` is the one of the body's manifest version. Votes carry no body
+    of their own (or the same one); each is one site's, of the one attempt. One
+    bad vote refuses the whole: an honest coordinator would not have put it in.
+    """
+    body, votes = certificate.body, certificate.votes
+    _check_ground(body, manifest)
+    if len(votes) > _MAX_VOTES:
+        raise CertificateError(f"a certificate has at most {_MAX_VOTES} votes, not {len(votes)}")
+    sites = {vote.site for vote in votes}
+    if len(sites) != len(votes):
+        raise CertificateError("a site's vote counts once; this certificate has one twice")
+    if len(sites) < manifest.majority:
+        raise CertificateError(
+            f"round {body.round} has {len(sites)} votes, a majority of the "
+            f"{len(manifest.enabled_ids)} sites is {manifest.majority}"
+        )
+    for vote in votes:
+        if vote.attempt != certificate.attempt:
+            raise CertificateError(
+                f"{_who(vote)} voted in attempt {vote.attempt}, the certificate is of attempt "
+                f"{certificate.attempt}: votes of different attempts do not add up"
+            )
+        if vote.HasField("body") and vote.body != body:
+            raise CertificateError(f"{_who(vote)} voted for something else than the certificate")
+        _verify_signature(vote, body, trust, manifest, at=at)
+
+
+def verify_chain(
+    certificates: Sequence[pb.Certificate],
+    trust: Trust,
+    manifest_of_version: Callable[[int], FederationManifest | None],
+    genesis_digest: bytes,
+    *,
+    first_round: int = 1,
+) -> None:
+    """Raises CertificateError unless these certificates continue one history without a gap.
+
+    ``genesis_digest`` is the model version before ``first_round``; each round's
+    parent is the model of the round before. ``manifest_of_version`` knows the
+    manifests of the past; versions may not go back along the chain. Certificates
+    of the past are verified without regard to today's date.
+    """
+    parent, version = genesis_digest, 0
+    for round_, certificate in enumerate(certificates, start=first_round):
+        body = certificate.body
+        if body.round != round_:
+            raise CertificateError(f"the history has round {body.round} where {round_} belongs")
+        if body.parent_digest != parent:
+            raise CertificateError(
+                f"round {round_} continues version {body.parent_digest.hex()[:12]}, the round "
+                f"before made {parent.hex()[:12]}"
+            )
+        manifest = manifest_of_version(body.manifest_version)
+        if manifest is None:
+            raise CertificateError(
+                f"round {round_} ran under manifest version {body.manifest_version}, which is not "
+                "known here: get it from the federation's keeper"
+            )
+        if manifest.version < version:
+            raise CertificateError(
+                f"round {round_} ran under manifest {manifest.version}, the round before under "
+                f"{version}: versions do not go back"
+            )
+        verify_certificate(certificate, trust, manifest, at=None)
+        parent, version = body.model_digest, manifest.version
+
+
+def _check_ground(body: pb.VoteBody, manifest: FederationManifest) -> None:
+    """The body is well formed and of this federation and manifest."""
+    _check_body(body)
+    if body.federation_id != manifest.federation_id:
+        raise CertificateError(
+            f"voted on in federation {body.federation_id!r}, expected {manifest.federation_id!r}"
+        )
+    if body.manifest_version != manifest.version:
+        raise CertificateError(
+            f"voted on under manifest version {body.manifest_version}, expected "
+            f"{manifest.version}: bring both sites to one manifest"
+        )
+    for site in body.contributors:
+        if not manifest.enabled(site):
+            raise CertificateError(
+                f"contributor {site!r} is not an enabled site of manifest {manifest.version}"
+            )
+
+
+def _verify_signature(
+    vote: pb.Vote,
+    body: pb.VoteBody,
+    trust: Trust,
+    manifest: FederationManifest,
+    *,
+    at: datetime | None,
+) -> None:
+    if not manifest.enabled(vote.site):
+        raise CertificateError(
+            f"{_who(vote)} is not an enabled site of manifest {manifest.version}: it has no vote"
+        )
+    if len(vote.certificate) > _MAX_CERTIFICATE_BYTES or len(vote.signature) > _MAX_SIGNATURE_BYTES:
+        raise CertificateError(f"the vote of {_who(vote)} is larger than any real one")
+    try:
+        signer = trust.verify(
+            vote.certificate, vote.signature, vote_payload(body, vote.attempt), at=at
+        )
+    except IdentityError as error:
+        raise CertificateError(f"the vote of {_who(vote)} is refused: {error}") from error
+    if signer != vote.site:
+        raise CertificateError(f"{signer!r} signed a vote in the name of {_who(vote)}")
+
+
+def _who(vote: pb.Vote) -> str:
+    return repr(vote.site[:63])  # of a peer's making: bounded before it is shown
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode("utf-8")
+    return struct.pack(">I", len(raw)) + raw

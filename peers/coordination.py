@@ -1,0 +1,390 @@
+"""What the coordinator of one attempt knows and decides. PURE, like the protocol.
+
+The phases, in order:
+
+    prepare -> plan -> train -> aggregate -> apply -> vote -> (commit)
+
+* prepare ends with a majority of the *manifest*, never of the responders. If a
+  promise carries an accepted value, that value is proposed again and everything
+  up to the vote is skipped: it may already be committed somewhere.
+* plan, train and aggregate end when every site asked has answered, or at the
+  phase's deadline with those that did, if they are ``min_participants``.
+* vote ends with equal votes of a majority of the manifest.
+
+The coordinator never holds the round's secret key: key holders are the
+participants without it (docs/decisions/0001).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from peers import effects as do
+from peers.manifest import FederationManifest
+from peers.roles import key_holders, next_after
+from peers.timing import Timing
+from proto import federation_pb2 as pb
+
+
+class AttemptFails(Exception):
+    """This attempt can't go on; the text says why and at whose side."""
+
+
+@dataclass
+class Coordination:
+    """One attempt as its coordinator sees it. Methods return effects."""
+
+    site: str
+    round: int
+    attempt: int
+    parent_digest: bytes
+    run: pb.Run
+    shape_digest: bytes
+    manifest: FederationManifest
+    timing: Timing
+    now: float
+    phase: str = "prepare"
+    deadline: float = 0.0
+    plan: pb.Plan | None = None
+    value: pb.VoteBody | None = None
+    _promises: dict[str, pb.Promise] = field(default_factory=dict)
+    _refusals: dict[str, str] = field(default_factory=dict)
+    _behind: dict[str, str] = field(default_factory=dict)
+    _answers: dict[str, pb.PlanAnswer] = field(default_factory=dict)
+    _trained: dict[str, pb.Trained] = field(default_factory=dict)
+    _context_held: bool = False
+    _asked: tuple[str, ...] = ()
+    _exponents: tuple[int, ...] = ()
+    _added: set[str] = field(default_factory=set)
+    _finishing: bool = False
+    _votes: dict[str, pb.Vote] = field(default_factory=dict)
+    _phases: list[tuple[str, float]] = field(default_factory=list)
+    _phase_began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._phase_began = self.now
+        self.deadline = self.now + self.timing.phase(self.attempt)
+
+    # ---- prepare ---------------------------------------------------------------
+
+    def prepare(self) -> list[do.Effect]:
+        """Ask every other enabled site for its promise."""
+        message = pb.Prepare(
+            round=self.round,
+            attempt=self.attempt,
+            head_digest=self.parent_digest,
+            run=self.run,
+            shape_digest=self.shape_digest,
+            manifest_version=self.manifest.version,
+        )
+        return [do.Send(peer, message) for peer in self._others()]
+
+    def promised(self, sender: str, promise: pb.Promise, now: float) -> list[do.Effect]:
+        """A site promised; go on when all have answered, or soon after a majority."""
+        if self.phase != "prepare" or sender in self._promises:
+            return []
+        self._promises[sender] = promise
+        if self._all_have_answered():
+            return self._plan_or_propose(now)
+        if len(self._promises) == self.manifest.majority:
+            self.deadline = min(self.deadline, now + self.timing.straggler(self.attempt))
+        return []
+
+    def refused(self, sender: str, reason: str, now: float) -> list[do.Effect]:
+        """A site can't take part; once all have answered there is nothing to wait for."""
+        self._refusals[sender] = reason
+        if self.phase == "prepare" and self._all_have_answered():
+            return self._plan_or_propose(now)
+        return []
+
+    def behind(self, sender: str, head_round: int) -> None:
+        """A site has yet to learn of the last commit; it answers when it has."""
+        self._behind[sender] = f"is behind, at round {head_round}"
+
+    def _all_have_answered(self) -> bool:
+        return set(self._promises) | set(self._refusals) >= set(self.manifest.enabled_ids)
+
+    def _plan_or_propose(self, now: float) -> list[do.Effect]:
+        if len(self._promises) < self.manifest.majority:
+            raise AttemptFails(
+                f"{len(self._promises)} of {len(self.manifest.enabled_ids)} sites promised, "
+                f"a majority is {self.manifest.majority}{self._why_not()}"
+            )
+        accepted = [p.accepted for p in self._promises.values() if p.HasField("accepted")]
+        if accepted:
+            self.value = max(accepted, key=lambda a: a.attempt).value
+            self._enter("vote", now, self.timing.phase(self.attempt))
+            proposal = pb.Accept(round=self.round, attempt=self.attempt, value=self.value)
+            return [do.Send(site, proposal) for site in self.manifest.enabled_ids]
+        return self._make_plan(now)
+
+    # ---- plan and key ------------------------------------------------------------
+
+    def _make_plan(self, now: float) -> list[do.Effect]:
+        training = self.run.plan
+        willing = {
+            site: promise
+            for site, promise in self._promises.items()
+            if promise.willing
+            and promise.num_examples > 0
+            and promise.shape_digest == self.shape_digest
+        }
+        if len(willing) < max(2, training.min_participants):
+            raise AttemptFails(
+                f"{len(willing)} of {len(self.manifest.enabled_ids)} sites can train, "
+                f"the plan needs {max(2, training.min_participants)}{self._why_not()}"
+            )
+        self.plan = pb.Plan(
+            round=self.round,
+            attempt=self.attempt,
+            parent_digest=self.parent_digest,
+            participants=[
+                pb.Participant(
+                    site=site,
+                    num_examples=min(willing[site].num_examples, training.max_num_examples),
+                    certificate=willing[site].certificate,
+                )
+                for site in sorted(willing)
+            ],
+            key_dealer=next_after(self.site, sorted(willing)),
+            training=training,
+            shape_digest=self.shape_digest,
+            manifest_version=self.manifest.version,
+            train_deadline_ms=min(round(self.timing.train(self.attempt) * 1000), 86_400_000),
+        )
+        self._enter("plan", now, self.timing.phase(self.attempt))
+        return [do.Send(site, self.plan) for site in sorted(self._promises)]
+
+    def plan_answered(self, sender: str, answer: pb.PlanAnswer, now: float) -> list[do.Effect]:
+        """A participant took or declined the plan; a declining key dealer ends the attempt."""
+        if self.plan is None or sender not in self.participants or sender in self._answers:
+            return []
+        self._answers[sender] = answer
+        if not answer.accepted:
+            self._refusals[sender] = answer.reason
+            if sender == self.plan.key_dealer:
+                raise AttemptFails(f"the key dealer {sender} declined the plan: {answer.reason}")
+        if self.phase == "plan" and len(self._answers) == len(self.participants):
+            self._enter("train", now, self.timing.train(self.attempt))
+            return self._scale_if_all_trained(now)
+        return []
+
+    def context_held(self, now: float) -> list[do.Effect]:
+        """The public context is here: updates can be added from now on."""
+        if not self._context_held:
+            self._context_held = True
+            # Runs beside training, so it is a span since the plan, not a phase.
+            self._phases.append(("key", now - self._phase_began))
+        return self._scale_if_all_trained(now)
+
+    # ---- train -------------------------------------------------------------------
+
+    def trained(self, sender: str, message: pb.Trained, now: float) -> list[do.Effect]:
+        """A participant has trained, or says that it could not."""
+        if self.plan is None or sender not in self.participants or sender in self._trained:
+            return []
+        if message.failed:
+            self._refusals[sender] = message.reason
+        self._trained[sender] = message
+        return self._scale_if_all_trained(now)
+
+    def _scale_if_all_trained(self, now: float) -> list[do.Effect]:
+        declined = {site for site, answer in self._answers.items() if not answer.accepted}
+        waiting = set(self.participants) - set(self._trained) - declined
+        if self.phase == "train" and self._context_held and not waiting:
+            return self._scale(now)
+        return []
+
+    def _scale(self, now: float) -> list[do.Effect]:
+        """One fixed-point scale for all: the largest exponent of each group."""
+        reports = {site: m for site, m in self._trained.items() if not m.failed}
+        self._need(len(reports), "have trained")
+        if not self._context_held:
+            raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
+        lengths = {len(m.scale_exponents) for m in reports.values()}
+        if len(lengths) != 1:
+            raise AttemptFails(f"sites report different numbers of parameter groups: {lengths}")
+        columns = zip(*(m.scale_exponents for m in reports.values()), strict=True)
+        self._exponents = tuple(max(column) for column in columns)
+        self._asked = tuple(sorted(reports))
+        self._enter("aggregate", now, self.timing.phase(self.attempt))
+        message = pb.Scale(
+            round=self.round,
+            attempt=self.attempt,
+            scale_exponents=self._exponents,
+            contributors=self._asked,
+        )
+        return [do.Send(site, message) for site in self._asked]
+
+    # ---- aggregate ---------------------------------------------------------------
+
+    def expects_update(self, sender: str) -> bool:
+        """Whether an encrypted update of this site belongs here now."""
+        waiting = self.phase == "aggregate" and not self._finishing
+        return waiting and sender in self._asked and sender not in self._added
+
+    def update_arrived(self, sender: str) -> list[do.Effect]:
+        """An update is here, whole: add it."""
+        if not self.expects_update(sender):
+            return []
+        return [do.AddUpdate(self.round, self.attempt, sender)]
+
+    def update_added(self, sender: str) -> list[do.Effect]:
+        """An update is in the sum."""
+        if self.phase != "aggregate":
+            return []
+        self._added.add(sender)
+        return self._finish_if_all_added()
+
+    def update_refused(self, sender: str, reason: str) -> list[do.Effect]:
+        """An update was malformed: go on without it."""
+        self._refusals[sender] = reason
+        self._asked = tuple(site for site in self._asked if site != sender)
+        self._need(len(self._asked), "can contribute")
+        return self._finish_if_all_added()
+
+    def _finish_if_all_added(self) -> list[do.Effect]:
+        return self._finish() if self._added >= set(self._asked) else []
+
+    def _finish(self) -> list[do.Effect]:
+        if self._finishing:
+            return []
+        self._need(len(self._added), "have contributed")
+        # What was handed to the adder before this is in the sum, and says so
+        # before the sum is finished: `_added` is right when `sum_finished` comes.
+        self._finishing = True
+        return [do.FinishSum(self.round, self.attempt)]
+
+    def sum_finished(self, digest: bytes, now: float) -> list[do.Effect]:
+        """The encrypted sum is written: to the key holders with it."""
+        if self.phase != "aggregate":
+            return []
+        self._enter("apply", now, self.timing.phase(self.attempt))
+        message = pb.Apply(
+            round=self.round,
+            attempt=self.attempt,
+            contributors=sorted(self._added),
+            sum_digest=digest,
+            scale_exponents=self._exponents,
+        )
+        return [do.SendSum(tuple(key_holders(self._plan, self.site)), message)]
+
+    # ---- vote --------------------------------------------------------------------
+
+    def voted(self, vote: pb.Vote, now: float) -> list[do.Effect]:
+        """A verified vote: at the first, get the version; at a majority, commit."""
+        if self.phase not in ("apply", "vote") or vote.site in self._votes:
+            return []
+        self._votes[vote.site] = vote
+        result: list[do.Effect] = []
+        if self.phase == "apply":
+            self._enter("vote", now, self.timing.phase(self.attempt))
+            holders = set(key_holders(self._plan, self.site))
+            proposal = pb.Accept(round=self.round, attempt=self.attempt, value=vote.body)
+            result = [
+                do.Send(site, proposal) for site in self.manifest.enabled_ids if site not in holders
+            ]
+        return result + self._commit_if_majority(now)
+
+    def _commit_if_majority(self, now: float) -> list[do.Effect]:
+        tally = Counter(_key(vote.body) for vote in self._votes.values())
+        winner, count = tally.most_common(1)[0]
+        open_votes = len(self.manifest.enabled_ids) - len(self._votes)
+        if count + open_votes < self.manifest.majority:
+            raise AttemptFails(f"votes differ, no majority is possible: {self._describe_votes()}")
+        # Our own vote is waited for, so that the coordinator too has the version.
+        own = self._votes.get(self.site)
+        if count < self.manifest.majority or own is None or _key(own.body) != winner:
+            return []
+        self._enter("commit", now, math.inf)
+        equal = [self._votes[s] for s in sorted(self._votes) if _key(self._votes[s].body) == winner]
+        certificate = pb.Certificate(attempt=self.attempt, body=equal[0].body)
+        for vote in equal:
+            copy = pb.Vote()
+            copy.CopyFrom(vote)
+            copy.ClearField("body")
+            certificate.votes.append(copy)
+        commit = pb.Commit(certificate=certificate, report=self._report(equal))
+        return [do.Send(site, commit) for site in self.manifest.enabled_ids]
+
+    def _report(self, votes: list[pb.Vote]) -> pb.RoundReport:
+        losses = [vote.mean_loss for vote in votes if not math.isnan(vote.mean_loss)]
+        return pb.RoundReport(
+            round=self.round,
+            attempt=self.attempt,
+            coordinator=self.site,
+            key_dealer=self.plan.key_dealer if self.plan else "",
+            contributors=votes[0].body.contributors,
+            phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
+            mean_loss=losses[0] if losses else math.nan,
+        )
+
+    # ---- deadlines -----------------------------------------------------------------
+
+    def timeout(self, now: float) -> list[do.Effect]:
+        """The phase's deadline has passed: go on with those that answered, or fail."""
+        if self.phase == "prepare":
+            return self._plan_or_propose(now)
+        if self.phase == "plan":
+            self._enter("train", now, self.timing.train(self.attempt))
+            return self._scale_if_all_trained(now)
+        if self.phase == "train":
+            return self._scale(now)
+        if self.phase == "aggregate":
+            # A site whose update is not in the sum by now is no contributor.
+            self.deadline = now + self.timing.phase(self.attempt)
+            self._asked = tuple(sorted(self._added))
+            return self._finish()
+        silent = sorted(set(self.manifest.enabled_ids) - set(self._votes))
+        raise AttemptFails(f"no majority of votes in time; none came from {', '.join(silent)}")
+
+    def contributors(self) -> tuple[str, ...]:
+        """Whose updates are in the sum so far."""
+        return tuple(sorted(self._added))
+
+    @property
+    def participants(self) -> list[str]:
+        """Sites of the plan, sorted."""
+        return [p.site for p in self.plan.participants] if self.plan else []
+
+    @property
+    def _plan(self) -> pb.Plan:
+        if self.plan is None:
+            raise AssertionError(f"phase {self.phase} without a plan")
+        return self.plan
+
+    def _enter(self, phase: str, now: float, allowance: float) -> None:
+        self._phases.append((self.phase, now - self._phase_began))
+        self.phase, self._phase_began, self.deadline = phase, now, now + allowance
+
+    def _need(self, count: int, what: str) -> None:
+        minimum = max(2, self._plan.training.min_participants)
+        if count < minimum:
+            raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
+
+    def _why_not(self) -> str:
+        reasons = dict(self._refusals)
+        for site, promise in self._promises.items():
+            if not promise.willing:
+                reasons[site] = promise.reason or "not willing to train"
+            elif promise.shape_digest != self.shape_digest:
+                reasons[site] = "its retriever differs (encoder or adaptation)"
+        for site in self.manifest.enabled_ids:
+            if self.phase == "prepare" and site not in self._promises:
+                reasons.setdefault(site, self._behind.get(site, "did not answer"))
+        return "".join(f"; {site}: {reasons[site]}" for site in sorted(reasons))
+
+    def _describe_votes(self) -> str:
+        return ", ".join(
+            f"{site} {vote.body.model_digest.hex()[:12]}"
+            for site, vote in sorted(self._votes.items())
+        )
+
+    def _others(self) -> list[str]:
+        return [site for site in self.manifest.enabled_ids if site != self.site]
+
+
+def _key(body: pb.VoteBody) -> bytes:
+    return body.SerializeToString(deterministic=True)

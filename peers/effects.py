@@ -1,0 +1,383 @@
+"""What goes into the round protocol and what comes out of it.
+
+The protocol (peers/protocol.py) is a pure machine: `step(event, now)` returns a
+list of effects, which the driver (daemon/node.py, or the simulation in tests)
+carries out *in order*. `Persist` is finished before the next effect begins:
+nothing is said to a peer that a crash could make untrue.
+
+Every event and effect of an attempt carries its round and attempt, so that what
+arrives late is recognised and dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from peers.manifest import FederationManifest
+from proto import federation_pb2 as pb
+
+Body = (
+    pb.Run
+    | pb.Prepare
+    | pb.Promise
+    | pb.Nack
+    | pb.Behind
+    | pb.Ahead
+    | pb.Plan
+    | pb.PlanAnswer
+    | pb.Trained
+    | pb.Scale
+    | pb.Apply
+    | pb.Accept
+    | pb.Vote
+    | pb.Commit
+    | pb.AttemptFailed
+)
+
+
+@dataclass(frozen=True)
+class Durable:
+    """What a site must still know after a crash.
+
+    ``promised`` is the greatest attempt promised for round ``head_round + 1``
+    (-1: none); ``accepted`` the attempt and value voted for in that round.
+    """
+
+    head_round: int
+    head_digest: bytes
+    promised: int = -1
+    accepted: pb.Accepted | None = None
+    run: pb.Run | None = None
+
+
+# ---- events ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Received:
+    """A peer's message; the transport has checked who sent it and its bounds."""
+
+    sender: str
+    body: Body
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed; `Protocol.next_wakeup` says when one is due."""
+
+
+@dataclass(frozen=True)
+class RunRequested:
+    """A person at this site wants ``rounds`` more rounds."""
+
+    run_id: str
+    rounds: int
+    plan: pb.TrainingPlan
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """A person at this site wants the run to end after the round under way."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the site can contribute just now; the driver keeps it up to date."""
+
+    num_examples: int
+    willing: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ManifestChanged:
+    """The operator installed a newer manifest; it takes effect between attempts."""
+
+    manifest: FederationManifest
+
+
+@dataclass(frozen=True)
+class PeerAhead:
+    """A peer said at hello that it is at a later round."""
+
+    site: str
+    head_round: int
+
+
+@dataclass(frozen=True)
+class Worked:
+    """A piece of local work of an attempt is finished."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class LocalTrained(Worked):
+    """Local training is done; one scale exponent a parameter group."""
+
+    scale_exponents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ContextHeld(Worked):
+    """The round's context (secret at a key holder, public at the coordinator) is here."""
+
+
+@dataclass(frozen=True)
+class UpdateArrived(Worked):
+    """A contributor's encrypted update is here, whole and verified."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class UpdateAdded(Worked):
+    """A contributor's update is in the sum."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class UpdateRefused(Worked):
+    """A contributor's update was malformed; it is not in the sum."""
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SumFinished(Worked):
+    """The encrypted sum is written; this is its digest."""
+
+    sum_digest: bytes
+
+
+@dataclass(frozen=True)
+class Applied(Worked):
+    """The sum is decrypted and applied; the new version is on disk."""
+
+    model_digest: bytes
+    mean_loss: float
+
+
+@dataclass(frozen=True)
+class WorkFailed(Worked):
+    """A piece of local work failed for good; ``phase`` says which."""
+
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class VersionHere:
+    """A model version that was asked for is on disk, verified."""
+
+    model_digest: bytes
+
+
+@dataclass(frozen=True)
+class VersionMissing:
+    """A model version could not be had from anyone asked."""
+
+    model_digest: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
+class VoteSigned:
+    """This site's vote, signed."""
+
+    vote: pb.Vote
+
+
+@dataclass(frozen=True)
+class CertificatesArrived:
+    """Certificates of rounds after our head, oldest first, from ``site``."""
+
+    site: str
+    certificates: tuple[pb.Certificate, ...]
+
+
+Event = (
+    Received
+    | Tick
+    | RunRequested
+    | StopRequested
+    | Situation
+    | ManifestChanged
+    | PeerAhead
+    | LocalTrained
+    | ContextHeld
+    | UpdateArrived
+    | UpdateAdded
+    | UpdateRefused
+    | SumFinished
+    | Applied
+    | WorkFailed
+    | VersionHere
+    | VersionMissing
+    | VoteSigned
+    | CertificatesArrived
+)
+
+
+# ---- effects, in the order of a round ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Write this to disk, in one transaction, and wait for it; ``commits`` are filed too."""
+
+    durable: Durable
+    commits: tuple[pb.Commit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to one peer; a loss is the protocol's business, not the driver's."""
+
+    to: str
+    body: Body
+
+
+@dataclass(frozen=True)
+class BeginAttempt:
+    """Forget what belonged to other attempts: spool, keys, training under way."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class DealKey:
+    """Make the round key; public part to the coordinator, secret part sealed to each holder."""
+
+    plan: pb.Plan
+    coordinator: str
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train from the parent version; answer with `LocalTrained`."""
+
+    plan: pb.Plan
+    weight: float
+
+
+@dataclass(frozen=True)
+class EncryptUpdate:
+    """Quantise, encrypt, and send the update to the coordinator."""
+
+    round: int
+    attempt: int
+    coordinator: str
+    weight: float
+    scale_exponents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AddUpdate:
+    """Add an update that has arrived to the sum."""
+
+    round: int
+    attempt: int
+    site: str
+
+
+@dataclass(frozen=True)
+class FinishSum:
+    """Write the encrypted sum."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SendSum:
+    """Stream the encrypted sum to the key holders, then this message to each."""
+
+    holders: tuple[str, ...]
+    apply: pb.Apply
+
+
+@dataclass(frozen=True)
+class ApplySum:
+    """Decrypt the sum, apply it to the parent, persist the new version."""
+
+    round: int
+    attempt: int
+    scale_exponents: tuple[int, ...]
+    total_weight: float
+    parent_digest: bytes
+    sum_digest: bytes
+
+
+@dataclass(frozen=True)
+class FetchVersion:
+    """Get a model version from the first of these sites that has it."""
+
+    model_digest: bytes
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SignVote:
+    """Sign this vote with the site's key."""
+
+    attempt: int
+    body: pb.VoteBody
+    mean_loss: float
+
+
+@dataclass(frozen=True)
+class FetchCertificates:
+    """Get the certificates after round ``after`` from a site that is ahead."""
+
+    site: str
+    after: int
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """A new version is committed: answer questions with it as soon as it is indexed."""
+
+    round: int
+    model_digest: bytes
+    contributors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """For people who watch."""
+
+    round: int
+    attempt: int
+    phase: str
+    coordinator: str
+    participants: tuple[str, ...] = ()
+    contributors: tuple[str, ...] = ()
+    message: str = ""
+    model_digest: bytes = b""
+    report: pb.RoundReport | None = field(default=None, compare=False)
+
+
+Effect = (
+    Persist
+    | Send
+    | BeginAttempt
+    | DealKey
+    | Train
+    | EncryptUpdate
+    | AddUpdate
+    | FinishSum
+    | SendSum
+    | ApplySum
+    | FetchVersion
+    | SignVote
+    | FetchCertificates
+    | Adopt
+    | Progress
+)

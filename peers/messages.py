@@ -1,0 +1,501 @@
+"""The bounds of every message between sites, checked before anything uses it.
+
+PURE: no IO, no clock. The table `_RULES` has one row for every field of every
+message in proto/federation.proto, and a test holds that it has. A field out of
+its bounds refuses the whole message with a `RemoteProtocolError` that names the
+field, what was found and what was expected.
+
+What is checked here can be told from one message alone. Whether a sender may
+say it, and whether it may say it *now*, is decided by the transport and by the
+round protocol.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import pairwise
+from typing import Any, Final, Literal, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from proto import federation_pb2 as pb
+
+PROTOCOL_VERSION: Final = 1
+FEATURES: Final = ("adapt-head", "adapt-lora", "ckks")
+
+
+try:
+    SOFTWARE_VERSION = metadata.version("hanse")[:32]
+except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    SOFTWARE_VERSION = "0.1.0+source"
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+FRAME_BYTES: Final = MIB
+MESSAGE_BYTES: Final = 2 * MIB  # what the transport parses at most, frames included
+TEXT_LENGTH: Final = 500
+MAX_SITES: Final = 256
+
+# Counters must fit SQLite's signed integers and leave room to count on.
+COUNT_MAX: Final = 2**62
+
+# A training loss is clipped to 64 before it is shared; far above that is nonsense.
+_LOSS_MAX: Final = 1000.0
+
+BLOB_BYTES: Final[Mapping[int, int]] = {
+    pb.PUBLIC_CONTEXT: 8 * MIB,
+    pb.SEALED_CONTEXT: 8 * MIB,
+    pb.ENCRYPTED_UPDATE: 64 * GIB,
+    pb.ENCRYPTED_SUM: 64 * GIB,
+    pb.MODEL_VERSION: 16 * GIB,
+    pb.CERTIFICATES: 64 * MIB,
+}
+
+M = TypeVar("M", bound=Message)
+
+
+# ---- errors: who is to blame -------------------------------------------------
+
+
+class PeerError(Exception):
+    """Something between this site and a peer went wrong, and not by our fault."""
+
+
+class RemoteProtocolError(PeerError):
+    """The peer misbehaves: what it sent is not what the protocol allows."""
+
+
+class PeerRefused(PeerError):
+    """The peer refused us and said why."""
+
+
+class BlobUnknown(PeerRefused):
+    """The site that was asked does not have the object."""
+
+
+class PeerUnreachable(PeerError):
+    """The network, or a peer that is down: try again later."""
+
+
+class LocalProtocolError(Exception):
+    """This site was about to break the protocol: a bug of ours."""
+
+
+# ---- rules -------------------------------------------------------------------
+
+Rule = Callable[[str, Any], None]  # (path of the field, its value): raises RemoteProtocolError
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A field that is itself a message; it is checked by the table in turn."""
+
+    presence: Literal["required", "optional", "absent"] = "required"
+
+
+def _refuse(path: str, found: str, expected: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"{path} is {found}; expected {expected}")
+
+
+def _number(low: int, high: int = COUNT_MAX) -> Rule:
+    def rule(path: str, value: int) -> None:
+        if not low <= value <= high:
+            raise _refuse(path, str(value), f"{low} .. {high}")
+
+    return rule
+
+
+def _one_of(*allowed: Any) -> Rule:
+    def rule(path: str, value: object) -> None:
+        if value not in allowed:
+            expected = ", ".join(str(choice) for choice in allowed)
+            raise _refuse(path, _shown(value), f"one of {expected}")
+
+    return rule
+
+
+def _real(low: float, high: float, *, above: bool = False, unknown: bool = False) -> Rule:
+    """``above``: greater than ``low``; ``unknown``: NaN is allowed and says so."""
+
+    def rule(path: str, value: float) -> None:
+        if unknown and math.isnan(value):
+            return
+        # NaN fails the comparison, as it should.
+        if not low <= value <= high or (above and value == low):
+            raise _refuse(path, str(value), f"{'above ' if above else ''}{low:g} .. {high:g}")
+
+    return rule
+
+
+def _text(low: int, high: int) -> Rule:
+    """Printable characters only: texts end up in terminals and logs."""
+
+    def rule(path: str, value: str) -> None:
+        if not low <= len(value) <= high:
+            raise _refuse(path, f"{len(value)} characters long", f"{low} .. {high}")
+        if not value.isprintable():
+            raise _refuse(path, _shown(value), "printable characters on one line")
+
+    return rule
+
+
+def _matching(pattern: str) -> Rule:
+    compiled = re.compile(pattern)
+
+    def rule(path: str, value: str) -> None:
+        if not compiled.fullmatch(value):
+            raise _refuse(path, _shown(value), pattern)
+
+    return rule
+
+
+def _octets(low: int, high: int) -> Rule:
+    expected = f"{low} bytes" if low == high else f"{low} .. {high} bytes"
+
+    def rule(path: str, value: bytes) -> None:
+        if not low <= len(value) <= high:
+            raise _refuse(path, f"{len(value)} bytes", expected)
+
+    return rule
+
+
+def _each(rule: Rule, low: int, high: int, *, ordered: bool = False) -> Rule:
+    """A list of ``low`` to ``high``; ``ordered``: strictly ascending, so none occurs twice."""
+
+    def list_rule(path: str, values: Sequence[Any]) -> None:
+        if not low <= len(values) <= high:
+            raise _refuse(path, f"{len(values)} long", f"{low} .. {high}")
+        for position, value in enumerate(values):
+            rule(f"{path}[{position}]", value)
+        if ordered:
+            _ascending(path, values)
+
+    return list_rule
+
+
+def _ascending(path: str, values: Sequence[str]) -> None:
+    if any(not before < after for before, after in pairwise(values)):
+        raise _refuse(path, "not in ascending order", "sorted, each once")
+
+
+def _free(_path: str, _value: object) -> None:
+    """Every value of the wire type has a meaning."""
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_COUNT = _number(0)
+_ROUND = _number(1)
+_ATTEMPT = _number(0, 2**32 - 2)  # an attempt has a successor
+_SITE = _matching("[a-z0-9][a-z0-9-]{0,62}")
+_SITE_OR_NONE = _matching("([a-z0-9][a-z0-9-]{0,62})?")
+_FEDERATION = _text(1, 63)
+_DIGEST = _octets(32, 32)
+_REASON = _text(0, TEXT_LENGTH)
+_CERTIFICATE = _octets(1, 4096)
+_SOFTWARE = _text(0, 32)
+_FEATURE_NAMES = _each(_text(1, 32), 0, 32)
+_EXPONENTS = _each(_number(-126, 127), 1, 4096)
+_CONTRIBUTORS = _each(_SITE, 2, MAX_SITES, ordered=True)
+_LOSS = _real(0.0, _LOSS_MAX, unknown=True)
+_PHASES = ("prepare", "plan", "key", "train", "encrypt", "aggregate", "apply", "vote", "commit")
+
+_VOTE: dict[str, Rule | _Part] = {
+    "attempt": _ATTEMPT,
+    "body": _Part(),
+    "site": _SITE,
+    "signature": _octets(1, 80),
+    "certificate": _CERTIFICATE,
+    "mean_loss": _LOSS,
+}
+
+
+def _bare_vote(path: str, vote: pb.Vote) -> None:
+    """A vote inside a certificate, whose body is the certificate's."""
+    _walk(vote, path, _VOTE | {"body": _Part("absent")})
+
+
+_RULES: dict[type[Message], dict[str, Rule | _Part]] = {
+    pb.HelloRequest: {
+        "protocol_version": _number(1),
+        "software_version": _SOFTWARE,
+        "features": _FEATURE_NAMES,
+        "federation_id": _FEDERATION,
+        "sender": _SITE,
+        "manifest_version": _COUNT,
+    },
+    pb.HelloReply: {
+        "protocol_version": _number(1),
+        "software_version": _SOFTWARE,
+        "features": _FEATURE_NAMES,
+        "sender": _SITE,
+        "manifest_version": _COUNT,
+        "head_round": _COUNT,
+        "unix_ms": _COUNT,
+    },
+    pb.Receipt: {},
+    # ---- frames
+    pb.Frame: {
+        "offset": _COUNT,
+        "data": _octets(0, FRAME_BYTES),
+        "running_sha256": _DIGEST,
+        "last": _free,
+    },
+    pb.BlobName: {
+        "kind": _one_of(*BLOB_BYTES),
+        "round": _COUNT,
+        "attempt": _ATTEMPT,
+        "digest": _octets(0, 32),
+    },
+    pb.PushFrame: {
+        "federation_id": _text(0, 63),
+        "sender": _SITE_OR_NONE,
+        "name": _Part("optional"),
+        "total_bytes": _COUNT,
+        "frame": _Part(),
+    },
+    pb.PullRequest: {
+        "federation_id": _FEDERATION,
+        "sender": _SITE,
+        "name": _Part(),
+        "offset": _COUNT,
+    },
+    # ---- the round protocol
+    pb.Envelope: {
+        "federation_id": _FEDERATION,
+        "sender": _SITE,
+        "manifest_version": _COUNT,
+        **{field.name: _Part("optional") for field in pb.Envelope.DESCRIPTOR.oneofs[0].fields},
+    },
+    pb.TrainingPlan: {
+        "adapt": _one_of(pb.HEAD, pb.LORA),
+        "local_epochs": _number(0, 100),
+        "batch_size": _number(2, 4096),
+        "learning_rate": _real(0.0, 1.0, above=True),
+        "temperature": _real(0.001, 10.0),
+        "hard_negatives": _number(0, 64),
+        "seed": _free,
+        "bits": _one_of(8, 12, 16),
+        "min_participants": _number(2, MAX_SITES),
+        "max_num_examples": _number(1),
+    },
+    pb.Run: {
+        "generation": _COUNT,
+        "run_id": _matching("[0-9a-z-]{1,36}"),
+        "requested_by": _SITE,
+        "target_round": _COUNT,
+        "plan": _Part(),
+    },
+    pb.Prepare: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "head_digest": _DIGEST,
+        "run": _Part(),
+        "shape_digest": _DIGEST,
+        "manifest_version": _COUNT,
+    },
+    pb.Promise: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "head_digest": _DIGEST,
+        "accepted": _Part("optional"),
+        "num_examples": _COUNT,
+        "willing": _free,
+        "reason": _REASON,
+        "shape_digest": _DIGEST,
+        "certificate": _octets(0, 4096),
+    },
+    pb.Accepted: {"attempt": _ATTEMPT, "value": _Part()},
+    pb.Nack: {"round": _ROUND, "attempt": _ATTEMPT, "promised_attempt": _ATTEMPT},
+    pb.Behind: {"round": _ROUND, "attempt": _ATTEMPT, "head_round": _COUNT},
+    pb.Ahead: {"round": _ROUND, "certificate": _Part()},
+    pb.Participant: {"site": _SITE, "num_examples": _number(1), "certificate": _CERTIFICATE},
+    pb.Plan: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "parent_digest": _DIGEST,
+        "participants": _each(lambda path, value: _walk(value, path), 2, MAX_SITES),
+        "key_dealer": _SITE,
+        "training": _Part(),
+        "shape_digest": _DIGEST,
+        "manifest_version": _COUNT,
+        "train_deadline_ms": _number(1000, 86_400_000),
+    },
+    pb.PlanAnswer: {"round": _ROUND, "attempt": _ATTEMPT, "accepted": _free, "reason": _REASON},
+    pb.Trained: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "scale_exponents": _each(_number(-126, 127), 0, 4096),
+        "failed": _free,
+        "reason": _REASON,
+    },
+    pb.Scale: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "scale_exponents": _EXPONENTS,
+        "contributors": _CONTRIBUTORS,
+    },
+    pb.Apply: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "contributors": _CONTRIBUTORS,
+        "sum_digest": _DIGEST,
+        "scale_exponents": _EXPONENTS,
+    },
+    pb.Accept: {"round": _ROUND, "attempt": _ATTEMPT, "value": _Part()},
+    pb.VoteBody: {
+        "federation_id": _FEDERATION,
+        "round": _ROUND,
+        "parent_digest": _DIGEST,
+        "model_digest": _DIGEST,
+        "contributors": _CONTRIBUTORS,
+        "manifest_version": _COUNT,
+        "plan_digest": _DIGEST,
+    },
+    pb.Vote: _VOTE,
+    pb.Certificate: {
+        "attempt": _ATTEMPT,
+        "body": _Part(),
+        "votes": _each(_bare_vote, 1, MAX_SITES),
+        "unix_ms": _COUNT,
+    },
+    pb.Commit: {"certificate": _Part(), "report": _Part("optional")},
+    pb.AttemptFailed: {"round": _ROUND, "attempt": _ATTEMPT, "reason": _REASON},
+    pb.RoundReport: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "coordinator": _SITE,
+        # nobody dealt a key when an earlier attempt's value was proposed again
+        "key_dealer": _SITE_OR_NONE,
+        "contributors": _each(_SITE, 0, MAX_SITES, ordered=True),
+        "phases": _each(lambda path, value: _walk(value, path), 0, 16),
+        "shared_values": _COUNT,
+        "mean_loss": _LOSS,
+    },
+    pb.PhaseTime: {"phase": _one_of(*_PHASES), "seconds": _real(0.0, 1e9)},
+}
+
+
+# ---- rules that join two fields ------------------------------------------------
+
+
+def _frame(path: str, frame: pb.Frame) -> None:
+    if not frame.data and not frame.last:
+        raise _refuse(f"{path}.data", "empty", "1 .. 1048576 bytes in all frames but the last")
+
+
+def _blob_name(path: str, name: pb.BlobName) -> None:
+    if name.kind == pb.MODEL_VERSION:
+        _DIGEST(f"{path}.digest", name.digest)
+    else:
+        _octets(0, 0)(f"{path}.digest", name.digest)
+    if name.kind in (pb.MODEL_VERSION, pb.CERTIFICATES):
+        _number(0, 0)(f"{path}.attempt", name.attempt)
+    else:
+        _ROUND(f"{path}.round", name.round)
+
+
+def _push_frame(path: str, push: pb.PushFrame) -> None:
+    """The first frame says who sends what; no later one does."""
+    if push.frame.offset:
+        if push.federation_id or push.sender or push.HasField("name") or push.total_bytes:
+            raise _refuse(path, "a later frame with a name", "the name in the first frame only")
+        return
+    _FEDERATION(f"{path}.federation_id", push.federation_id)
+    _SITE(f"{path}.sender", push.sender)
+    if not push.HasField("name"):
+        raise _refuse(f"{path}.name", "missing", "what the object is, in the first frame")
+    _number(0, BLOB_BYTES[push.name.kind])(f"{path}.total_bytes", push.total_bytes)
+
+
+def _envelope(path: str, envelope: pb.Envelope) -> None:
+    if envelope.WhichOneof("body") is None:
+        raise _refuse(f"{path}.body", "missing", "one message of protocol version 1")
+
+
+def _promise(path: str, promise: pb.Promise) -> None:
+    if promise.willing:  # keys will be sealed for this certificate
+        _CERTIFICATE(f"{path}.certificate", promise.certificate)
+
+
+def _nack(path: str, nack: pb.Nack) -> None:
+    _number(nack.attempt + 1, 2**32 - 2)(f"{path}.promised_attempt", nack.promised_attempt)
+
+
+def _plan(path: str, plan: pb.Plan) -> None:
+    sites = [participant.site for participant in plan.participants]
+    _ascending(f"{path}.participants", sites)
+    if plan.key_dealer not in sites:
+        raise _refuse(f"{path}.key_dealer", _shown(plan.key_dealer), "one of the participants")
+
+
+def _trained(path: str, trained: pb.Trained) -> None:
+    if not trained.failed:
+        _EXPONENTS(f"{path}.scale_exponents", trained.scale_exponents)
+
+
+_RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
+    pb.Frame: _frame,
+    pb.BlobName: _blob_name,
+    pb.PushFrame: _push_frame,
+    pb.Envelope: _envelope,
+    pb.Promise: _promise,
+    pb.Nack: _nack,
+    pb.Plan: _plan,
+    pb.Trained: _trained,
+}
+
+
+def _walk(message: Message, path: str, rules: Mapping[str, Rule | _Part] | None = None) -> None:
+    for name, rule in (rules or _RULES[type(message)]).items():
+        where = f"{path}.{name}"
+        if not isinstance(rule, _Part):
+            rule(where, getattr(message, name))
+        elif message.HasField(name):
+            if rule.presence == "absent":
+                raise _refuse(where, "set", "left empty here")
+            _walk(getattr(message, name), where)
+        elif rule.presence == "required":
+            raise _refuse(where, "missing", "a value")
+    relation = _RELATIONS.get(type(message))
+    if relation is not None:
+        relation(path, message)
+
+
+# ---- the doors -------------------------------------------------------------------
+
+
+def check(message: Message) -> None:
+    """Raise RemoteProtocolError unless every field of ``message`` is in its bounds."""
+    _walk(message, type(message).__name__)
+
+
+def decode(kind: type[M], raw: bytes) -> M:
+    """Parse without checking bounds; raises RemoteProtocolError for anything but a ``kind``."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise RemoteProtocolError(
+            f"{len(raw)} bytes that are no {kind.__name__} of protocol version {PROTOCOL_VERSION}"
+        ) from error
+
+
+def parse(kind: type[M], raw: bytes) -> M:
+    """Parse and check; raises RemoteProtocolError."""
+    message = decode(kind, raw)
+    check(message)
+    return message
+
+
+def one_line(text: str) -> str:
+    """``text`` as a free text may be sent: printable, one line, at most 500 characters."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return line if len(line) <= TEXT_LENGTH else f"{line[: TEXT_LENGTH - 3]}..."

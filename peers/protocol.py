@@ -1,0 +1,751 @@
+"""The round protocol at one site. PURE: no IO, no clock, no randomness of its own.
+
+Each round is single-decree Paxos. Ballots are attempts, the value is a model
+digest, acceptors are the enabled sites of the manifest. The rules that all of
+the code below obeys:
+
+1. A site promises attempt a of round head+1 only if a >= every attempt that it
+   has promised in that round, and persists the promise before it answers.
+2. A site accepts a value in attempt a only if a >= promised; it persists the
+   value before it signs a vote. A vote means: *this version is on my disk*.
+3. A site votes once per attempt.
+4. A coordinator persists its own promise before its first `Prepare`, so that an
+   attempt number is never used twice, not even after a crash.
+5. A coordinator that learns of an accepted value proposes that value again.
+6. A version is committed by equal votes of a majority of the manifest, and by
+   nothing else. A site adopts a version only with such a certificate.
+7. A site never goes back: messages of rounds <= head change nothing.
+
+Time is an argument (seconds, monotonic); what must happen later is a deadline
+that `next_wakeup` tells. Messages that are late are dropped silently; messages
+that no honest peer would send raise RemoteProtocolError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from peers import effects as do
+from peers import runs
+from peers.coordination import AttemptFails, Coordination
+from peers.effects import Durable, Effect, Event
+from peers.manifest import FederationManifest
+from peers.messages import LocalProtocolError, RemoteProtocolError
+from peers.participation import Participation, Policy
+from peers.roles import coordinator_of
+from peers.runs import RunRefused
+from peers.timing import Timing
+from proto import federation_pb2 as pb
+
+
+class Protocol:
+    """One site's part in all rounds. Feed it events in `step`, carry out its effects."""
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        federation_id: str,
+        manifest: FederationManifest,
+        durable: Durable,
+        head_certificate: pb.Certificate | None,
+        shape_digest: bytes,
+        own_certificate: bytes,
+        policy: Policy,
+        timing: Timing,
+        verify_vote: Callable[[pb.Vote], None],
+        verify_certificate: Callable[[pb.Certificate], None],
+    ) -> None:
+        """``verify_*`` raise CertificateError; all else is plain values."""
+        self.site = site
+        self.manifest = manifest
+        self.durable = durable
+        self._federation_id = federation_id
+        self._head_certificate = head_certificate
+        self._shape_digest = shape_digest
+        self._own_certificate = own_certificate
+        self._policy = policy
+        self._timing = timing
+        self._verify_vote = verify_vote
+        self._verify_certificate = verify_certificate
+        self._situation = do.Situation(0, willing=False, reason="still starting")
+        self._next_manifest: FederationManifest | None = None
+        self._coordination: Coordination | None = None
+        self._part: Participation | None = None
+        self._early_prepare: do.Received | None = None
+        self._early: list[do.Received] = []
+        self._pending_accept: pb.Accept | None = None
+        self._pending_commits: tuple[pb.Commit, ...] = ()
+        self._expected = max(0, durable.promised)
+        self._expected_by = math.inf
+        self._now = 0.0
+        self._effects: list[Effect] = []
+
+    # ---- the door --------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; return what to do, in order.
+
+        Raises RemoteProtocolError when a peer misbehaves and RunRefused when a
+        person's wish can't be met; the state is unchanged then.
+        """
+        self._now = now
+        self._effects = []
+        self._take(event)
+        # Messages to ourselves, and what waited for a commit, are taken at once. That is
+        # safe: their consequences stand behind any Persist that their cause asked for.
+        taken = 0
+        while taken < len(self._effects) or self._early:
+            if self._early:
+                self._take_ours(self._early.pop(0))
+                continue
+            effect = self._effects[taken]
+            taken += 1
+            if isinstance(effect, do.Send) and effect.to == self.site:
+                self._take_ours(do.Received(self.site, effect.body))
+        return [e for e in self._effects if not (isinstance(e, do.Send) and e.to == self.site)]
+
+    def _take_ours(self, event: do.Received) -> None:
+        """What is refused here must not undo what its cause has already asked for."""
+        try:
+            self._take(event)
+        except RemoteProtocolError as error:
+            self._progress("waiting", message=str(error))
+
+    def next_wakeup(self) -> float:
+        """When a Tick is due; infinity when nothing waits."""
+        deadline = self._coordination.deadline if self._coordination else math.inf
+        return min(deadline, self._expected_by)
+
+    def start(self, now: float) -> list[Effect]:
+        """Begin after a (re)start of the daemon."""
+        self._now = now
+        self._effects = []
+        if self._active:
+            self._expect(self.durable.promised + 1, delay=self._timing.retry(0))
+        return self._effects
+
+    @property
+    def head_round(self) -> int:
+        """The last committed round that this site knows; 0: none."""
+        return self.durable.head_round
+
+    @property
+    def run(self) -> pb.Run | None:
+        """The run under way, or the last one."""
+        return self.durable.run
+
+    def expects(self, sender: str, name: pb.BlobName) -> bool:
+        """Whether a large object offered by ``sender`` belongs to the attempt under way."""
+        part, coordination = self._part, self._coordination
+        if (name.round, name.attempt) != (self.head_round + 1, self.durable.promised):
+            return False
+        if name.kind == pb.ENCRYPTED_UPDATE:
+            return coordination is not None and coordination.expects_update(sender)
+        if part is None:
+            return False
+        from_dealer = sender == part.plan.key_dealer and not part.context_held
+        if name.kind == pb.PUBLIC_CONTEXT:
+            return from_dealer and self.site == part.coordinator
+        if name.kind == pb.SEALED_CONTEXT:
+            return from_dealer and part.holds_key
+        return name.kind == pb.ENCRYPTED_SUM and part.holds_key and sender == part.coordinator
+
+    def _take(self, event: Event) -> None:
+        coordination = self._coordination
+        try:
+            match event:
+                case do.Received(sender, body):
+                    self._receive(sender, body)
+                case do.Tick():
+                    self._tick()
+                case do.Situation():
+                    self._situation = event
+                case do.RunRequested(run_id, rounds, plan):
+                    self._request_run(run_id, rounds, plan)
+                case do.StopRequested(run_id):
+                    self._request_stop(run_id)
+                case do.ManifestChanged(manifest):
+                    self._change_manifest(manifest)
+                case do.PeerAhead(site, head_round):
+                    if head_round > self.head_round:
+                        self._emit(do.FetchCertificates(site, self.head_round))
+                case do.CertificatesArrived(_, certificates):
+                    self._catch_up(certificates)
+                case do.VersionHere(digest):
+                    self._version_here(digest)
+                case do.VersionMissing(digest, reason):
+                    self._version_missing(digest, reason)
+                case do.VoteSigned(vote):
+                    self._send_vote(vote)
+                case _:
+                    self._worked(event)
+        except AttemptFails as failure:
+            if coordination is None:
+                raise LocalProtocolError(f"an attempt failed without one: {failure}") from failure
+            self._fail_attempt(coordination, str(failure))
+
+    def _receive(self, sender: str, body: do.Body) -> None:
+        match body:
+            case pb.Run():
+                self._adopt_run(body)
+            case pb.Prepare():
+                self._on_prepare(sender, body)
+            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote():
+                self._on_answer(sender, body)
+            case pb.Nack():
+                self._on_nack(body)
+            case pb.Behind():
+                self._on_behind(sender, body)
+            case pb.Ahead():
+                self._on_ahead(sender, body)
+            case pb.Plan():
+                self._on_plan(sender, body)
+            case pb.Scale():
+                self._on_scale(sender, body)
+            case pb.Apply():
+                self._on_apply(sender, body)
+            case pb.Accept():
+                self._on_accept(sender, body)
+            case pb.Commit():
+                self._on_commit(body)
+            case pb.AttemptFailed():
+                self._on_attempt_failed(sender, body)
+
+    # ---- runs ------------------------------------------------------------------
+
+    @property
+    def _active(self) -> bool:
+        run = self.durable.run
+        return run is not None and run.target_round > self.head_round
+
+    def _request_run(self, run_id: str, rounds: int, plan: pb.TrainingPlan) -> None:
+        if self._active:
+            raise RunRefused(runs.under_way(self.durable.run))
+        objection = self._policy.objection(plan) or runs.objection(plan, self.manifest)
+        if objection:
+            raise RunRefused(objection)
+        self._announce_run(run_id, self.head_round + rounds, plan)
+
+    def _request_stop(self, run_id: str) -> None:
+        run = self.durable.run
+        if run is None or not self._active:
+            raise RunRefused("no run is under way")
+        self._announce_run(run_id, self.head_round, run.plan)
+
+    def _announce_run(self, run_id: str, target: int, plan: pb.TrainingPlan) -> None:
+        run = runs.following(self.durable.run, self.site, run_id, target, plan)
+        self._adopt_run(run)
+        for peer in self.manifest.enabled_ids:
+            if peer != self.site:
+                self._emit(do.Send(peer, run))
+
+    def _adopt_run(self, run: pb.Run) -> None:
+        if not runs.supersedes(run, self.durable.run):
+            return
+        was_active = self._active
+        self._persist(replace(self.durable, run=run))
+        if self._active and not was_active:
+            self._expect(self.durable.promised + 1, delay=0)
+        elif not self._active and self._part is None and self._coordination is None:
+            self._expected_by = math.inf
+
+    # ---- who begins, and when --------------------------------------------------
+
+    def _expect(self, attempt: int, delay: float) -> None:
+        """Wait for ``attempt``: to begin it ourselves, or for its coordinator to."""
+        self._apply_next_manifest()
+        if self.site not in self.manifest.enabled_ids:
+            self._expected_by = math.inf
+            return
+        self._expected = attempt
+        mine = coordinator_of(self.manifest, self.head_round + 1, attempt) == self.site
+        if mine and delay == 0:
+            self._begin(attempt)
+        elif mine:
+            self._expected_by = self._now + delay
+        else:
+            self._expected_by = self._now + delay + self._timing.patience(attempt)
+
+    def _tick(self) -> None:
+        if self._coordination and self._now >= self._coordination.deadline:
+            self._emit(*self._coordination.timeout(self._now))
+        if self._now < self._expected_by:
+            return
+        if not self._active and self._part is None:
+            self._expected_by = math.inf
+            return
+        mine = coordinator_of(self.manifest, self.head_round + 1, self._expected) == self.site
+        if mine and self._expected > self.durable.promised:
+            self._begin(self._expected)
+        else:
+            self._part = None
+            self._expect(self._expected + 1, delay=0)
+
+    def _begin(self, attempt: int) -> None:
+        run = self.durable.run
+        if run is None or not self._active:
+            self._expected_by = math.inf
+            return
+        self._enter_attempt(attempt)
+        self._coordination = Coordination(
+            site=self.site,
+            round=self.head_round + 1,
+            attempt=attempt,
+            parent_digest=self.durable.head_digest,
+            run=run,
+            shape_digest=self._shape_digest,
+            manifest=self.manifest,
+            timing=self._timing,
+            now=self._now,
+        )
+        self._progress("prepare")
+        self._emit(*self._coordination.prepare())
+        self._emit(do.Send(self.site, self._promise()))
+
+    def _enter_attempt(self, attempt: int) -> None:
+        """Promise: nothing of an earlier attempt counts any more (rules 1 and 4)."""
+        self._coordination = None
+        self._part = None
+        self._pending_accept = None
+        self._persist(replace(self.durable, promised=attempt))
+        self._emit(do.BeginAttempt(self.head_round + 1, attempt))
+        self._expected = attempt
+        self._expected_by = self._now + self._timing.patience(attempt)
+
+    def _fail_attempt(self, coordination: Coordination, reason: str) -> None:
+        message = pb.AttemptFailed(
+            round=coordination.round, attempt=coordination.attempt, reason=reason[:500]
+        )
+        self._coordination = None
+        for site in self.manifest.enabled_ids:
+            self._emit(do.Send(site, message))
+
+    def _on_attempt_failed(self, sender: str, message: pb.AttemptFailed) -> None:
+        if sender != coordinator_of(self.manifest, message.round, message.attempt):
+            coordination = self._coordinated(message.round, message.attempt)
+            if coordination is not None:
+                self._emit(*coordination.refused(sender, message.reason, self._now))
+            return
+        if message.round != self.head_round + 1 or message.attempt < self._expected:
+            return
+        self._part = None
+        self._progress("failed", message=message.reason, attempt=message.attempt)
+        if self._active:
+            self._expect(message.attempt + 1, delay=self._timing.retry(message.attempt))
+
+    # ---- prepare ---------------------------------------------------------------
+
+    def _on_prepare(self, sender: str, message: pb.Prepare) -> None:
+        if sender != coordinator_of(self.manifest, message.round, message.attempt):
+            if message.manifest_version == self.manifest.version:
+                raise RemoteProtocolError(
+                    f"{sender} prepared attempt {message.attempt} of round {message.round}, "
+                    "which is not its turn"
+                )
+            self._refuse_attempt(sender, message)
+            return
+        if message.round <= self.head_round:
+            if self._head_certificate is not None:
+                self._emit(
+                    do.Send(
+                        sender, pb.Ahead(round=message.round, certificate=self._head_certificate)
+                    )
+                )
+            return
+        if message.round > self.head_round + 1:
+            self._catch_up_for(sender, message)
+            return
+        if message.head_digest != self.durable.head_digest:
+            raise RemoteProtocolError(
+                f"{sender} builds round {message.round} on version "
+                f"{message.head_digest.hex()[:12]}, committed here is "
+                f"{self.durable.head_digest.hex()[:12]}"
+            )
+        self._adopt_run_of(message)
+        if message.attempt < self.durable.promised:
+            nack = pb.Nack(
+                round=message.round,
+                attempt=message.attempt,
+                promised_attempt=self.durable.promised,
+            )
+            self._emit(do.Send(sender, nack))
+            return
+        self._apply_next_manifest()
+        if message.manifest_version != self.manifest.version:
+            self._refuse_attempt(sender, message)
+            return
+        if message.attempt > self.durable.promised:
+            self._enter_attempt(message.attempt)
+            self._progress("prepare")
+        self._emit(do.Send(sender, self._promise()))
+
+    def _catch_up_for(self, sender: str, message: pb.Prepare) -> None:
+        """A commit is still on its way to us: say so, and answer when we have caught up."""
+        self._adopt_run_of(message)
+        self._early_prepare = do.Received(sender, message)
+        behind = pb.Behind(round=message.round, attempt=message.attempt, head_round=self.head_round)
+        self._emit(do.Send(sender, behind))
+        if not self._pending_commits:
+            self._emit(do.FetchCertificates(sender, self.head_round))
+
+    def _adopt_run_of(self, message: pb.Prepare) -> None:
+        """A run that we missed; its coordinator is at work, so there is nothing to begin."""
+        if runs.supersedes(message.run, self.durable.run):
+            self._persist(replace(self.durable, run=message.run))
+
+    def _refuse_attempt(self, sender: str, message: pb.Prepare) -> None:
+        reason = (
+            f"has federation manifest {self.manifest.version}, the coordinator "
+            f"{message.manifest_version}: install the newer one at both (SIGHUP)"
+        )
+        failed = pb.AttemptFailed(round=message.round, attempt=message.attempt, reason=reason)
+        self._emit(do.Send(sender, failed))
+
+    def _promise(self) -> pb.Promise:
+        return pb.Promise(
+            round=self.head_round + 1,
+            attempt=self.durable.promised,
+            head_digest=self.durable.head_digest,
+            accepted=self.durable.accepted,
+            num_examples=self._situation.num_examples,
+            willing=self._situation.willing,
+            reason=self._situation.reason[:500],
+            shape_digest=self._shape_digest,
+            certificate=self._own_certificate,
+        )
+
+    def _on_answer(
+        self, sender: str, message: pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
+    ) -> None:
+        """An answer to the attempt that we coordinate; of another attempt: too late."""
+        round_ = message.body.round if isinstance(message, pb.Vote) else message.round
+        coordination = self._coordinated(round_, message.attempt)
+        if coordination is None:
+            return
+        before = coordination.phase
+        match message:
+            case pb.Promise():
+                self._emit(*coordination.promised(sender, message, self._now))
+            case pb.PlanAnswer():
+                self._emit(*coordination.plan_answered(sender, message, self._now))
+            case pb.Trained():
+                self._emit(*coordination.trained(sender, message, self._now))
+            case pb.Vote():
+                if message.site != sender:
+                    raise RemoteProtocolError(f"{sender} sent a vote of {message.site}")
+                self._verify_vote(message)
+                self._emit(*coordination.voted(message, self._now))
+        self._renew(coordination, before)
+
+    def _on_nack(self, message: pb.Nack) -> None:
+        if self._coordinated(message.round, message.attempt):
+            raise AttemptFails(f"attempt {message.promised_attempt} is already under way")
+
+    def _on_behind(self, sender: str, message: pb.Behind) -> None:
+        coordination = self._coordinated(message.round, message.attempt)
+        if coordination is not None:
+            coordination.behind(sender, message.head_round)
+
+    def _on_ahead(self, sender: str, message: pb.Ahead) -> None:
+        if message.certificate.body.round > self.head_round:
+            self._coordination = None
+            self._emit(do.FetchCertificates(sender, self.head_round))
+
+    # ---- plan, key, train ---------------------------------------------------------
+
+    def _on_plan(self, sender: str, plan: pb.Plan) -> None:
+        if not self._current(sender, plan.round, plan.attempt) or self._part is not None:
+            return
+        self._renew_patience(train=True)
+        if self.site not in [p.site for p in plan.participants]:
+            return
+        part = Participation(self.site, sender, self._federation_id, plan)
+        objection = self._objection(plan, sender)
+        if objection:
+            self._emit(*part.decline(objection))
+            return
+        self._part = part
+        self._emit(*part.begin())
+
+    def _objection(self, plan: pb.Plan, coordinator: str) -> str:
+        """What is wrong with a plan, as this site sees it."""
+        participants = [p.site for p in plan.participants]
+        if plan.parent_digest != self.durable.head_digest:
+            return "the plan starts from a version that is not this site's head"
+        if plan.manifest_version != self.manifest.version:
+            return f"the plan is for manifest {plan.manifest_version}"
+        if not set(participants) <= set(self.manifest.enabled_ids):
+            return "the plan names participants that the manifest does not"
+        if plan.key_dealer == coordinator or plan.key_dealer not in participants:
+            return "the key dealer must be a participant other than the coordinator"
+        if len(participants) < max(2, plan.training.min_participants):
+            return "the plan has fewer participants than it says it needs"
+        if plan.shape_digest != self._shape_digest:
+            return "this site's retriever differs (encoder or adaptation)"
+        return self._policy.objection(plan.training)
+
+    def _worked(self, event: Event) -> None:
+        """Local work of the attempt under way is done; of another attempt: forgotten."""
+        if not isinstance(event, do.Worked) or not self._is_current(event.round, event.attempt):
+            return
+        coordination, part = self._coordination, self._part
+        before = coordination.phase if coordination else ""
+        if part is not None:
+            self._participate(part, event)
+        match event:
+            case do.ContextHeld() if coordination:
+                self._emit(*coordination.context_held(self._now))
+            case do.UpdateArrived() if coordination:
+                self._emit(*coordination.update_arrived(event.site))
+            case do.UpdateAdded() if coordination:
+                self._emit(*coordination.update_added(event.site))
+                self._progress("aggregate", contributors=coordination.contributors())
+            case do.UpdateRefused() if coordination:
+                self._emit(*coordination.update_refused(event.site, event.reason))
+            case do.SumFinished() if coordination:
+                self._emit(*coordination.sum_finished(event.sum_digest, self._now))
+            case do.WorkFailed() if coordination and event.phase in ("key", "aggregate"):
+                raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
+        if coordination is not None:
+            self._renew(coordination, before)
+
+    def _participate(self, part: Participation, event: do.Worked) -> None:
+        match event:
+            case do.ContextHeld():
+                self._emit(*part.key_arrived())
+            case do.LocalTrained():
+                self._emit(*part.trained(event))
+            case do.Applied():
+                value = part.applied(event)
+                if value is not None:
+                    self._accept(event.attempt, value, event.mean_loss)
+            case do.WorkFailed():
+                self._emit(*part.failed(event))
+
+    def _on_scale(self, sender: str, message: pb.Scale) -> None:
+        if self._current(sender, message.round, message.attempt) and self._part is not None:
+            self._renew_patience()
+            self._emit(*self._part.scale(message))
+
+    def _on_apply(self, sender: str, message: pb.Apply) -> None:
+        if self._current(sender, message.round, message.attempt) and self._part is not None:
+            self._emit(*self._part.apply(message))
+            self._renew_patience()
+
+    # ---- vote --------------------------------------------------------------------
+
+    def _on_accept(self, sender: str, message: pb.Accept) -> None:
+        if message.round != self.head_round + 1 or message.attempt < self.durable.promised:
+            return
+        if sender != coordinator_of(self.manifest, message.round, message.attempt):
+            raise RemoteProtocolError(f"{sender} does not coordinate attempt {message.attempt}")
+        if message.value.parent_digest != self.durable.head_digest:
+            raise RemoteProtocolError(f"{sender} proposes a version with another parent")
+        if message.attempt > self.durable.promised:
+            self._enter_attempt(message.attempt)
+        self._pending_accept = message
+        self._renew_patience()
+        # Contributors other than the coordinator hold the key, and so the version.
+        holders = [site for site in message.value.contributors if site != sender]
+        self._emit(do.FetchVersion(message.value.model_digest, self._sources([*holders, sender])))
+
+    def _sources(self, likely: Iterable[str]) -> tuple[str, ...]:
+        """Whom to ask for a version, likely holders first."""
+        names = [*likely, *self.manifest.enabled_ids]
+        return tuple(dict.fromkeys(name for name in names if name != self.site))
+
+    def _accept(self, attempt: int, value: pb.VoteBody, mean_loss: float) -> None:
+        """Rules 2 and 3: persist, then vote, once per attempt."""
+        accepted = self.durable.accepted
+        if accepted is not None and accepted.attempt >= attempt:
+            return
+        self._persist(
+            replace(
+                self.durable,
+                promised=max(attempt, self.durable.promised),
+                accepted=pb.Accepted(attempt=attempt, value=value),
+            )
+        )
+        self._emit(do.SignVote(attempt, value, mean_loss))
+
+    def _send_vote(self, vote: pb.Vote) -> None:
+        if self._is_current(vote.body.round, vote.attempt):
+            self._renew_patience()
+            self._progress("vote", contributors=tuple(vote.body.contributors))
+            self._to_coordinator(vote)
+
+    def _version_here(self, digest: bytes) -> None:
+        if self._pending_commits and digest == _digest(self._pending_commits[-1]):
+            self._commit(self._pending_commits)
+        pending = self._pending_accept
+        if pending and pending.value.model_digest == digest:
+            self._pending_accept = None
+            if pending.attempt >= self.durable.promised:
+                self._accept(pending.attempt, pending.value, math.nan)
+
+    def _version_missing(self, digest: bytes, reason: str) -> None:
+        message = f"cannot get version {digest.hex()[:12]}: {reason}"
+        if self._pending_commits and digest == _digest(self._pending_commits[-1]):
+            self._pending_commits = ()  # tried again when a peer says that it is ahead
+        if self._pending_accept and self._pending_accept.value.model_digest == digest:
+            self._pending_accept = None
+        self._progress("waiting", message=message)
+
+    # ---- commit ------------------------------------------------------------------
+
+    def _on_commit(self, commit: pb.Commit) -> None:
+        body = commit.certificate.body
+        if body.round <= self.head_round:
+            return
+        if body.round > self.head_round + 1:
+            source = commit.report.coordinator or commit.certificate.votes[0].site
+            if source != self.site:
+                self._emit(do.FetchCertificates(source, self.head_round))
+            return
+        self._adopt_when_here((commit,))
+
+    def _catch_up(self, certificates: tuple[pb.Certificate, ...]) -> None:
+        fresh = [c for c in certificates if c.body.round > self.head_round]
+        if fresh and (
+            not self._pending_commits or _round(self._pending_commits[-1]) < _last(fresh)
+        ):
+            self._adopt_when_here(tuple(pb.Commit(certificate=c) for c in fresh))
+
+    def _adopt_when_here(self, commits: tuple[pb.Commit, ...]) -> None:
+        """Verify each certificate and the chain from our head, then get the version."""
+        parent, round_ = self.durable.head_digest, self.head_round
+        for commit in commits:
+            body = commit.certificate.body
+            if (body.round, body.parent_digest) != (round_ + 1, parent):
+                raise RemoteProtocolError(
+                    f"the certificate of round {body.round} does not follow round {round_}"
+                )
+            self._verify_certificate(commit.certificate)
+            parent, round_ = body.model_digest, body.round
+        self._pending_commits = commits
+        last = commits[-1].certificate
+        voters = [vote.site for vote in last.votes]
+        self._emit(do.FetchVersion(parent, self._sources(voters)))
+
+    def _commit(self, commits: tuple[pb.Commit, ...]) -> None:
+        """The head moves on; the next round begins if the run goes on."""
+        self._pending_commits = ()
+        last = commits[-1]
+        body = last.certificate.body
+        if body.round <= self.head_round:
+            return
+        durable = Durable(body.round, body.model_digest, run=self.durable.run)
+        self.durable = durable
+        self._emit(do.Persist(durable, commits))
+        self._head_certificate = last.certificate
+        self._coordination = None
+        self._part = None
+        self._pending_accept = None
+        self._emit(do.BeginAttempt(body.round + 1, 0))
+        self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
+        self._emit(
+            do.Progress(
+                body.round,
+                last.certificate.attempt,
+                "committed",
+                last.report.coordinator,
+                contributors=tuple(body.contributors),
+                model_digest=body.model_digest,
+                report=last.report,
+            )
+        )
+        self._expected_by = math.inf
+        self._apply_next_manifest()
+        if self._active:
+            self._expect(0, delay=0)
+        if self._early_prepare is not None:
+            self._early.append(self._early_prepare)
+            self._early_prepare = None
+
+    # ---- small parts ---------------------------------------------------------------
+
+    def _emit(self, *effects: Effect) -> None:
+        self._effects.extend(effects)
+
+    def _persist(self, durable: Durable) -> None:
+        self.durable = durable
+        self._emit(do.Persist(durable))
+
+    def _is_current(self, round_: int, attempt: int) -> bool:
+        return (round_, attempt) == (self.head_round + 1, self.durable.promised)
+
+    def _current(self, sender: str, round_: int, attempt: int) -> bool:
+        """Whether this belongs to the attempt under way and comes from its coordinator."""
+        if not self._is_current(round_, attempt):
+            return False
+        if sender != coordinator_of(self.manifest, round_, attempt):
+            raise RemoteProtocolError(f"{sender} does not coordinate attempt {attempt}")
+        return True
+
+    def _coordinated(self, round_: int, attempt: int) -> Coordination | None:
+        """The attempt that we coordinate, if it is this one."""
+        c = self._coordination
+        return c if c is not None and (c.round, c.attempt) == (round_, attempt) else None
+
+    def _to_coordinator(self, body: do.Body) -> None:
+        target = coordinator_of(self.manifest, self.head_round + 1, self.durable.promised)
+        self._emit(do.Send(target, body))
+
+    def _renew(self, coordination: Coordination, before: str) -> None:
+        """The attempt that we run ourselves got on: its phases are our patience."""
+        if self._coordination is coordination and coordination.phase != before:
+            self._renew_patience(train=coordination.phase == "train")
+            self._progress(coordination.phase, contributors=coordination.contributors())
+
+    def _renew_patience(self, *, train: bool = False) -> None:
+        attempt = max(0, self.durable.promised)
+        extra = self._timing.train(attempt) if train else 0.0
+        self._expected_by = self._now + extra + self._timing.patience(attempt)
+
+    def _change_manifest(self, manifest: FederationManifest) -> None:
+        self._next_manifest = manifest
+        if self._part is None and self._coordination is None:
+            self._apply_next_manifest()
+
+    def _apply_next_manifest(self) -> None:
+        """Between attempts only: the version that an attempt runs under is fixed."""
+        if self._next_manifest is not None:
+            self.manifest, self._next_manifest = self._next_manifest, None
+
+    def _progress(
+        self,
+        phase: str,
+        *,
+        participants: tuple[str, ...] = (),
+        contributors: tuple[str, ...] = (),
+        message: str = "",
+        attempt: int | None = None,
+    ) -> None:
+        attempt = max(0, self.durable.promised) if attempt is None else attempt
+        coordinator = coordinator_of(self.manifest, self.head_round + 1, attempt)
+        self._emit(
+            do.Progress(
+                self.head_round + 1,
+                attempt,
+                phase,
+                coordinator,
+                participants,
+                contributors,
+                message,
+            )
+        )
+
+
+def _digest(commit: pb.Commit) -> bytes:
+    return commit.certificate.body.model_digest
+
+
+def _round(commit: pb.Commit) -> int:
+    return commit.certificate.body.round
+
+
+def _last(certificates: list[pb.Certificate]) -> int:
+    return certificates[-1].body.round

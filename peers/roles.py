@@ -1,0 +1,47 @@
+"""Who is what in an attempt: rotation, key holders, weights. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peers.certificates import plan_digest
+from peers.manifest import FederationManifest
+from proto import federation_pb2 as pb
+
+
+def coordinator_of(manifest: FederationManifest, round_: int, attempt: int) -> str:
+    """The site that runs this attempt: the sorted enabled sites in rotation."""
+    sites = manifest.enabled_ids
+    return sites[(round_ + attempt) % len(sites)]
+
+
+def next_after(site: str, candidates: Sequence[str]) -> str:
+    """The first candidate after ``site`` in rotation, never ``site`` itself."""
+    others = sorted(c for c in candidates if c != site)
+    return next((c for c in others if c > site), others[0])
+
+
+def key_holders(plan: pb.Plan, coordinator: str) -> list[str]:
+    """Who may decrypt the sum: the participants without the coordinator."""
+    return [p.site for p in plan.participants if p.site != coordinator]
+
+
+def weights(plan: pb.Plan) -> dict[str, float]:
+    """Each participant's weight, at most 1: its examples over the largest number."""
+    largest = max(p.num_examples for p in plan.participants)
+    return {p.site: p.num_examples / largest for p in plan.participants}
+
+
+def value_of(
+    plan: pb.Plan, federation_id: str, contributors: Sequence[str], model_digest: bytes
+) -> pb.VoteBody:
+    """What a site votes for after it applied the sum."""
+    return pb.VoteBody(
+        federation_id=federation_id,
+        round=plan.round,
+        parent_digest=plan.parent_digest,
+        model_digest=model_digest,
+        contributors=sorted(contributors),
+        manifest_version=plan.manifest_version,
+        plan_digest=plan_digest(plan.training),
+    )

@@ -1,0 +1,331 @@
+"""What a site does with the calls of its peers. Bytes in, bytes out; no grpc here.
+
+For every call the same questions, in this order:
+
+1. Whose certificate is on the connection, and does our authority vouch for it *now*?
+2. Is that site in the manifest in force, and enabled?
+3. Do the bytes parse, and is every field within its bounds?
+4. Is it for this federation, and does it name the certificate's site as its sender?
+5. Has that site greeted this process, speaking our protocol version?
+
+Only then does the `Inbox` see it. Whatever is not right is a `Refusal` with its
+cause and remedy, which peers/transport.py turns into a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final, Protocol
+
+from crypto.identity import Identity, IdentityError, Trust
+from peers.contacts import Contacts
+from peers.frames import Received, Source, frames, receive_in_file, receive_in_memory
+from peers.manifest import FederationManifest
+from peers.messages import (
+    BLOB_BYTES,
+    FEATURES,
+    PROTOCOL_VERSION,
+    SOFTWARE_VERSION,
+    BlobUnknown,
+    RemoteProtocolError,
+    check,
+    decode,
+    one_line,
+    parse,
+)
+from proto import federation_pb2 as pb
+
+# Kept in memory: small, and a sealed key has no business on a disk.
+_IN_MEMORY: Final = (pb.PUBLIC_CONTEXT, pb.SEALED_CONTEXT)
+
+
+class Inbox(Protocol):
+    """Whom the transport serves; implemented by daemon/node.py.
+
+    A peer may deliver or push the same thing twice (when a receipt was lost).
+    A `RemoteProtocolError` raised here goes back to the peer as the reason of a
+    refusal; any other exception is logged and told without its details.
+    """
+
+    async def message(self, sender: str, envelope: pb.Envelope) -> None:
+        """A message whose bounds and sender are checked."""
+
+    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+        """A whole object; its file, if it has one, is the inbox's from here on."""
+
+    def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
+        """Asked before an object's bytes are taken: None for yes, else why not."""
+
+    async def source(self, sender: str, name: pb.BlobName) -> Source:
+        """An object that a peer wants to have; raises BlobUnknown."""
+
+
+class Reason(Enum):
+    """Why a call is refused; each has one status on the wire."""
+
+    STRANGER = auto()  # no certificate, or none that our authority vouches for
+    NOT_ALLOWED = auto()  # a known site that may not say this
+    GREETING = auto()  # no greeting yet, or one in another protocol version
+    MALFORMED = auto()  # out of bounds, out of order, damaged
+    UNKNOWN_BLOB = auto()
+    BEYOND_END = auto()
+    TOO_MANY = auto()
+    DECLINED = auto()  # not wanted, or not fast enough
+
+
+class Refusal(Exception):
+    """A peer's call is turned down; the text goes to the peer and into our log."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(one_line(text))
+        self.reason = reason
+
+
+@dataclass
+class Caller:
+    """One call's other end. ``site`` is set once its certificate has been verified."""
+
+    certificate: bytes
+    address: str
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who we are and who may speak to us; replaced as a whole on reload."""
+
+    identity: Identity
+    trust: Trust
+    manifest: FederationManifest
+
+    def __post_init__(self) -> None:
+        ours = self.identity.federation_id
+        for whose, other in (
+            ("authority", self.trust.federation_id),
+            ("manifest", self.manifest.federation_id),
+        ):
+            if other != ours:
+                raise IdentityError(
+                    f"the {whose} is of federation {other!r}, this site's certificate of "
+                    f"{ours!r}: install the {whose} of {ours!r}"
+                )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one peer may take of us, and how long a peer may keep us waiting (seconds)."""
+
+    frame_s: float = 30.0
+    pushes: int = 4
+    pulls: int = 4
+
+
+@dataclass
+class Servicer:
+    """Answers the four calls of `service Federation`; ``membership`` may be replaced."""
+
+    membership: Membership
+    spool: Path
+    inbox: Inbox
+    head_round: Callable[[], int]
+    contacts: Contacts
+    limits: Limits = field(default_factory=Limits)
+    _greeted: set[str] = field(default_factory=set)
+    _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    # ---- the four calls ------------------------------------------------------
+
+    async def hello(self, caller: Caller, raw: bytes) -> bytes:
+        """First contact: versions are compared before anything else is believed."""
+        site = self._identify(caller)
+        request = decode(pb.HelloRequest, raw)
+        if request.protocol_version != PROTOCOL_VERSION:
+            self._greeted.discard(site)
+            raise Refusal(
+                Reason.GREETING,
+                f"site {site!r} speaks protocol version {request.protocol_version} (software "
+                f"{request.software_version[:32]!r}), site {self._ours!r} speaks "
+                f"{PROTOCOL_VERSION} (software {SOFTWARE_VERSION!r}): bring both to one release",
+            )
+        check(request)
+        self._admit(site, request.federation_id, request.sender)
+        self.contacts.received(site, raw)
+        self.contacts.introduced(site, request)
+        self._greeted.add(site)
+        reply = pb.HelloReply(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=SOFTWARE_VERSION,
+            features=[name for name in FEATURES if name in request.features],
+            sender=self._ours,
+            manifest_version=self.membership.manifest.version,
+            head_round=self.head_round(),
+            unix_ms=time.time_ns() // 1_000_000,
+        )
+        return self._sending(site, reply.SerializeToString())
+
+    async def deliver(self, caller: Caller, raw: bytes) -> bytes:
+        """One message of the round protocol."""
+        site = self._identify(caller)
+        envelope = parse(pb.Envelope, raw)
+        self._admit(site, envelope.federation_id, envelope.sender)
+        self._expect_greeting(site)
+        self.contacts.received(site, raw)
+        await self.inbox.message(site, envelope)
+        return self._sending(site, b"")
+
+    async def push(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
+        """A large object to us: wanted or not is decided before its bytes are taken."""
+        site = self._identify(caller)
+        with self._one_of("pushes", self.limits.pushes, site):
+            async with aclosing(self._pushed(site, incoming)) as pieces:
+                first = await anext(pieces, None)
+                if first is None or not first.HasField("name"):
+                    raise RemoteProtocolError("a push that does not begin with what it is")
+                self._admit(site, first.federation_id, first.sender)
+                self._expect_greeting(site)
+                why_not = self.inbox.accepts(site, first.name, first.total_bytes)
+                if why_not is not None:
+                    raise Refusal(Reason.DECLINED, f"{_called(first.name)} declined: {why_not}")
+                received = await self._take(site, first, pieces)
+            await self._hand_over(site, first.name, received)
+        return self._sending(site, b"")
+
+    async def pull(self, caller: Caller, raw: bytes) -> AsyncGenerator[bytes, None]:
+        """A large object from us, from a byte offset."""
+        site = self._identify(caller)
+        request = parse(pb.PullRequest, raw)
+        self._admit(site, request.federation_id, request.sender)
+        self._expect_greeting(site)
+        self.contacts.received(site, raw)
+        with self._one_of("pulls", self.limits.pulls, site):
+            source = await self.inbox.source(site, request.name)
+            try:
+                async with aclosing(frames(source, request.offset)) as outgoing:
+                    async for frame in outgoing:
+                        yield self._sending(site, frame.SerializeToString())
+            except FileNotFoundError as error:  # forgotten since, with its attempt
+                raise BlobUnknown(f"{_called(request.name)} is no longer here") from error
+
+    # ---- the questions -------------------------------------------------------
+
+    @property
+    def _ours(self) -> str:
+        return self.membership.identity.site_id
+
+    def _identify(self, caller: Caller) -> str:
+        try:
+            # At every call, not once a connection: a certificate may expire on a long one.
+            site = self.membership.trust.site_of(caller.certificate, at=datetime.now(UTC))
+        except IdentityError as error:
+            raise Refusal(Reason.STRANGER, str(error)) from error
+        caller.site = site
+        manifest = self.membership.manifest
+        entry = {listed.id: listed for listed in manifest.sites}.get(site)
+        if entry is None or not entry.enabled:
+            state = "not in" if entry is None else "disabled in"
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"site {site!r} is {state} manifest version {manifest.version} of federation "
+                f"{manifest.federation_id!r} at site {self._ours!r}: have the federation's keeper "
+                "sign a manifest that enables it, and install it here",
+            )
+        return site
+
+    def _admit(self, site: str, federation_id: str, sender: str) -> None:
+        ours = self.membership.manifest.federation_id
+        if federation_id != ours:
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"the message is for federation {federation_id!r}, this is {ours!r}: "
+                f"check federation_id in the settings of site {site!r}",
+            )
+        if sender != site:
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"the message names {sender!r} as its sender, the certificate is of {site!r}: "
+                "a site speaks for itself alone",
+            )
+
+    def _expect_greeting(self, site: str) -> None:
+        if site not in self._greeted:
+            raise Refusal(
+                Reason.GREETING,
+                f"site {site!r} has not said Hello to site {self._ours!r} since it started, in "
+                f"protocol version {PROTOCOL_VERSION}: say Hello first",
+            )
+
+    @contextmanager
+    def _one_of(self, what: str, most: int, site: str) -> Iterator[None]:
+        if self._busy[what, site] >= most:
+            raise Refusal(
+                Reason.TOO_MANY,
+                f"{most} {what} of site {site!r} are under way already: wait for one to end",
+            )
+        self._busy[what, site] += 1
+        try:
+            yield
+        finally:
+            self._busy[what, site] -= 1
+
+    # ---- frames --------------------------------------------------------------
+
+    async def _pushed(
+        self, site: str, incoming: AsyncIterator[bytes]
+    ) -> AsyncGenerator[pb.PushFrame, None]:
+        """Parsed and checked; no frame may take longer than ``limits.frame_s``."""
+        while True:
+            try:
+                async with asyncio.timeout(self.limits.frame_s):
+                    raw = await anext(incoming, None)
+            except TimeoutError as error:
+                raise Refusal(
+                    Reason.DECLINED,
+                    f"no frame for {self.limits.frame_s:g} s: push again when the line is better",
+                ) from error
+            if raw is None:
+                return
+            self.contacts.received(site, raw)
+            yield parse(pb.PushFrame, raw)
+
+    async def _take(
+        self, site: str, first: pb.PushFrame, rest: AsyncIterator[pb.PushFrame]
+    ) -> Received:
+        async def all_frames() -> AsyncGenerator[pb.Frame, None]:
+            yield first.frame
+            async for piece in rest:
+                yield piece.frame
+
+        limit, total = BLOB_BYTES[first.name.kind], first.total_bytes
+        async with aclosing(all_frames()) as incoming:
+            if first.name.kind in _IN_MEMORY:
+                return await receive_in_memory(incoming, limit=limit, total=total)
+            # A name of its own, so that no later push can change what was verified.
+            path = self.spool / f"{site}.{_called(first.name)}.{secrets.token_hex(8)}"
+            return await receive_in_file(incoming, path, limit=limit, total=total)
+
+    async def _hand_over(self, site: str, name: pb.BlobName, received: Received) -> None:
+        try:
+            await self.inbox.blob(site, name, received)
+        except BaseException:
+            if received.path is not None:
+                received.path.unlink(missing_ok=True)
+            raise
+
+    def _sending(self, site: str, raw: bytes) -> bytes:
+        self.contacts.sent(site, raw)
+        return raw
+
+
+def _called(name: pb.BlobName) -> str:
+    """An object's name for people and for file names."""
+    kind = pb.BlobKind.Name(name.kind).lower()
+    return f"{kind}-{name.digest.hex()[:16] or f'{name.round}-{name.attempt}'}"

@@ -1,0 +1,437 @@
+"""What institutions say to each other, over mutual TLS.
+
+`Transport` owns the server that peers call and one `PeerLink` for each peer of
+the manifest in force. Together with peers/transport_client.py this is the home
+of grpc among the peers: nothing of it is seen outside.
+
+A call of a peer is judged by peers/servicer.py; here a refusal becomes a
+status, and an error of our own becomes INTERNAL without details: what went
+wrong inside a site is told to its operator, not to its peers.
+"""
+
+from __future__ import annotations
+
+import peers.tls_floor  # before grpc, see there
+
+# isort: split
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+
+from crypto.identity import Identity, IdentityError, Trust
+from peers.contacts import Contacts, PeerStatistics, Tap
+from peers.frames import OffsetBeyondEnd, Received, Source
+from peers.manifest import FederationManifest
+from peers.messages import (
+    FEATURES,
+    PROTOCOL_VERSION,
+    SOFTWARE_VERSION,
+    BlobUnknown,
+    LocalProtocolError,
+    PeerError,
+    PeerUnreachable,
+)
+from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
+from peers.transport_client import (
+    COMMON_OPTIONS,
+    SERVICE,
+    ConnectionBroken,
+    Options,
+    Patience,
+    PeerLink,
+)
+from proto import federation_pb2 as pb
+
+__all__ = ["Inbox", "Limits", "ListenError", "Patience", "PeerStatistics", "Received", "Transport"]
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+_SERVER_OPTIONS: Final[Options] = [
+    *COMMON_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a second daemon on our port is an error, not a share
+    ("grpc.max_concurrent_streams", 32),  # of one connection
+    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing goes again
+    # Peers ping every 20 s; twice as often is still welcome.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+]
+
+_STATUS: Final = {
+    Reason.STRANGER: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.GREETING: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNKNOWN_BLOB: grpc.StatusCode.NOT_FOUND,
+    Reason.BEYOND_END: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.TOO_MANY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.DECLINED: grpc.StatusCode.ABORTED,
+}
+
+
+class ListenError(Exception):
+    """The address that peers should call cannot be listened on."""
+
+
+@dataclass(frozen=True)
+class KeepInTouch:
+    """Seconds between greetings: while a peer answers, and while it does not."""
+
+    answering_s: float = 5.0
+    silent_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the transport deals with peers; the defaults suit institutions on the internet."""
+
+    patience: Patience = field(default_factory=Patience)
+    limits: Limits = field(default_factory=Limits)
+    keep_in_touch: KeepInTouch = field(default_factory=KeepInTouch)
+
+
+class Transport:
+    """One site's connections with its peers. Make it and use it on one event loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        trust: Trust,
+        manifest: FederationManifest,
+        bind: str,
+        spool: Path,
+        inbox: Inbox,
+        *,
+        head_round: Callable[[], int],
+        terms: Terms | None = None,
+        tap: Tap | None = None,
+    ) -> None:
+        """``bind`` is the host:port listened on (port 0: any), ``spool`` a folder of ours.
+
+        ``tap`` sees the bytes of every message that crosses (for audits).
+        Raises IdentityError when identity, trust and manifest are not of one federation.
+        """
+        if not peers.tls_floor.holds():
+            raise LocalProtocolError(
+                "grpc was imported before peers.tls_floor, so TLS 1.2 would be accepted: "
+                "import peers.tls_floor first in the module that imports grpc"
+            )
+        self._bind = bind
+        self._spool = spool
+        self._terms = terms or Terms()
+        self._contacts = Contacts(tap)
+        self._head_round = head_round
+        self._servicer = Servicer(
+            Membership(identity, trust, manifest),
+            spool,
+            inbox,
+            head_round,
+            self._contacts,
+            self._terms.limits,
+        )
+        self._certificates_changed = False
+        self._changed = asyncio.Event()
+        self._links: dict[str, PeerLink] = {}
+        self._retired: list[PeerLink] = []
+        self._server: grpc.aio.Server | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self.port = 0
+
+    # ---- life ----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen, and begin to keep in touch with every peer. Raises ListenError."""
+        await asyncio.to_thread(_clear_spool, self._spool)
+        self._link_up()
+        server = grpc.aio.server(
+            options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression
+        )
+        server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            self.port = server.add_secure_port(self._bind, self._server_credentials())
+        except RuntimeError as error:
+            raise ListenError(
+                f"cannot listen on {self._bind}: the port is in use or not ours to take; "
+                "choose another `bind` in the settings, or stop who holds it"
+            ) from error
+        await server.start()
+        self._server = server
+        self._keeper = asyncio.create_task(self._keep_in_touch(), name="keep-in-touch")
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Take no new calls, give those under way ``grace`` seconds, close everything."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+            self._keeper = None
+        if self._server is not None:
+            await self._server.stop(grace)
+            self._server = None
+        self._retired.extend(self._links.values())
+        self._links = {}
+        await self._close_retired()
+
+    def reload(self, identity: Identity, manifest: FederationManifest) -> None:
+        """Take a renewed certificate and a new manifest into use, without a restart.
+
+        From here on the new manifest decides who may call. Connections stay,
+        except those whose certificate, address or place in the manifest changed.
+        Raises IdentityError when they are of another site or federation.
+        """
+        before = self._servicer.membership
+        if identity.site_id != before.identity.site_id:
+            raise IdentityError(
+                f"the certificate is of site {identity.site_id!r}, this is "
+                f"{before.identity.site_id!r}: install this site's, or start another fedd"
+            )
+        self._servicer.membership = Membership(
+            identity, Trust.from_pem(identity.authority_pem), manifest
+        )
+        self._certificates_changed |= identity != before.identity
+        if self._server is not None:
+            self._link_up()
+            self._changed.set()
+
+    # ---- what the node asks for ------------------------------------------------
+
+    async def send(self, to: str, envelope: pb.Envelope) -> None:
+        """Deliver one message. It may arrive twice if the connection breaks meanwhile.
+
+        Raises PeerUnreachable, PeerRefused, RemoteProtocolError; LocalProtocolError
+        when the message is out of bounds.
+        """
+        await self._persistently(to, lambda link: link.deliver(envelope))
+
+    async def push(self, to: str, name: pb.BlobName, source: Source) -> None:
+        """Send a large object, which may arrive twice, too.
+
+        Raises as `send`; OSError when a file cannot be read here.
+        """
+        await self._persistently(to, lambda link: link.push(name, source))
+
+    async def pull(
+        self, to: str, name: pb.BlobName, into: Path, *, at_most: int | None = None
+    ) -> Received:
+        """Fetch a large object into the file ``into``, at most ``at_most`` bytes.
+
+        Goes on from what ``<into>.part`` holds of an earlier transfer, and starts
+        anew if that proves to be something else. Raises as `send`, BlobUnknown
+        when the peer has no such object, OSError when it cannot be written here.
+        """
+        return await self._persistently(to, lambda link: link.pull(name, into, at_most))
+
+    async def hello(self, to: str) -> pb.HelloReply:
+        """Greet a peer; raises as `send`."""
+        return await self._link(to).hello()
+
+    def statistics(self) -> dict[str, PeerStatistics]:
+        """Every peer of the manifest in force, by site id."""
+        return {site: self._contacts.statistics(site) for site in self._links}
+
+    async def _persistently(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
+        """Make a call again when its connection broke, on the link that is then in force."""
+        for pause in self._terms.patience.pauses_s:
+            with suppress(ConnectionBroken):
+                return await call(self._link(to))
+            await asyncio.sleep(pause)
+        return await call(self._link(to))
+
+    # ---- links -----------------------------------------------------------------
+
+    def _link(self, to: str) -> PeerLink:
+        link = self._links.get(to)
+        if link is None:
+            manifest = self._servicer.membership.manifest
+            raise PeerUnreachable(
+                f"site {to!r} is no enabled peer in manifest version {manifest.version}"
+            )
+        return link
+
+    def _link_up(self) -> None:
+        """One link for each enabled peer; those that no longer fit are retired."""
+        membership = self._servicer.membership
+        wanted = {
+            site.id: site
+            for site in membership.manifest.sites
+            if site.enabled and site.id != membership.identity.site_id
+        }
+        kept: dict[str, PeerLink] = {}
+        for site, link in self._links.items():
+            if wanted.get(site) == link.peer and link.identity == membership.identity:
+                kept[site] = link
+            else:
+                self._retired.append(link)
+        for site, entry in wanted.items():
+            if site not in kept:
+                kept[site] = PeerLink(
+                    membership.identity,
+                    entry,
+                    self._introduction,
+                    self._contacts,
+                    self._terms.patience,
+                )
+        self._links = dict(sorted(kept.items()))
+
+    def _introduction(self) -> pb.HelloRequest:
+        membership = self._servicer.membership
+        return pb.HelloRequest(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=SOFTWARE_VERSION,
+            features=FEATURES,
+            federation_id=membership.identity.federation_id,
+            sender=membership.identity.site_id,
+            manifest_version=membership.manifest.version,
+        )
+
+    async def _close_retired(self) -> None:
+        retired, self._retired = self._retired, []
+        await asyncio.gather(*(link.close(None) for link in retired))
+
+    async def _keep_in_touch(self) -> None:
+        """Greet every peer at an interval, and start over when the manifest changes."""
+        while True:
+            self._changed.clear()
+            await self._close_retired()
+            async with asyncio.TaskGroup() as group:
+                greeters = [group.create_task(self._greet(link)) for link in self._links.values()]
+                await self._changed.wait()
+                for greeter in greeters:
+                    greeter.cancel()
+
+    async def _greet(self, link: PeerLink) -> None:
+        told = ""
+        while True:
+            pause = self._terms.keep_in_touch.answering_s
+            try:
+                await link.hello()
+                if told != "":
+                    log.info("peer answers", peer=link.peer.id)
+                told = ""
+            except PeerError as error:
+                pause = self._terms.keep_in_touch.silent_s
+                if str(error) != told:
+                    log.warning("peer does not answer", peer=link.peer.id, cause=str(error))
+                told = str(error)
+            except Exception:
+                # A bug of ours must not end the keeping in touch, nor go unseen.
+                log.exception("greeting a peer failed", peer=link.peer.id)
+            await asyncio.sleep(pause)
+
+    # ---- the server --------------------------------------------------------------
+
+    def _server_credentials(self) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            self._certificate_configuration(),
+            self._changed_certificates,  # type: ignore[arg-type]  # may return None; stubs err
+            require_client_authentication=True,
+        )
+
+    def _certificate_configuration(self) -> grpc.ServerCertificateConfiguration:
+        identity = self._servicer.membership.identity
+        return grpc.ssl_server_certificate_configuration(
+            [(identity.key_pem, identity.certificate_pem)],
+            root_certificates=identity.authority_pem,
+        )
+
+    def _changed_certificates(self) -> grpc.ServerCertificateConfiguration | None:
+        """Asked by grpc, in a thread of its own, before every handshake; None: as before."""
+        if not self._certificates_changed:
+            return None
+        self._certificates_changed = False
+        return self._certificate_configuration()
+
+    def _handlers(self) -> Any:
+        # Bytes in and out: parsing is the servicer's, so that garbage is refused with a reason.
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
+                "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver),
+                "Push": grpc.stream_unary_rpc_method_handler(self._push),
+                "Pull": grpc.unary_stream_rpc_method_handler(self._pull),
+            },
+        )
+
+    async def _hello(self, raw: bytes, context: Any) -> bytes:
+        async with self._answering("Hello", context) as caller:
+            return await self._servicer.hello(caller, raw)
+
+    async def _deliver(self, raw: bytes, context: Any) -> bytes:
+        async with self._answering("Deliver", context) as caller:
+            return await self._servicer.deliver(caller, raw)
+
+    async def _push(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
+        async with self._answering("Push", context) as caller:
+            return await self._servicer.push(caller, incoming)
+
+    async def _pull(self, raw: bytes, context: Any) -> None:
+        async with (
+            self._answering("Pull", context) as caller,
+            aclosing(self._servicer.pull(caller, raw)) as outgoing,
+        ):
+            async for frame in outgoing:
+                async with asyncio.timeout(self._terms.limits.frame_s):
+                    await context.write(frame)
+
+    @asynccontextmanager
+    async def _answering(self, call: str, context: Any) -> AsyncIterator[Caller]:
+        """Who calls; and what becomes of whatever goes wrong in answering."""
+        certificates = context.auth_context().get("x509_pem_cert", [b""])
+        caller = Caller(certificate=certificates[0], address=context.peer())
+        try:
+            yield caller
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            refusal = _as_refusal(error)
+            if refusal is None:
+                log.exception("answering a peer failed", call=call, peer=caller.site)
+                site = self._servicer.membership.identity.site_id
+                await context.abort(
+                    grpc.StatusCode.INTERNAL, f"site {site!r} failed; its log has the cause"
+                )
+            else:
+                self._note_refusal(call, caller, refusal)
+                await context.abort(_STATUS[refusal.reason], str(refusal))
+
+    def _note_refusal(self, call: str, caller: Caller, refusal: Refusal) -> None:
+        if caller.site:
+            self._contacts.refused(caller.site)
+        log.warning(
+            "peer refused",
+            call=call,
+            peer=caller.site or "unknown",
+            address=caller.address,
+            reason=refusal.reason.name.lower(),
+            cause=str(refusal),
+        )
+
+
+def _as_refusal(error: Exception) -> Refusal | None:
+    """The refusal that an error means, or None if it is a bug of ours."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, BlobUnknown):
+        return Refusal(Reason.UNKNOWN_BLOB, str(error))
+    if isinstance(error, OffsetBeyondEnd):
+        return Refusal(Reason.BEYOND_END, str(error))
+    if isinstance(error, PeerError):
+        return Refusal(Reason.MALFORMED, str(error))
+    if isinstance(error, TimeoutError):
+        return Refusal(Reason.DECLINED, "too slow to take a frame: pull again, from where it ended")
+    return None
+
+
+def _clear_spool(spool: Path) -> None:
+    """Make the folder; what a crash left half received is nobody's."""
+    spool.mkdir(parents=True, exist_ok=True)
+    for leftover in spool.glob("*.incoming"):
+        leftover.unlink(missing_ok=True)

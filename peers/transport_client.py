@@ -1,0 +1,366 @@
+"""Calls to one peer: greeting, deadlines, and who is to blame.
+
+Every failure of a call leaves here as one of the errors of peers/messages.py:
+the peer misbehaves, the peer refused, or the network.
+"""
+
+from __future__ import annotations
+
+import peers.tls_floor  # noqa: F401  before grpc, see there
+
+# isort: split
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from crypto.identity import Identity, tls_name
+from peers.contacts import Contacts
+from peers.frames import DigestMismatch, PartialFile, Received, Source, frames, size_of
+from peers.manifest import ManifestSite
+from peers.messages import (
+    BLOB_BYTES,
+    FRAME_BYTES,
+    MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    SOFTWARE_VERSION,
+    BlobUnknown,
+    LocalProtocolError,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    RemoteProtocolError,
+    check,
+    decode,
+    one_line,
+)
+from proto import federation_pb2 as pb
+
+T = TypeVar("T")
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
+
+Options = list[tuple[str, Any]]
+
+COMMON_OPTIONS: Final[Options] = [
+    # What is parsed at most; a frame of 1 MiB fits with room to spare.
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    # Ciphertexts do not compress; and what is never inflated is no bomb.
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # 1: identity alone
+    # A dead line is found within half a minute. The other end allows pings this often.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # 0: as many as keepalive needs
+]
+
+_CHANNEL_OPTIONS: Final[Options] = [
+    *COMMON_OPTIONS,
+    ("grpc.enable_retries", 0),  # we retry: only we know what may be repeated
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a renewed certificate gets a new connection
+    ("grpc.enable_http_proxy", 0),  # the manifest says where a peer is, not the environment
+    ("grpc.service_config_disable_resolution", 1),
+]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a peer may take (seconds), and how often a broken call is made again.
+
+    ``call_s`` for a message, ``frame_s`` for each frame of a large object;
+    ``pauses_s`` before the second, third, … try of a call whose connection broke.
+    """
+
+    call_s: float = 10.0
+    frame_s: float = 30.0
+    pauses_s: tuple[float, ...] = (0.1, 0.3, 1.0, 2.0)
+
+
+class ConnectionBroken(PeerUnreachable):
+    """There was no connection, or it broke: trying again may help at once."""
+
+
+class PeerLink:
+    """One peer and the connection to it; safe to use from several tasks at once."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        peer: ManifestSite,
+        introduce: Callable[[], pb.HelloRequest],
+        contacts: Contacts,
+        patience: Patience,
+    ) -> None:
+        self.identity = identity
+        self.peer = peer
+        self._introduce = introduce
+        self._contacts = contacts
+        self._patience = patience
+        self._greeted = False
+        self._greeting = asyncio.Lock()
+        self._channel = _open_channel(identity, peer)
+        # Bytes in and out: parsing is ours, so that garbage is blamed on who sent it.
+        self._hello = self._channel.unary_unary(f"/{SERVICE}/Hello")
+        self._deliver = self._channel.unary_unary(f"/{SERVICE}/Deliver")
+        self._push = self._channel.stream_unary(f"/{SERVICE}/Push")
+        self._pull = self._channel.unary_stream(f"/{SERVICE}/Pull")
+
+    async def close(self, grace: float | None) -> None:
+        """Let calls under way finish for ``grace`` seconds (None: cancel them), then close."""
+        await self._channel.close(grace)
+
+    # ---- the four calls ------------------------------------------------------
+
+    async def hello(self) -> pb.HelloReply:
+        """Say who we are and what we speak; learn the same of the peer."""
+        return await self._blamed(self._say_hello)
+
+    async def deliver(self, envelope: pb.Envelope) -> None:
+        """One message."""
+        raw = _serialised(envelope)
+        await self._call(lambda: self._send(self._deliver, raw))
+
+    async def push(self, name: pb.BlobName, source: Source) -> None:
+        """A large object, from its start."""
+        await self._call(lambda: self._push_whole(name, source))
+
+    async def pull(self, name: pb.BlobName, into: Path, at_most: int | None) -> Received:
+        """A large object into a file, from where an earlier transfer ended."""
+        partial = PartialFile(into)
+        bound = BLOB_BYTES[name.kind]
+        limit = bound if at_most is None else min(bound, at_most)
+        try:
+            return await self._call(lambda: self._pull_rest(name, partial, limit))
+        finally:
+            if await partial.held() == 0:
+                await partial.discard()
+
+    # ---- how each is done -----------------------------------------------------
+
+    async def _say_hello(self) -> pb.HelloReply:
+        request = self._introduce()
+        before = time.time()
+        raw = await self._send(self._hello, _serialised(request))
+        middle_ms = (before + time.time()) * 500
+        reply = decode(pb.HelloReply, raw)
+        if reply.protocol_version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"it speaks protocol version {reply.protocol_version} (software "
+                f"{reply.software_version[:32]!r}), we speak {PROTOCOL_VERSION} (software "
+                f"{SOFTWARE_VERSION!r}): bring both sites to one release"
+            )
+        check(reply)
+        if reply.sender != self.peer.id:
+            raise RemoteProtocolError(f"it calls itself {reply.sender!r}")
+        self._greeted = True
+        self._contacts.reported(self.peer.id, reply, reply.unix_ms - middle_ms)
+        return reply
+
+    async def _send(self, method: Callable[..., Awaitable[bytes]], raw: bytes) -> bytes:
+        call = method(raw, timeout=self._patience.call_s)
+        self._contacts.sent(self.peer.id, raw)
+        answer = await call
+        self._contacts.received(self.peer.id, answer)
+        return answer
+
+    async def _push_whole(self, name: pb.BlobName, source: Source) -> None:
+        total = await size_of(source)
+        first = pb.PushFrame(
+            federation_id=self.identity.federation_id,
+            sender=self.identity.site_id,
+            name=name,
+            total_bytes=total,
+        )
+        call = self._push(timeout=self._deadline(total))
+        try:
+            async with aclosing(frames(source)) as outgoing:
+                async for frame in outgoing:
+                    push = pb.PushFrame() if frame.offset else first
+                    push.frame.CopyFrom(frame)
+                    raw = _serialised(push)
+                    async with asyncio.timeout(self._patience.frame_s):
+                        await call.write(raw)
+                    self._contacts.sent(self.peer.id, raw)
+            await call.done_writing()
+        except asyncio.InvalidStateError:  # the peer ended the call early: it says why below
+            await call
+            raise RemoteProtocolError("it thanked for an object it had not yet got") from None
+        else:
+            self._contacts.received(self.peer.id, await call)
+        finally:
+            call.cancel()  # a call that is over ignores this
+
+    async def _pull_rest(self, name: pb.BlobName, partial: PartialFile, limit: int) -> Received:
+        held = await partial.held()
+        if held > limit:
+            await partial.discard()
+            held = 0
+        try:
+            return await self._pull_once(name, partial, held, limit)
+        except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, RemoteProtocolError) or _beyond_end(error):
+                await partial.discard()
+            if not held or not (isinstance(error, DigestMismatch) or _beyond_end(error)):
+                raise
+        # What was held is not the beginning of this object: it was another's, or damaged.
+        return await self._pull_rest(name, partial, limit)
+
+    async def _pull_once(
+        self, name: pb.BlobName, partial: PartialFile, held: int, limit: int
+    ) -> Received:
+        request = pb.PullRequest(
+            federation_id=self.identity.federation_id,
+            sender=self.identity.site_id,
+            name=name,
+            offset=held,
+        )
+        raw = _serialised(request)
+        call = self._pull(raw, timeout=self._deadline(limit - held))
+        self._contacts.sent(self.peer.id, raw)
+        try:
+            async with aclosing(self._arriving(call)) as incoming:
+                return await partial.receive(incoming, limit=limit)
+        finally:
+            call.cancel()
+
+    async def _arriving(self, call: Any) -> AsyncGenerator[pb.Frame, None]:
+        while True:
+            async with asyncio.timeout(self._patience.frame_s):
+                raw = await call.read()
+            if raw is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+                return
+            self._contacts.received(self.peer.id, raw)
+            yield decode(pb.Frame, raw)
+
+    def _deadline(self, size: int) -> float:
+        """Seconds for a whole object; what bites is the patience for each frame."""
+        return self._patience.call_s + self._patience.frame_s * (size // FRAME_BYTES + 1)
+
+    # ---- greeting and blame --------------------------------------------
+
+    async def _call(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await self._blamed(lambda: self._greeting_first(work))
+
+    async def _greeting_first(self, work: Callable[[], Awaitable[T]]) -> T:
+        await self._greet()
+        try:
+            return await work()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+            self._greeted = False  # the peer has restarted since
+        await self._greet()
+        return await work()
+
+    async def _greet(self) -> None:
+        async with self._greeting:
+            if not self._greeted:
+                await self._say_hello()
+
+    async def _blamed(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of ``work``, or the error that says who is to blame."""
+        site = self.peer.id
+        try:
+            result = await work()
+        except RemoteProtocolError as error:
+            misbehaviour = RemoteProtocolError(f"site {site!r} misbehaves: {error}")
+            self._note(misbehaviour)
+            raise misbehaviour from error
+        except (TimeoutError, grpc.aio.UsageError, grpc.aio.AioRpcError) as error:
+            blame = self._translated(error)
+            self._note(blame)
+            raise blame from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Not this task was cancelled but the call: its channel was closed under it.
+            broken = ConnectionBroken(f"the connection to site {site!r} is being renewed")
+            self._note(broken)
+            raise broken from None
+        self._contacts.answered(site)
+        return result
+
+    def _note(self, blame: Exception) -> None:
+        text = one_line(str(blame))
+        if isinstance(blame, PeerUnreachable):
+            self._greeted = False  # whoever answers next may be a fresh process
+            self._contacts.unreachable(self.peer.id, text)
+        else:
+            self._contacts.failed(self.peer.id, text)
+
+    def _translated(self, error: Exception) -> PeerError:
+        site = f"site {self.peer.id!r}"
+        if isinstance(error, TimeoutError):
+            return PeerUnreachable(f"{site} moved no frame for {self._patience.frame_s:g} s")
+        if not isinstance(error, grpc.aio.AioRpcError):
+            return ConnectionBroken(f"the connection to {site} is being renewed")
+        code, told = error.code(), one_line(error.details() or "no reason given")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return ConnectionBroken(
+                f"{site} cannot be reached at {self.peer.address}: {self._why(told)}"
+            )
+        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+            return PeerUnreachable(f"{site} did not answer in time ({told})")
+        if code is grpc.StatusCode.NOT_FOUND:
+            return BlobUnknown(f"{site}: {told}")
+        if code is grpc.StatusCode.UNIMPLEMENTED or "message larger than max" in told:
+            return RemoteProtocolError(f"{site} misbehaves: {told}")
+        return PeerRefused(f"{site} refused: {told}")
+
+    def _why(self, told: str) -> str:
+        """The likely cause, where the TLS library is not allowed to say it."""
+        if self.identity.not_after <= datetime.now(UTC):
+            return (
+                f"our own certificate expired on {self.identity.not_after:%Y-%m-%d}: have it "
+                "renewed (`fedctl ca sign`, `fedctl site install`)"
+            )
+        if "CERTIFICATE_VERIFY_FAILED" in told or "Hostname Verification" in told:
+            return f"whoever answers there cannot prove to be {self.peer.id!r} ({told})"
+        if "Socket closed" in told or "reset by peer" in told:
+            return (
+                "it closed the connection while it was being set up; it may not accept our "
+                f"certificate (its log says so), or it is stopping ({told})"
+            )
+        return told
+
+
+def _open_channel(identity: Identity, peer: ManifestSite) -> Any:
+    """A `grpc.aio.Channel`; typed Any because the stubs demand serialisers, and bytes need none."""
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=identity.authority_pem,
+        private_key=identity.key_pem,
+        certificate_chain=identity.certificate_pem,
+    )
+    # The name that TLS checks is the peer's, wherever its address leads.
+    name = ("grpc.ssl_target_name_override", tls_name(identity.federation_id, peer.id))
+    # dns: so that an address is a host and a port, whatever it looks like.
+    return grpc.aio.secure_channel(
+        f"dns:///{peer.address}", credentials, options=[*_CHANNEL_OPTIONS, name]
+    )
+
+
+def _beyond_end(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.OUT_OF_RANGE
+
+
+def _serialised(message: Message) -> bytes:
+    """Checked before it leaves: a peer would refuse it, and the bug is here."""
+    try:
+        check(message)
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(f"not sent: {error}") from error
+    return message.SerializeToString()

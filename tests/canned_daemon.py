@@ -1,0 +1,153 @@
+"""A control server with canned replies: real gRPC on a real Unix socket, no daemon behind it.
+
+with canned_daemon(socket) as daemon:
+    daemon.training = [progress(round=1, phase="train"), ...]
+    main(["--socket", str(socket), "train", "--attach"])
+    daemon.asked            # what fedctl sent
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from proto import control_pb2 as control
+from proto import federation_pb2 as federation
+from proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+
+DIGEST = bytes(range(32))
+RUN = federation.Run(generation=1, run_id="r-1", requested_by="north", target_round=2)
+
+
+class CannedDaemon(ControlServicer):
+    """Answers every call, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.refusal = ""  # when set, every call is refused with it
+        self.ingest_errors: list[str] = []
+        self.rounds = [committed_round(1), committed_round(2)]
+        self.training = [
+            progress(round=1, phase="train", fraction=0.5, head_round=0),
+            progress(round=1, phase="committed", loss=1.25, head_round=1),
+            progress(round=2, phase="train", head_round=1, coordinator="east"),
+            progress(round=2, phase="committed", loss=1.0, head_round=2, finished=True),
+        ]
+
+    def _hear(self, request: Any, context: Any) -> None:
+        self.asked.append(request)
+        if self.refusal:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+
+    def Status(self, request: Any, context: Any) -> control.StatusReply:
+        self._hear(request, context)
+        return control.StatusReply(
+            site="north",
+            federation_id="hanse-test",
+            software_version="0.1.0",
+            head_round=2,
+            model_digest=DIGEST,
+            index_digest=DIGEST,
+            documents=40,
+            passages=44,
+            peers_connected=1,
+            peers_total=2,
+            resident_bytes=300 << 20,
+            phase="idle",
+            run=RUN,
+            last_error="round 2.0: east [did not answer]\x1b[31m",
+        )
+
+    def Peers(self, request: Any, context: Any) -> control.PeersReply:
+        self._hear(request, context)
+        east = control.Peer(site="east", address="h:1", connected=True, clock_offset_ms=-12)
+        west = control.Peer(site="west", address="h:2", last_contact_s=-1, last_error="refused")
+        return control.PeersReply(peers=[east, west])
+
+    def Rounds(self, request: Any, context: Any) -> control.RoundsReply:
+        self._hear(request, context)
+        found = [r for r in self.rounds if r.certificate.body.round >= request.first]
+        return control.RoundsReply(rounds=found[-request.limit :])
+
+    def Ingest(self, request_iterator: Any, context: Any) -> Iterator[control.IngestProgress]:
+        documents = pairs = 0
+        for request in request_iterator:
+            self._hear(request, context)
+            documents += len(request.documents)
+            pairs += len(request.pairs)
+        so_far = control.IngestProgress(
+            documents_new=documents, pairs=pairs, passages_total=documents
+        )
+        so_far.errors.extend(self.ingest_errors)
+        yield so_far
+        del so_far.errors[:]
+        so_far.passages_embedded, so_far.done = documents, True
+        yield so_far
+
+    def Ask(self, request: Any, context: Any) -> control.AskReply:
+        self._hear(request, context)
+        cited = control.Citation(
+            number=1, document_id="d1", passage_id="d1#0", title="Locks", text="Locks leak."
+        )
+        return control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
+
+    def Evaluate(self, request: Any, context: Any) -> control.EvaluateReply:
+        self._hear(request, context)
+        return control.EvaluateReply(
+            questions=30, mrr_at_10=0.75, recall_at_10=0.9, retrieval="dense", model_digest=DIGEST
+        )
+
+    def Train(self, request: Any, context: Any) -> control.TrainReply:
+        self._hear(request, context)
+        return control.TrainReply(run=RUN)
+
+    def StopTraining(self, request: Any, context: Any) -> control.TrainReply:
+        self._hear(request, context)
+        return control.TrainReply(run=RUN)
+
+    def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
+        self._hear(request, context)
+        yield from self.training
+
+
+def progress(**fields: Any) -> control.TrainingProgress:
+    """One step of a run to round 2."""
+    defaults: dict[str, Any] = {"target_round": 2, "coordinator": "north", "loss": math.nan}
+    return control.TrainingProgress(**(defaults | fields))
+
+
+def committed_round(number: int) -> control.Round:
+    """A round that three sites signed."""
+    sites = ["east", "north", "west"]
+    body = federation.VoteBody(round=number, model_digest=DIGEST, contributors=sites)
+    votes = [federation.Vote(site=site) for site in sites]
+    report = federation.RoundReport(
+        round=number,
+        coordinator=sites[number % 3],
+        key_dealer=sites[(number + 1) % 3],
+        contributors=sites,
+        phases=[federation.PhaseTime(phase="train", seconds=2.5)],
+        mean_loss=math.nan,
+    )
+    certificate = federation.Certificate(attempt=1, body=body, votes=votes, unix_ms=10**12)
+    return control.Round(certificate=certificate, report=report)
+
+
+@contextmanager
+def canned_daemon(socket: Path) -> Iterator[CannedDaemon]:
+    """Serve at the socket until the block ends."""
+    daemon = CannedDaemon()
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
+    add_ControlServicer_to_server(daemon, server)
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield daemon
+    finally:
+        server.stop(grace=None).wait()

@@ -1,0 +1,59 @@
+"""A tiny text encoder made on the spot, so that tests run real models without a download."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def small_encoder(
+    folder: Path,
+    words: Sequence[str] = (),
+    *,
+    dimension: int = 32,
+    layers: int = 2,
+    max_positions: int = 64,
+    seed: int = 0,
+) -> Path:
+    """Write a random BERT (a few thousand weights) with a WordPiece tokenizer; its folder.
+
+    ``words`` become tokens of their own; any other text is spelled in letters.
+    """
+    letters = string.ascii_lowercase + string.digits + ".,?!'-:"
+    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    ).save_pretrained(folder)
+
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=dimension,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=2 * dimension,
+        max_position_embeddings=max_positions,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BertModel(config)
+    model.save_pretrained(folder, safe_serialization=True)
+    return folder

@@ -1,0 +1,212 @@
+"""The coordinator's streamed sum: whole updates or nothing, memory of one sum."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from crypto.ckks import CkksParameters, CryptoError, RoundKey, choose_parameters, deal
+from crypto.quantize import Int64, pack, unpack
+from peers.aggregation import (
+    BlobInfo,
+    CiphertextSum,
+    largest_size,
+    read_encrypted,
+    write_encrypted,
+)
+
+PARAMETERS = choose_parameters(4, 16)
+VALUES = PARAMETERS.packing.values_per_block * 2 + 7  # three blocks, the last nearly empty
+HEADER = 26
+
+
+@dataclass
+class Round:
+    folder: Path
+    holder: RoundKey
+    coordinator: RoundKey
+
+    def update(self, name: str, integers: Int64, *, key: RoundKey | None = None) -> Path:
+        path = self.folder / name
+        blocks = ((key or self.holder).encrypt(row) for row in pack(integers, PARAMETERS.packing))
+        write_encrypted(path, PARAMETERS, integers.size, blocks)
+        return path
+
+    def decrypted(self, path: Path, values: int = VALUES) -> Int64:
+        rows = [self.holder.decrypt(b) for b in read_encrypted(path, PARAMETERS, values)]
+        return unpack(np.stack(rows), PARAMETERS.packing, values)
+
+    def state(self, total: CiphertextSum) -> bytes:
+        path = self.folder / "state"
+        total.write(path)
+        return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def keys() -> tuple[RoundKey, RoundKey]:
+    dealt = deal(PARAMETERS)
+    return (
+        RoundKey(PARAMETERS, dealt.secret, secret=True),
+        RoundKey(PARAMETERS, dealt.public, secret=False),
+    )
+
+
+@pytest.fixture
+def round_(tmp_path: Path, keys: tuple[RoundKey, RoundKey]) -> Round:
+    return Round(tmp_path, *keys)
+
+
+def integers(seed: int, values: int = VALUES) -> Int64:
+    return np.random.default_rng(seed).integers(-32767, 32768, values)
+
+
+def test_the_sum_of_files_is_the_sum_of_integers(round_: Round) -> None:
+    parts = [integers(seed) for seed in range(4)]
+    total = CiphertextSum(PARAMETERS, VALUES)
+    for number, part in enumerate(parts):
+        key = round_.coordinator if number == 2 else round_.holder
+        total.add_file(round_.update(f"u{number}", part, key=key), f"site-{number}")
+    out = round_.folder / "sum"
+    blob = total.write(out)
+    written = out.read_bytes()
+    assert blob == BlobInfo(hashlib.sha256(written).digest(), len(written))
+    assert blob.size == largest_size(PARAMETERS, VALUES)
+    assert (round_.decrypted(out) == sum(parts)).all()
+    assert total.contributors == {f"site-{n}" for n in range(4)}
+
+
+def two_contributors(round_: Round) -> CiphertextSum:
+    total = CiphertextSum(PARAMETERS, VALUES)
+    total.add_file(round_.update("a", integers(1)), "a")
+    total.add_file(round_.update("b", integers(2), key=round_.coordinator), "b")
+    return total
+
+
+def test_second_update_of_one_site_is_refused(round_: Round) -> None:
+    total = two_contributors(round_)
+    before = round_.state(total)
+    with pytest.raises(CryptoError, match="a is in the sum already"):
+        total.add_file(round_.update("a2", integers(3)), "a")
+    assert round_.state(total) == before
+
+
+def test_more_contributors_than_the_digits_have_room_for_are_refused(round_: Round) -> None:
+    total = two_contributors(round_)
+    total.add_file(round_.update("c", integers(3)), "c")
+    total.add_file(round_.update("d", integers(4)), "d")
+    with pytest.raises(CryptoError, match="all 4 contributors"):
+        total.add_file(round_.update("e", integers(5)), "e")
+
+
+def test_a_sum_of_one_is_not_shown_to_anyone(round_: Round) -> None:
+    total = CiphertextSum(PARAMETERS, VALUES)
+    total.add_file(round_.update("a", integers(1)), "a")
+    with pytest.raises(CryptoError, match="site's own update"):
+        total.write(round_.folder / "sum")
+    assert not (round_.folder / "sum").exists()
+
+
+def damaged(whole: bytes, how: str) -> bytes:
+    last = len(whole) - 100
+    return {
+        "empty": b"",
+        "header only": whole[:HEADER],
+        "cut in a length": whole[: HEADER + 2],
+        "cut in the last block": whole[:-1],
+        "a byte too many": whole + b"\0",
+        "magic": b"XXXX" + whole[4:],
+        "version": whole[:4] + b"\x02\0" + whole[6:],
+        "other parameters": whole[:6] + bytes(8) + whole[14:],
+        "more values than agreed": whole[:14] + b"\xff" * 8 + whole[22:],
+        "a million blocks": whole[:22] + (10**6).to_bytes(4, "little") + whole[26:],
+        "a huge length": whole[:HEADER] + b"\xff\xff\xff\xff" + whole[HEADER + 4 :],
+        "a zero length": whole[:HEADER] + bytes(4) + whole[HEADER + 4 :],
+        "residues beyond the prime, first block": whole[:100] + b"\xff" * 64 + whole[164:],
+        "residues beyond the prime, last block": whole[: last - 64] + b"\xff" * 64 + whole[last:],
+        "garbage": np.random.default_rng(1).bytes(len(whole)),
+    }[how]
+
+
+DAMAGES = [
+    "empty",
+    "header only",
+    "cut in a length",
+    "cut in the last block",
+    "a byte too many",
+    "magic",
+    "version",
+    "other parameters",
+    "more values than agreed",
+    "a million blocks",
+    "a huge length",
+    "a zero length",
+    "residues beyond the prime, first block",
+    "residues beyond the prime, last block",
+    "garbage",
+]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("first", [True, False], ids=["into an empty sum", "into a sum of two"])
+def test_a_damaged_update_is_in_the_sum_not_even_in_part(
+    round_: Round, how: str, first: bool
+) -> None:
+    total = CiphertextSum(PARAMETERS, VALUES) if first else two_contributors(round_)
+    before = b"" if first else round_.state(total)
+    bad = round_.folder / "bad"
+    bad.write_bytes(damaged(round_.update("good", integers(3)).read_bytes(), how))
+    with pytest.raises(CryptoError, match="the update of mallory was refused"):
+        total.add_file(bad, "mallory")
+    if first:
+        total.add_file(round_.update("a", integers(1)), "a")
+        total.add_file(round_.update("b", integers(2)), "b")
+        total.write(round_.folder / "sum")
+        assert (round_.decrypted(round_.folder / "sum") == integers(1) + integers(2)).all()
+    else:
+        assert round_.state(total) == before
+    # Who sent a damaged update may send a whole one.
+    total.add_file(round_.update("good", integers(3)), "mallory")
+
+
+def test_an_update_of_another_length_is_refused(round_: Round) -> None:
+    total = CiphertextSum(PARAMETERS, VALUES)
+    for values in (VALUES - 1, VALUES + 1, PARAMETERS.packing.values_per_block):
+        with pytest.raises(CryptoError, match="another length"):
+            total.add_file(round_.update("short", integers(1, values)), "a")
+
+
+def test_a_missing_update_is_refused(round_: Round) -> None:
+    with pytest.raises(CryptoError, match="cannot read"):
+        CiphertextSum(PARAMETERS, VALUES).add_file(round_.folder / "nowhere", "a")
+
+
+def test_a_file_appears_only_when_it_is_whole(round_: Round) -> None:
+    def broken_off() -> list[bytes]:
+        raise CryptoError("out of breath")
+
+    path = round_.folder / "sum"
+    with pytest.raises(CryptoError, match="out of breath"):
+        write_encrypted(path, PARAMETERS, VALUES, (b for b in broken_off()))
+    assert list(round_.folder.iterdir()) == []
+
+
+def test_memory_is_one_sum_whatever_the_number_of_contributors(round_: Round) -> None:
+    parameters: CkksParameters = choose_parameters(16, 8)
+    values = parameters.packing.values_per_block * 64  # 8 MiB of ciphertext
+    dealt = deal(parameters)
+    key = RoundKey(parameters, dealt.secret, secret=True)
+    slots = pack(np.ones(parameters.packing.values_per_block, dtype=np.int32), parameters.packing)
+    path = round_.folder / "update"
+    write_encrypted(path, parameters, values, [key.encrypt(slots[0], seeded=False)] * 64)
+    total = CiphertextSum(parameters, values)
+    for number in range(3):
+        total.add_file(path, f"warm-{number}")
+    rss = psutil.Process().memory_info().rss
+    for number in range(12):
+        total.add_file(path, f"site-{number}")
+    assert psutil.Process().memory_info().rss - rss < 4 << 20

@@ -1,0 +1,513 @@
+"""fedctl as a person and a script see it: command lines, what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from config import settings
+from daemon.fedctl import ingesting, main, output
+from daemon.fedctl.output import Exit
+from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
+
+ROOT = Path(__file__).parents[1]
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def object(self) -> dict[str, Any]:
+        """The single JSON object on stdout; fails when there is anything else."""
+        result: dict[str, Any] = json.loads(self.out)
+        return result
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Fedctl = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HANSE_SOCKET", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def fedctl(capsys: pytest.CaptureFixture[str]) -> Fedctl:
+    def run(*words: object) -> Ran:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    # pytest's own folders are too deep for a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="hanse-") as folder:
+        yield Path(folder) / "fedd.sock"
+
+
+@pytest.fixture
+def daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
+    monkeypatch.setenv("HANSE_SOCKET", str(path))
+    with canned_daemon(path) as running:
+        yield running
+
+
+# ---- a federation is set up -------------------------------------------------
+
+
+def test_federation_is_set_up_by_hand(
+    fedctl: Fedctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    made = fedctl("ca", "init", "ca", "--federation", "trade")
+    assert (made.code, made.err) == (0, "")
+    assert "fedctl site init" in made.out  # what to do next
+    assert stat.S_IMODE(Path("ca/ca.key").stat().st_mode) == 0o600
+
+    asked = fedctl("site", "init", "north", "--federation", "trade", "--site", "north", "--json")
+    assert asked.object == {"site": "north", "federation": "trade", "request": "north/site.csr"}
+    assert stat.S_IMODE(Path("north/site.key").stat().st_mode) == 0o600
+
+    sign = ["ca", "sign", "north/site.csr", "--ca", "ca", "--out", "out/site.crt", "--json"]
+    signed = fedctl(*sign, "--site", "north", "--days", 30).object
+    assert (signed["site"], signed["federation"]) == ("north", "trade")
+
+    install = ["site", "install", "north", "--certificate", "out/site.crt"]
+    installed = fedctl(*install, "--authority", "ca/ca.crt", "--json").object
+    assert installed == fedctl("site", "show", "north", "--json").object
+    assert installed["fingerprint_sha256"] == signed["fingerprint_sha256"]
+    assert len(installed["fingerprint_sha256"].split(":")) == 32
+    assert installed["days_left"] in (29, 30)
+    # People compare fingerprints: it must stand there whole.
+    assert installed["fingerprint_sha256"] in fedctl("site", "show", "north").out
+
+
+def test_request_of_another_site_is_not_signed(fedctl: Fedctl, tmp_path: Path) -> None:
+    fedctl("ca", "init", tmp_path / "ca", "--federation", "trade")
+    fedctl("site", "init", tmp_path / "s", "--federation", "trade", "--site", "north")
+    sign = ["ca", "sign", tmp_path / "s/site.csr", "--ca", tmp_path / "ca"]
+
+    refused = fedctl(*sign, "--out", tmp_path / "site.crt", "--site", "south")
+
+    assert refused.code == Exit.FAILED
+    assert "'north', expected 'south'" in refused.err
+    assert not (tmp_path / "site.crt").exists()
+
+
+def test_authority_and_site_key_are_never_overwritten(fedctl: Fedctl, tmp_path: Path) -> None:
+    authority = ["ca", "init", tmp_path / "ca", "--federation", "trade"]
+    site = ["site", "init", tmp_path / "s", "--federation", "trade", "--site", "north"]
+    for again, key in ((authority, tmp_path / "ca/ca.key"), (site, tmp_path / "s/site.key")):
+        assert fedctl(*again).code == Exit.OK
+        before = key.read_bytes()
+        assert fedctl(*again).code == Exit.FAILED
+        assert key.read_bytes() == before
+
+
+def test_manifest_grows_and_shrinks_by_versions(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file = tmp_path / "ca", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+
+    def sign(*words: object) -> Ran:
+        return fedctl("manifest", "sign", "--ca", ca, "--out", file, "--json", *words)
+
+    first = sign("--site", "south=s.example:7443", "--site", "north=10.0.0.1:7443").object
+    assert first["version"] == 1
+    assert [site["id"] for site in first["sites"]] == ["north", "south"]  # sorted
+
+    second = sign("--previous", file, "--disable", "south", "--site", "north=10.0.0.2:1").object
+    assert second["version"] == 2
+    assert second["sites"] == [
+        {"id": "north", "address": "10.0.0.2:1", "enabled": True},
+        {"id": "south", "address": "s.example:7443", "enabled": False},
+    ]
+
+    # A moved site stays as enabled or disabled as it was.
+    third = sign("--previous", file, "--site", "south=t.example:1", "--version", 7).object
+    assert (third["version"], third["sites"][1]["enabled"]) == (7, False)
+    fourth = sign("--previous", file, "--enable", "south", "--remove", "north").object
+    assert fourth["sites"] == [{"id": "south", "address": "t.example:1", "enabled": True}]
+
+    shown = fedctl("manifest", "show", file, "--authority", ca / "ca.crt", "--json").object
+    assert shown == fourth
+    assert "signature good" in fedctl("manifest", "show", file, "--authority", ca / "ca.crt").out
+
+
+def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, other, file = tmp_path / "ca", tmp_path / "other", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    fedctl("ca", "init", other, "--federation", "trade")
+    sign = ["manifest", "sign", "--ca", ca, "--out", file]
+    assert fedctl(*sign, "--site", "north=h:1").code == Exit.OK
+
+    not_an_address = fedctl(*sign, "--site", "north")
+    assert (not_an_address.code, "ID=HOST:PORT" in not_an_address.err) == (Exit.USAGE, True)
+    unknown = fedctl(*sign, "--previous", file, "--disable", "west")
+    assert (unknown.code, "no site west" in unknown.err) == (Exit.USAGE, True)
+    older = fedctl(*sign, "--previous", file, "--version", 1)
+    assert (older.code, "not above" in older.err) == (Exit.USAGE, True)
+    no_authority = fedctl("manifest", "show", file)
+    assert (no_authority.code, "--authority" in no_authority.err) == (Exit.USAGE, True)
+
+    wrong_authority = fedctl("manifest", "show", file, "--authority", other / "ca.crt")
+    assert wrong_authority.code == Exit.FAILED
+    file.write_text(file.read_text().replace("h:1", "evil:1"))
+    forged = fedctl("manifest", "show", file, "--authority", ca / "ca.crt", "--json")
+    assert forged.code == Exit.FAILED
+    assert "not signed by this federation's authority" in forged.object["error"]
+
+
+# ---- every command speaks JSON, and nothing but JSON ------------------------
+
+ANSWERED = [
+    (["status"], "site"),
+    (["peers"], "peers"),
+    (["rounds"], "rounds"),
+    (["rounds", "show", "2"], "round"),
+    (["ask", "Why do locks leak?"], "answer"),
+    (["eval"], "mrr_at_10"),
+    (["eval", "--split", "valid"], "mrr_at_10"),
+    (["train", "--rounds", "2", "--detach"], "run"),
+    (["train", "--stop"], "run"),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), ANSWERED, ids=lambda v: " ".join(v)[:24])
+@pytest.mark.parametrize("before", [True, False], ids=["--json first", "--json last"])
+def test_json_is_one_object_and_alone(
+    fedctl: Fedctl, daemon: CannedDaemon, words: list[str], key: str, before: bool
+) -> None:
+    ran = fedctl("--json", *words) if before else fedctl(*words, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert key in ran.object
+
+
+@pytest.mark.parametrize(("words", "key"), ANSWERED, ids=lambda v: " ".join(v)[:24])
+def test_people_get_no_json(
+    fedctl: Fedctl, daemon: CannedDaemon, words: list[str], key: str
+) -> None:
+    ran = fedctl(*words)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.strip()
+    assert "{" not in ran.out
+
+
+NEED_A_DAEMON = [words for words, _ in ANSWERED] + [["train", "--attach"], ["ingest", str(ROOT)]]
+
+
+@pytest.mark.parametrize("words", NEED_A_DAEMON, ids=lambda v: " ".join(v)[:24])
+def test_without_a_daemon(fedctl: Fedctl, path: Path, words: list[str]) -> None:
+    ran = fedctl(*words, "--socket", path, "--json")
+    assert ran.code == Exit.UNREACHABLE
+    assert ran.err == f"fedctl: {ran.object['error']}. {ran.object['remedy']}.\n"
+    assert str(path) in ran.object["error"]
+
+
+def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
+    for words in ("ca init", "ca sign", "site init", "site install", "site show", "manifest sign",
+                  "manifest show", "ingest", "train", "ask", "eval", "status", "peers", "rounds",
+                  "rounds show", "demo"):  # fmt: skip
+        shown = fedctl(*words.split(), "--help")
+        assert shown.code == 0
+        for option in ("--json", "--socket", "--config"):
+            assert option in shown.out, f"{words} lacks {option}"
+
+
+# ---- what people see --------------------------------------------------------
+
+
+def test_status_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("status").out
+    assert "north of hanse-test" in out
+    assert "1 of 2 connected" in out
+    assert "EXPIRED" in out  # the canned certificate ended in 1970
+    # Markup and control characters from elsewhere are shown, not obeyed.
+    assert "east [did not answer]\N{REPLACEMENT CHARACTER}[31m" in out
+
+
+def test_status_for_machines(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    plain = fedctl("status", "--json").object
+    assert plain["model_digest"] == DIGEST.hex()
+    assert plain["run"]["target_round"] == 2
+    assert plain["run"]["plan"] is None  # unset, and told to be
+    assert plain["uptime_s"] == 0.0  # unset fields are there, too
+
+
+def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    both = fedctl("rounds", "--json").object["rounds"]
+    assert [one["round"] for one in both] == [1, 2]
+    assert both[0]["coordinator"] == "north"
+    assert both[0]["key_dealer"] == "west"
+    assert both[0]["contributors"] == ["east", "north", "west"]
+    assert both[0]["seconds"] == {"train": 2.5}
+    assert both[0]["mean_loss"] is None
+    one = fedctl("rounds", "show", 2, "--json").object
+    assert (one["round"], one["signed_by"]) == (2, ["east", "north", "west"])
+    missing = fedctl("rounds", "show", 9)
+    assert (missing.code, "round 9 is not committed" in missing.err) == (Exit.FAILED, True)
+    daemon.rounds = []
+    assert "No round is committed yet" in fedctl("rounds").out
+
+
+def test_ask_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("ask", "Why do locks leak?", "--top-k", 3).out
+    assert "Locks leak. [1]" in out
+    assert "[1] Locks (d1#0)" in out
+    assert (daemon.asked[0].question, daemon.asked[0].top_k) == ("Why do locks leak?", 3)
+
+
+# ---- refusals ---------------------------------------------------------------
+
+
+def test_the_daemons_refusal_is_told_in_one_line(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.refusal = "a question has at most 16384 bytes\nAsk it in fewer words"
+    ran = fedctl("ask", "why", "--json")
+    assert ran.code == Exit.FAILED
+    assert ran.object == {
+        "error": "a question has at most 16384 bytes",
+        "remedy": "Ask it in fewer words",
+    }
+    assert ran.err == "fedctl: a question has at most 16384 bytes. Ask it in fewer words.\n"
+
+
+def test_socket_without_a_listener(fedctl: Fedctl, path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    ran = fedctl("status", "--socket", path)
+    assert (ran.code, "Connection refused" in ran.err) == (Exit.UNREACHABLE, True)
+
+
+def test_socket_path_longer_than_the_kernel_takes(fedctl: Fedctl, tmp_path: Path) -> None:
+    ran = fedctl("status", "--socket", tmp_path / ("s" * 120))
+    assert (ran.code, "107 bytes" in ran.err) == (Exit.USAGE, True)
+
+
+def test_socket_from_the_settings(fedctl: Fedctl, path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fedd.toml"
+    file.write_text(f'[control]\nsocket = "{path}"\n')
+    with canned_daemon(path):
+        assert fedctl("status", "--config", file, "--json").object["site"] == "north"
+    file.write_text("[control]\nsocket = 7\n[oops]\n")
+    refused = fedctl("--config", file, "status")
+    assert refused.code == Exit.USAGE
+    assert "control.socket" in refused.err
+    assert "[oops]" in refused.err
+    assert refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bogus"],
+        ["ca"],
+        ["ask"],
+        ["eval", "--bogus"],
+        ["train"],
+        ["train", "--rounds", "0"],
+        ["train", "--rounds", "1", "--stop"],
+        ["train", "--attach", "--learning-rate", "0.1"],
+        ["rounds", "show", "x"],
+        ["ca", "sign", "missing.csr", "--ca", "ca", "--out", "x"],
+        ["demo", "--data", "missing"],
+        ["demo", "--sites", "a,b"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(fedctl: Fedctl, words: list[str]) -> None:
+    ran = fedctl(*words, "--json")
+    assert ran.code == Exit.USAGE
+    assert ran.err.startswith("fedctl: ")
+    assert ran.err.count("\n") == 1
+    assert set(ran.object) == {"error", "remedy"}
+
+
+def test_a_defect_of_ours_is_no_traceback(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # A reply that the converter was not made for.
+    monkeypatch.setattr(math, "isfinite", lambda _: 1 / 0)
+    ran = fedctl("status", "--json")
+    assert ran.code == Exit.FAILED
+    assert ran.err.count("\n") == 1
+    assert "ZeroDivisionError" in ran.object["error"]
+    (report,) = tmp_path.glob("fedctl-*.txt")
+    assert str(report) in ran.object["remedy"]
+    assert "Traceback" in report.read_text()
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+
+
+# ---- ingest -----------------------------------------------------------------
+
+
+def test_ingest_goes_on_after_a_refused_file(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "docs.jsonl").write_text(
+        '{"id": "1", "title": "Weirs", "text": "A weir."}\n{"id": broken\n'
+    )
+    ran = fedctl("ingest", tmp_path, tmp_path / "vanished", "--json")
+    assert ran.code == Exit.PARTLY
+    assert ran.object["documents_new"] == 2
+    assert [Path(p["path"]).name for p in ran.object["problems"]] == [
+        "b.txt",
+        "docs.jsonl",
+        "vanished",
+    ]
+    assert ran.object["problems"][1]["line"] == 2
+    assert ran.err.count("refused: ") == 3
+
+
+def test_ingest_of_nothing_readable_fails(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    assert fedctl("ingest", tmp_path / "vanished").code == Exit.FAILED
+
+
+def test_ingest_tells_what_the_daemon_refused(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.md").write_text("# Locks\n\nLocks keep the level.")
+    daemon.ingest_errors = ["document b: its id is too long"]
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.PARTLY
+    assert "refused: document b: its id is too long" in ran.err
+
+
+def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
+    lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
+    sizes = [request.ByteSize() for request in daemon.asked]
+    assert len(sizes) == 3
+    assert max(sizes) < ingesting.BATCH_BYTES + (1 << 20)
+
+
+# ---- train ------------------------------------------------------------------
+
+
+def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    ran = fedctl("train", "--rounds", 2, "--local-epochs", 3)
+    assert ran.code == Exit.OK
+    assert (daemon.asked[0].rounds, daemon.asked[0].plan.local_epochs) == (2, 3)
+    assert "round 1.0 train, coordinator north" in ran.err
+    assert "round 1 committed, mean loss 1.2500" in ran.err
+    assert "Round 2 is committed" in ran.out
+
+
+def test_train_for_machines_is_a_line_a_step(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    ran = fedctl("train", "--attach", "--json")
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert [line["phase"] for line in ran.lines] == ["train", "committed", "train", "committed"]
+    assert ran.lines[0]["loss"] is None  # NaN is no JSON
+
+
+@pytest.mark.parametrize(("reached", "code"), [(1, Exit.PARTLY), (0, Exit.FAILED)])
+def test_a_run_that_ends_early(
+    fedctl: Fedctl, daemon: CannedDaemon, reached: int, code: Exit
+) -> None:
+    daemon.training = [
+        progress(round=1, phase="train", head_round=0),
+        progress(phase="idle", head_round=reached, finished=True, message="stopped by east"),
+    ]
+    ran = fedctl("train", "--attach")
+    assert ran.code == code
+    assert f"ended at round {reached} of 2. stopped by east" in ran.err
+
+
+def test_daemon_that_hangs_up_while_watched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.training = daemon.training[:1]
+    ran = fedctl("train", "--attach")
+    assert (ran.code, "--attach" in ran.err) == (Exit.UNREACHABLE, True)
+
+
+def test_ctrl_c_leaves_the_run_going(daemon: CannedDaemon, path: Path) -> None:
+    def slowly() -> Iterator[Any]:
+        yield progress(round=1, phase="train", head_round=0)
+        time.sleep(30)
+
+    daemon.training = slowly()  # type: ignore[assignment]
+    with _process("train", "--attach", "--socket", path) as process:
+        assert process.stderr is not None
+        assert "round 1.0 train" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(10) == Exit.INTERRUPTED
+    assert "the training goes on" in rest
+    assert "fedctl train --attach" in rest
+    assert "Traceback" not in rest
+
+
+# ---- the program ------------------------------------------------------------
+
+
+def _process(*words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "daemon.fedctl", *(str(word) for word in words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from daemon.fedctl import main; main(['--help']); "
+        "heavy = {'grpc', 'torch', 'transformers', 'tenseal', 'hnswlib', 'numpy', "
+        "'cryptography', 'pydantic'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(daemon: CannedDaemon, path: Path) -> None:
+    with _process("rounds", "--socket", path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_plain_values_cover_every_kind_of_field() -> None:
+    plain = output.as_plain(progress(model_digest=DIGEST, participants=["a"]))
+    assert plain["model_digest"] == DIGEST.hex()
+    assert plain["participants"] == ["a"]
+    assert plain["loss"] is None
+    assert json.dumps(plain, allow_nan=False)
+
+
+def test_default_socket_is_the_settings_default() -> None:
+    from daemon.fedctl.connection import DEFAULT_SOCKET
+
+    assert settings.ControlSettings.model_fields["socket"].default == DEFAULT_SOCKET

@@ -1,0 +1,269 @@
+"""The learning worker's jobs, from documents to an update, on a small encoder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemon.learning import jobs
+from daemon.learning.evaluation import evaluate_rankings
+from daemon.learning.models import open_retriever
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import (
+    LOSS_BOUND,
+    EmbeddingProgress,
+    EncoderError,
+    TrainingError,
+    TrainingOptions,
+    TrainingProgress,
+    TrainingResult,
+)
+from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.index import load_index
+from daemon.retrieval.library import Library
+from daemon.versions import VersionError, read_version, write_version
+from daemon.workers import Worker
+from tests.small_models import small_encoder
+
+SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
+PLAN = TrainingOptions(local_epochs=6, batch_size=4, learning_rate=3e-3, hard_negatives=2)
+
+DOCUMENTS = [
+    Document(f"yard/{subject}#0", f"The {subject}", f"Keep it dry, and the {subject} will serve.")
+    for subject in SUBJECTS
+]
+PAIRS = [
+    Pair(f"what care does the {subject} need?", (f"yard/{subject}#0",)) for subject in SUBJECTS
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's folder and what it runs."""
+
+    spec: RetrieverSpec
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "library.sqlite3"
+
+    @property
+    def versions(self) -> Path:
+        return self.folder / "versions"
+
+    def train(
+        self, parent: bytes, plan: TrainingOptions = PLAN, round: int = 1, site: str = "yard"
+    ) -> tuple[TrainingResult, np.ndarray[tuple[int], np.dtype[np.float32]]]:
+        update = self.folder / "spool" / "update.npy"
+        result = jobs.train(
+            self.spec, self.library, self.versions, parent, plan, round, site, update
+        )
+        return result, np.load(update, allow_pickle=False)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> RetrieverSpec:
+    folder = small_encoder(tmp_path_factory.mktemp("encoder"), [*SUBJECTS, "care", "keep"])
+    return RetrieverSpec(encoder=str(folder), max_tokens=48, device="cpu")
+
+
+@pytest.fixture
+def site(spec: RetrieverSpec, tmp_path: Path) -> Site:
+    made = Site(spec, tmp_path)
+    jobs.ingest(spec, made.library, DOCUMENTS, PAIRS, passage_tokens=40)
+    return made
+
+
+def test_ingest_stores_documents_and_pairs_and_the_second_time_nothing(
+    site: Site,
+) -> None:
+    counts = jobs.ingest(site.spec, site.library, DOCUMENTS, PAIRS, passage_tokens=40)
+    assert (counts.new, counts.changed, counts.unchanged) == (0, 0, 10)
+    with Library.open(site.library) as library:
+        assert library.counts().passages == 10
+        assert library.counts().pairs_train == 10
+
+
+def test_the_token_budget_cuts_documents(site: Site) -> None:
+    long = Document("yard/long", "", "The mill turns. " * 30)
+    jobs.ingest(site.spec, site.library, [long], [], passage_tokens=40)
+    with Library.open(site.library) as library:
+        pieces = [p for p in library.passages() if p.document_id == "yard/long"]
+    count = open_retriever(site.spec).encoder.count_tokens
+    assert len(pieces) >= 3
+    assert all(count(piece.text) <= 40 for piece in pieces)
+
+
+def test_passages_are_embedded_once(site: Site) -> None:
+    assert jobs.embed_passages(site.spec, site.library) == 10
+    assert jobs.embed_passages(site.spec, site.library) == 0
+    jobs.ingest(
+        site.spec, site.library, [replace(DOCUMENTS[0], text="It moved.")], [], passage_tokens=40
+    )
+    assert jobs.embed_passages(site.spec, site.library) == 1
+
+
+def test_all_sites_start_from_the_same_version(site: Site, tmp_path: Path) -> None:
+    digest = jobs.write_initial_version(site.spec, site.versions)
+    assert jobs.write_initial_version(site.spec, tmp_path / "elsewhere") == digest
+    shape = jobs.describe(site.spec).shape_manifest
+    assert len(read_version(site.versions, digest, shape.digest)) == shape.total
+
+
+def test_an_update_is_the_difference_and_the_loss(site: Site) -> None:
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    result, update = site.train(parent)
+    total = jobs.describe(site.spec).shape_manifest.total
+    assert update.dtype == np.float32
+    assert update.shape == (total + 1,)
+    assert update[-1] == np.float32(result.mean_loss / LOSS_BOUND) > 0
+    assert 0 < np.abs(update[:-1]).max() < 1
+    assert result.num_examples == 10
+    assert result.seconds > 0
+    assert sorted(path.name for path in (site.folder / "spool").iterdir()) == ["update.npy"]
+
+
+def test_training_can_be_repeated_and_differs_by_round_and_site(site: Site) -> None:
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    _, first = site.train(parent)
+    _, again = site.train(parent)
+    assert again.tobytes() == first.tobytes()
+    assert site.train(parent, round=2)[1].tobytes() != first.tobytes()
+    assert site.train(parent, site="harbour")[1].tobytes() != first.tobytes()
+
+
+def test_no_local_epoch_gives_an_update_of_zeros(site: Site) -> None:
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    result, update = site.train(parent, replace(PLAN, local_epochs=0))
+    assert not update.any()
+    assert (result.mean_loss, result.num_examples) == (0.0, 10)
+
+
+def reciprocal_rank(site: Site, digest: bytes) -> float:
+    path = jobs.build_index(site.spec, site.library, site.versions, digest, site.folder / "index")
+    shape = jobs.describe(site.spec).shape_manifest
+    retriever = open_retriever(site.spec)
+    retriever.load_vector(read_version(site.versions, digest, shape.digest))
+    with Library.open(site.library, read_only=True) as library:
+        document_of = {passage.rowid: passage.document_id for passage in library.passages()}
+        pairs = library.pairs("train")
+    labels, _ = load_index(path, digest).search(
+        retriever.embed_queries([pair.query for pair in pairs]), 10
+    )
+    rankings = [[document_of[label] for label in row] for row in labels.tolist()]
+    return evaluate_rankings(rankings, [set(pair.positives) for pair in pairs]).mrr_at_10
+
+
+@pytest.mark.parametrize("adapt", ["head", "lora"])
+def test_a_version_with_the_update_applied_finds_more(site: Site, adapt: str) -> None:
+    plan = PLAN
+    if adapt == "lora":  # a random encoder's attention hardly looks at the words: larger steps
+        site = replace(site, spec=replace(site.spec, adapt="lora"))
+        plan = replace(PLAN, local_epochs=12, batch_size=10, learning_rate=5e-2)
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    _, update = site.train(parent, plan)
+    shape = jobs.describe(site.spec).shape_manifest
+    vector = read_version(site.versions, parent, shape.digest) + update[:-1]
+    after, _ = write_version(site.versions, shape.digest, vector)
+    assert reciprocal_rank(site, after) > reciprocal_rank(site, parent) + 0.1
+
+
+def test_an_index_is_built_once_and_again_when_damaged(site: Site) -> None:
+    digest = jobs.write_initial_version(site.spec, site.versions)
+
+    def build() -> Path:
+        return jobs.build_index(
+            site.spec, site.library, site.versions, digest, site.folder / "index"
+        )
+
+    path = build()
+    assert load_index(path, digest).count == 10
+    written = (path / "index.hnsw").stat().st_mtime_ns
+    assert build() == path
+    assert (path / "index.hnsw").stat().st_mtime_ns == written
+    (path / "index.hnsw").write_bytes(b"damaged")
+    assert build() == path
+    assert load_index(path, digest).count == 10
+
+
+def test_held_out_documents_are_never_learned_from(site: Site) -> None:
+    """Not as positives, not as negatives: with or without them the update has the same bits."""
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    result, update = site.train(parent)
+    held_out = [
+        Document(f"yard/{split}#0", "Care", "what care does the pump need?", split)
+        for split in ("valid", "test")
+    ]
+    secret = [Pair("what care does the anchor need?", ("yard/test#0",), "train")]
+    asked = [Pair("who looks after the bell?", ("yard/bell#0",), "test")]
+    jobs.ingest(site.spec, site.library, held_out, [*secret, *asked], passage_tokens=40)
+    again, with_them = site.train(parent)
+    assert with_them.tobytes() == update.tobytes()
+    assert again.num_examples == result.num_examples
+
+
+def test_query_features_are_kept_for_the_next_round(site: Site) -> None:
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    site.train(parent)
+    digest = jobs.describe(site.spec).encoder_digest
+    with Library.open(site.library, read_only=True) as library:
+        known = library.query_features(digest, [pair.query for pair in PAIRS])
+    assert len(known) == 10
+
+
+def test_a_site_without_pairs_says_so(spec: RetrieverSpec, tmp_path: Path) -> None:
+    site = Site(spec, tmp_path)
+    jobs.ingest(spec, site.library, DOCUMENTS, [], passage_tokens=40)
+    parent = jobs.write_initial_version(spec, site.versions)
+    with pytest.raises(TrainingError, match="0 usable training pairs"):
+        site.train(parent)
+    empty = Site(spec, tmp_path / "empty")
+    with pytest.raises(VersionError, match="cannot read model version"):
+        empty.train(parent)
+
+
+def test_a_missing_parent_is_refused(site: Site) -> None:
+    with pytest.raises(VersionError, match="cannot read model version"):
+        site.train(b"\x01" * 32)
+
+
+def test_importing_the_jobs_loads_nothing_heavy() -> None:
+    """The daemon's main process imports them to name them."""
+    heavy = "{'torch', 'transformers', 'peft', 'hnswlib', 'tenseal', 'ir_measures'}"
+    program = (
+        "import sys, daemon.learning.jobs, daemon.learning.terms, daemon.learning.evaluation\n"
+        f"print(sorted({heavy} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+async def test_in_a_worker_progress_and_refusals_arrive(site: Site, tmp_path: Path) -> None:
+    worker = Worker("learning", threads=1)
+    seen: list[object] = []
+    try:
+        await worker.run_reporting(seen.append, jobs.embed_passages, site.spec, site.library)
+        parent = await worker.run(jobs.write_initial_version, site.spec, site.versions)
+        update = tmp_path / "update.npy"
+        result = await worker.run_reporting(
+            seen.append, jobs.train, site.spec, site.library, site.versions, parent, PLAN, 1,
+            "yard", update,
+        )  # fmt: skip
+        with pytest.raises(EncoderError, match="does not exist"):
+            await worker.run(jobs.describe, replace(site.spec, encoder="./nowhere"))
+    finally:
+        await worker.stop()
+    assert EmbeddingProgress(10, 10) in seen
+    epochs = [item for item in seen if isinstance(item, TrainingProgress)]
+    assert [item.epoch for item in epochs] == [1, 2, 3, 4, 5, 6]
+    assert epochs[-1].loss == result.mean_loss
+    assert update.exists()

@@ -1,0 +1,631 @@
+"""Attacks on a site's door, each over a real connection on loopback.
+
+Every attack must meet a clear error, and the site must still answer a good peer
+afterwards: `attacked` holds the latter for each test.
+"""
+
+from __future__ import annotations
+
+import peers.tls_floor  # noqa: F401  before anything imports grpc
+
+# isort: split
+import asyncio
+import hashlib
+import os
+import ssl
+import struct
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from google.protobuf.message import Message
+
+from crypto.identity import Identity
+from peers.frames import frames
+from peers.messages import (
+    FRAME_BYTES,
+    MIB,
+    PROTOCOL_VERSION,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    RemoteProtocolError,
+)
+from proto import federation_pb2 as pb
+from tests.authority import Federation
+from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running
+
+SERVICE = "hanse.federation.v1.Federation"
+ALPHA = "alpha.med.hanse.internal"
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation.found(tmp_path, "alpha", "beta")
+
+
+@pytest.fixture
+async def attacked(federation: Federation) -> AsyncIterator[Site]:
+    """The site alpha, which the good peer beta can still talk with after the attack."""
+    async with running(federation, "alpha") as alpha:
+        yield alpha
+        heard = len(alpha.inbox.messages)
+        async with running(federation, "beta", manifest=federation.manifest()) as beta:
+            await beta.transport.send("alpha", hint("beta", 1000))
+            await beta.transport.push("alpha", CONTEXT, b"good")
+        assert alpha.inbox.messages[heard:] == [("beta", hint("beta", 1000))]
+        assert alpha.inbox.blobs[-1][2].data == b"good"
+        assert [blob.path for _, _, blob in alpha.inbox.blobs if blob.path] == spooled(alpha)
+
+
+def spooled(site: Site) -> list[Path]:
+    return sorted(site.spool.iterdir())
+
+
+class Caller:
+    """Someone who calls alpha with bytes of their own making."""
+
+    def __init__(self, federation: Federation, identity: Identity | None, ca: bytes = b"") -> None:
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=ca or (federation.authority / "ca.crt").read_bytes(),
+            private_key=identity.key_pem if identity else None,
+            certificate_chain=identity.certificate_pem if identity else None,
+        )
+        options = [("grpc.ssl_target_name_override", ALPHA), ("grpc.use_local_subchannel_pool", 1)]
+        address = f"127.0.0.1:{federation.ports['alpha']}"
+        self.channel: Any = grpc.aio.secure_channel(address, credentials, options=options)
+
+    async def call(self, method: str, message: Message | bytes) -> bytes:
+        raw = message if isinstance(message, bytes) else message.SerializeToString()
+        answer = await self.channel.unary_unary(f"/{SERVICE}/{method}")(raw, timeout=5)
+        assert isinstance(answer, bytes)
+        return answer
+
+    async def push(self, pieces: Iterable[Message | bytes]) -> None:
+        call = self.channel.stream_unary(f"/{SERVICE}/Push")(timeout=5)
+        for piece in pieces:
+            raw = piece if isinstance(piece, bytes) else piece.SerializeToString()
+            try:
+                await call.write(raw)
+            except asyncio.InvalidStateError:
+                break  # refused already; the call says why
+        await call.done_writing()
+        await call
+
+    async def hello(self, sender: str = "beta", version: int = PROTOCOL_VERSION) -> bytes:
+        return await self.call("Hello", greeting(sender, version))
+
+
+@asynccontextmanager
+async def calling(
+    federation: Federation, identity: Identity | None, ca: bytes = b""
+) -> AsyncIterator[Caller]:
+    caller = Caller(federation, identity, ca)
+    try:
+        yield caller
+    finally:
+        await caller.channel.close()
+
+
+@asynccontextmanager
+async def beta_calling(federation: Federation) -> AsyncIterator[Caller]:
+    """Someone with beta's good certificate who has said Hello, and now misbehaves."""
+    async with calling(federation, federation.identity("beta")) as caller:
+        await caller.hello()
+        yield caller
+
+
+@contextmanager
+def refused(code: grpc.StatusCode, *told: str) -> Iterator[None]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        yield
+    details = error.value.details() or ""
+    assert (error.value.code(), details) == (code, details)
+    for words in told:
+        assert words in details
+
+
+def greeting(sender: str, version: int = PROTOCOL_VERSION) -> pb.HelloRequest:
+    return pb.HelloRequest(
+        protocol_version=version, software_version="9.9", federation_id="med", sender=sender
+    )
+
+
+def pushed(pieces: list[pb.Frame], name: pb.BlobName = UPDATE, total: int = -1) -> list[Message]:
+    """Frames as a push of beta's; ``total``: what it declares (-1: the truth)."""
+    length = sum(len(frame.data) for frame in pieces)
+    pushes = [pb.PushFrame(frame=frame) for frame in pieces]
+    first = pb.PushFrame(
+        federation_id="med", sender="beta", name=name, total_bytes=length if total < 0 else total
+    )
+    pushes[0].MergeFrom(first)
+    return list(pushes)
+
+
+async def framed(content: bytes) -> list[pb.Frame]:
+    return [frame async for frame in frames(content)]
+
+
+# ---- who may connect at all --------------------------------------------------
+
+
+async def test_no_certificate(federation: Federation, attacked: Site) -> None:
+    async with calling(federation, None) as nobody:
+        with refused(Code.UNAVAILABLE, "Socket closed"):
+            await nobody.hello()
+
+
+async def test_certificate_of_another_authority(
+    federation: Federation, attacked: Site, tmp_path: Path
+) -> None:
+    other = Federation.found(tmp_path / "other", "beta")
+    ours = (federation.authority / "ca.crt").read_bytes()
+    async with calling(federation, other.identity("beta"), ours) as stranger:
+        with refused(Code.UNAVAILABLE, "Socket closed"):
+            await stranger.hello()
+
+
+async def test_expired_certificate(federation: Federation, attacked: Site) -> None:
+    expired = federation.enrol("gamma", expired=True)
+    async with calling(federation, expired) as late:
+        with refused(Code.UNAVAILABLE, "Socket closed"):
+            await late.hello("gamma")
+
+
+async def test_our_own_expired_certificate_is_named_as_the_cause(
+    federation: Federation, attacked: Site
+) -> None:
+    federation.ports["gamma"] = 1
+    expired, manifest = federation.enrol("gamma", expired=True), federation.manifest()
+    async with running(federation, "gamma", identity=expired, manifest=manifest) as gamma:
+        with pytest.raises(PeerUnreachable, match="our own certificate expired on"):
+            await gamma.transport.send("alpha", hint("gamma"))
+    del federation.ports["gamma"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["hanse://elsewhere/site/beta", "beta.med.hanse.internal"],
+        ["hanse://med/site/beta", "hanse://med/site/alpha", "beta.med.hanse.internal"],
+        ["https://med/site/beta", "beta.med.hanse.internal"],
+        ["beta.med.hanse.internal"],
+    ],
+)
+async def test_certificate_with_a_wrong_name(
+    federation: Federation, attacked: Site, names: list[str]
+) -> None:
+    forged = federation.forge(
+        [x509.UniformResourceIdentifier(n) if "//" in n else x509.DNSName(n) for n in names]
+    )
+    async with calling(federation, forged) as impostor:
+        with refused(Code.UNAUTHENTICATED, "certificate"):
+            await impostor.hello()
+
+
+async def test_tls_1_2_is_refused_and_1_3_works(federation: Federation, attacked: Site) -> None:
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        await handshake(federation, ssl.TLSVersion.TLSv1_2)
+    assert await handshake(federation, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+
+
+async def handshake(federation: Federation, version: ssl.TLSVersion) -> str:
+    reader, writer = await tls_to_alpha(federation, version)
+    try:
+        await asyncio.wait_for(reader.read(1), 5)  # the server's HTTP/2 settings
+        return str(writer.get_extra_info("ssl_object").version())
+    finally:
+        writer.close()
+
+
+async def tls_to_alpha(
+    federation: Federation, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    folder = federation.root / "beta"
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    context.load_cert_chain(folder / "site.crt", folder / "site.key")
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    port = federation.ports["alpha"]
+    return await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=ALPHA)
+
+
+# ---- who may say what --------------------------------------------------------
+
+
+async def test_good_certificate_but_not_in_the_manifest(
+    federation: Federation, attacked: Site
+) -> None:
+    async with calling(federation, federation.enrol("gamma")) as guest:
+        with refused(Code.PERMISSION_DENIED, "'gamma' is not in manifest version 1"):
+            await guest.hello("gamma")
+
+
+async def test_disabled_site(federation: Federation, attacked: Site) -> None:
+    disabled = federation.manifest(version=2, disabled={"beta"})
+    attacked.transport.reload(attacked.identity, disabled)
+    async with calling(federation, federation.identity("beta")) as beta:
+        with refused(Code.PERMISSION_DENIED, "'beta' is disabled in manifest version 2"):
+            await beta.hello()
+    attacked.transport.reload(attacked.identity, federation.manifest(version=3))
+
+
+@pytest.mark.parametrize("method", ["Hello", "Deliver", "Push", "Pull"])
+async def test_certificate_of_one_site_speaking_as_another(
+    federation: Federation, attacked: Site, method: str
+) -> None:
+    federation.ports["gamma"] = 1
+    attacked.transport.reload(attacked.identity, federation.manifest(version=2))
+    lie = "the message names 'beta' as its sender, the certificate is of 'gamma'"
+    async with calling(federation, federation.enrol("gamma")) as gamma:
+        await gamma.hello("gamma")
+        with refused(Code.PERMISSION_DENIED, lie):
+            await speak(gamma, method, sender="beta")
+    assert attacked.inbox.messages == []
+    del federation.ports["gamma"]
+
+
+@pytest.mark.parametrize("method", ["Hello", "Deliver", "Push", "Pull"])
+async def test_message_for_another_federation(
+    federation: Federation, attacked: Site, method: str
+) -> None:
+    async with beta_calling(federation) as beta:
+        with refused(Code.PERMISSION_DENIED, "for federation 'other', this is 'med'"):
+            await speak(beta, method, federation_id="other")
+
+
+async def speak(
+    caller: Caller, method: str, sender: str = "beta", federation_id: str = "med"
+) -> None:
+    """One well-formed call of each kind."""
+    message: Any = {
+        "Hello": greeting(sender),
+        "Deliver": hint(sender),
+        "Push": pushed(await framed(b"x"))[0],
+        "Pull": pb.PullRequest(sender=sender, name=VERSION),
+    }[method]
+    message.federation_id, message.sender = federation_id, sender
+    if method == "Push":
+        await caller.push([message])
+    elif method == "Pull":
+        call = caller.channel.unary_stream(f"/{SERVICE}/Pull")
+        async for _ in call(message.SerializeToString(), timeout=5):
+            pass
+    else:
+        await caller.call(method, message)
+
+
+@pytest.mark.parametrize("method", ["Deliver", "Push", "Pull"])
+async def test_no_greeting(federation: Federation, attacked: Site, method: str) -> None:
+    async with calling(federation, federation.identity("beta")) as rude:
+        with refused(Code.FAILED_PRECONDITION, "say Hello first", "protocol version 1"):
+            await speak(rude, method)
+
+
+async def test_unknown_protocol_version(federation: Federation, attacked: Site) -> None:
+    async with beta_calling(federation) as beta:
+        both = "'beta' speaks protocol version 2", "'alpha' speaks 1"
+        with refused(Code.FAILED_PRECONDITION, *both):
+            await beta.hello(version=2)
+        # and what was agreed before no longer counts
+        with refused(Code.FAILED_PRECONDITION, "say Hello first"):
+            await beta.call("Deliver", hint("beta"))
+
+
+async def test_unknown_method(federation: Federation, attacked: Site) -> None:
+    async with beta_calling(federation) as beta:
+        with refused(Code.UNIMPLEMENTED):
+            await beta.call("Backdoor", b"")
+
+
+# ---- messages ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["Hello", "Deliver", "Push", "Pull"])
+async def test_garbage_instead_of_a_message(
+    federation: Federation, attacked: Site, method: str
+) -> None:
+    async with beta_calling(federation) as beta:
+        with refused(Code.INVALID_ARGUMENT, "12 bytes that are no "):
+            garbage = b"\xff" * 12
+            if method == "Push":
+                await beta.push([garbage])
+            elif method == "Pull":
+                call = beta.channel.unary_stream(f"/{SERVICE}/Pull")(garbage, timeout=5)
+                assert [frame async for frame in call] == []
+            else:
+                await beta.call(method, garbage)
+
+
+async def test_message_out_of_bounds(federation: Federation, attacked: Site) -> None:
+    message = hint("beta")
+    message.nack.promised_attempt = 0
+    async with beta_calling(federation) as beta:
+        with refused(Code.INVALID_ARGUMENT, "Envelope.nack.promised_attempt is 0; expected 1"):
+            await beta.call("Deliver", message)
+    assert attacked.transport.statistics()["beta"].refused == 1
+
+
+async def test_oversized_message(federation: Federation, attacked: Site) -> None:
+    message = hint("beta")
+    message.attempt_failed.reason = "x" * (2 * MIB)
+    async with beta_calling(federation) as beta:
+        with refused(Code.RESOURCE_EXHAUSTED, "larger than max"):
+            await beta.call("Deliver", message)
+    assert attacked.inbox.messages == []
+
+
+async def test_raw_garbage_on_the_socket(federation: Federation, attacked: Site) -> None:
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\xff\xff" * 9):
+        reader, writer = await asyncio.open_connection("127.0.0.1", federation.ports["alpha"])
+        writer.write(garbage)
+        writer.write_eof()
+        assert len(await read_to_the_end(reader)) < 100  # at most a TLS alert
+        writer.close()
+
+
+async def test_garbage_inside_tls(federation: Federation, attacked: Site) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    huge_frame = struct.pack(">I", 0xFFFFFF)[1:] + b"\0\0" + bytes(5)
+    for garbage in (os.urandom(5000), preface + os.urandom(5000), preface + huge_frame):
+        reader, writer = await tls_to_alpha(federation)
+        writer.write(garbage)
+        await read_to_the_end(reader)
+        writer.close()
+
+
+async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    except (ConnectionResetError, ssl.SSLError):
+        return b""
+
+
+# ---- large objects ---------------------------------------------------------------
+
+Spoil = Callable[[list[pb.Frame]], list[pb.Frame]]
+
+
+def change_a_byte(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    pieces[1].data = b"\0" + pieces[1].data[1:]
+    return pieces
+
+
+def change_the_last_digest(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    pieces[-1].running_sha256 = bytes(32)
+    return pieces
+
+
+def truncate(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    return pieces[:-1]
+
+
+def leave_a_gap(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    return [pieces[0], pieces[2]]
+
+
+def repeat(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    return [pieces[0], pieces[1], pieces[1], pieces[2]]
+
+
+def begin_in_the_middle(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    return pieces[1:]
+
+
+def go_on_after_the_last(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    return [*pieces, pieces[-1]]
+
+
+def oversize_a_frame(pieces: list[pb.Frame]) -> list[pb.Frame]:
+    data = bytes(FRAME_BYTES + 1)
+    digest = hashlib.sha256(data).digest()
+    return [pb.Frame(data=data, running_sha256=digest, last=True)]
+
+
+SPOILT: list[tuple[Spoil, str]] = [
+    (change_a_byte, "the running SHA-256 of the frame at offset 1048576 does not match"),
+    (change_the_last_digest, "the running SHA-256 of the frame at offset 2097152 does not"),
+    (truncate, "ended after 2097152 bytes without its last frame: truncated"),
+    (leave_a_gap, "a frame at offset 2097152; expected 1048576"),
+    (repeat, "a frame at offset 1048576; expected 2097152"),
+    (go_on_after_the_last, "a frame after the last one"),
+    (oversize_a_frame, "data is 1048577 bytes; expected 0 .. 1048576 bytes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"), SPOILT, ids=lambda value: getattr(value, "__name__", "")
+)
+@pytest.mark.parametrize("name", [UPDATE, CONTEXT], ids=["file", "memory"])
+async def test_spoilt_push(
+    federation: Federation, attacked: Site, spoil: Spoil, told: str, name: pb.BlobName
+) -> None:
+    pieces = spoil(await framed(os.urandom(2 * MIB + 500)))
+    async with beta_calling(federation) as beta:
+        with refused(Code.INVALID_ARGUMENT, told):
+            await beta.push(pushed(pieces, name, total=2 * MIB + 500))
+    assert (attacked.inbox.blobs, spooled(attacked)) == ([], [])
+
+
+async def test_push_that_begins_in_the_middle(federation: Federation, attacked: Site) -> None:
+    pieces = begin_in_the_middle(await framed(bytes(3 * MIB)))
+    async with beta_calling(federation) as beta:
+        with refused(Code.INVALID_ARGUMENT, "the name in the first frame only"):
+            await beta.push(pushed(pieces))
+        with refused(Code.INVALID_ARGUMENT, "does not begin with what it is"):
+            await beta.push([pb.PushFrame(frame=pieces[0])])
+        with refused(Code.INVALID_ARGUMENT, "does not begin with what it is"):
+            await beta.push([])
+
+
+async def test_object_of_another_length_than_declared(
+    federation: Federation, attacked: Site
+) -> None:
+    pieces = await framed(bytes(2 * MIB))
+    async with beta_calling(federation) as beta:
+        with refused(Code.INVALID_ARGUMENT, "larger than the 1048577 bytes declared"):
+            await beta.push(pushed(pieces, total=MIB + 1))
+        with refused(Code.INVALID_ARGUMENT, "2097152 bytes arrived of 2097153 declared"):
+            await beta.push(pushed(pieces, total=2 * MIB + 1))
+    assert (attacked.inbox.blobs, spooled(attacked)) == ([], [])
+
+
+async def test_object_larger_than_its_kind_allows(federation: Federation, attacked: Site) -> None:
+    async with beta_calling(federation) as beta:
+        with refused(Code.INVALID_ARGUMENT, "total_bytes is 8388609; expected 0 .. 8388608"):
+            await beta.push(pushed(await framed(b"x"), CONTEXT, total=8 * MIB + 1))
+
+
+async def test_push_that_nobody_asked_for(federation: Federation, attacked: Site) -> None:
+    attacked.inbox.why_not = "no attempt 0 of round 1 is under way here"
+    async with beta_calling(federation) as beta:
+        with refused(Code.ABORTED, "encrypted_update-1-0 declined: no attempt 0 of round 1"):
+            await beta.push(pushed(await framed(bytes(3 * MIB))))
+    assert (attacked.inbox.blobs, spooled(attacked)) == ([], [])
+    attacked.inbox.why_not = None
+
+
+async def test_sender_that_falls_silent(federation: Federation, attacked: Site) -> None:
+    pieces = pushed(await framed(bytes(2 * MIB)))
+    async with beta_calling(federation) as beta:
+        call = beta.channel.stream_unary(f"/{SERVICE}/Push")(timeout=5)
+        await call.write(pieces[0].SerializeToString())
+        with refused(Code.ABORTED, f"no frame for {QUICK.limits.frame_s:g} s"):
+            await call
+    assert spooled(attacked) == []
+
+
+async def test_sender_that_hangs_up(federation: Federation, attacked: Site) -> None:
+    pieces = pushed(await framed(bytes(2 * MIB)))
+    async with beta_calling(federation) as beta:
+        call = beta.channel.stream_unary(f"/{SERVICE}/Push")(timeout=5)
+        await call.write(pieces[0].SerializeToString())
+        call.cancel()
+
+
+async def test_pull_from_beyond_the_end(federation: Federation, attacked: Site) -> None:
+    attacked.inbox.shelf[pb.MODEL_VERSION] = b"short"
+    request = pb.PullRequest(federation_id="med", sender="beta", name=VERSION, offset=6)
+    async with beta_calling(federation) as beta:
+        call = beta.channel.unary_stream(f"/{SERVICE}/Pull")
+        with refused(Code.OUT_OF_RANGE, "bytes from 6 of an object of 5"):
+            async for _ in call(request.SerializeToString(), timeout=5):
+                pass
+
+
+# ---- the other way round: we call, and whoever answers misbehaves ---------------
+
+
+class Answers:
+    """A program at beta's address that answers what it likes."""
+
+    def __init__(self, pieces: list[pb.Frame], reply: pb.HelloReply | None = None) -> None:
+        self.pieces = pieces
+        self.reply = reply or pb.HelloReply(protocol_version=PROTOCOL_VERSION, sender="beta")
+
+    async def hello(self, _raw: bytes, _context: Any) -> bytes:
+        return self.reply.SerializeToString()
+
+    async def push(self, _incoming: AsyncIterator[bytes], _context: Any) -> bytes:
+        return b""  # at once: not a byte was read
+
+    async def pull(self, _raw: bytes, _context: Any) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece.SerializeToString()
+
+
+@asynccontextmanager
+async def answering(
+    federation: Federation, answers: Answers, identity: Identity | None = None
+) -> AsyncIterator[None]:
+    """``answers`` at beta's address, with beta's certificate or another."""
+    identity = identity or federation.identity("beta")
+    server = grpc.aio.server()
+    handlers = {
+        "Hello": grpc.unary_unary_rpc_method_handler(answers.hello),
+        "Push": grpc.stream_unary_rpc_method_handler(answers.push),
+        "Pull": grpc.unary_stream_rpc_method_handler(answers.pull),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key_pem, identity.certificate_pem)], identity.authority_pem, True
+    )
+    server.add_secure_port(f"127.0.0.1:{federation.ports['beta']}", credentials)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(0)
+
+
+async def blamed(federation: Federation, answers: Answers) -> str:
+    """What alpha says after it has pulled from whoever answers."""
+    async with answering(federation, answers), running(federation, "alpha") as alpha:
+        with pytest.raises(RemoteProtocolError) as error:
+            await alpha.transport.pull("beta", VERSION, alpha.spool / "version")
+        assert alpha.transport.statistics()["beta"].last_error == str(error.value)
+        assert spooled(alpha) == []
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"), SPOILT, ids=lambda value: getattr(value, "__name__", "")
+)
+async def test_spoilt_pull(federation: Federation, spoil: Spoil, told: str) -> None:
+    answers = Answers(spoil(await framed(os.urandom(2 * MIB + 500))))
+    complaint = await blamed(federation, answers)
+    assert complaint.startswith("site 'beta' misbehaves: ")
+    assert told in complaint
+
+
+async def test_answer_in_an_unknown_protocol_version(federation: Federation) -> None:
+    answers = Answers([], pb.HelloReply(protocol_version=7, sender="beta", software_version="7.1"))
+    complaint = await blamed(federation, answers)
+    assert "speaks protocol version 7 (software '7.1'), we speak 1" in complaint
+
+
+async def test_answer_under_another_name(federation: Federation) -> None:
+    answers = Answers([], pb.HelloReply(protocol_version=PROTOCOL_VERSION, sender="gamma"))
+    assert "it calls itself 'gamma'" in await blamed(federation, answers)
+
+
+async def test_another_site_at_a_peers_address(federation: Federation) -> None:
+    gamma = federation.enrol("gamma")
+    async with answering(federation, Answers([]), gamma), running(federation, "alpha") as alpha:
+        with pytest.raises(PeerUnreachable, match="whoever answers there cannot prove to be"):
+            await alpha.transport.send("beta", hint("alpha"))
+
+
+async def test_another_authoritys_site_at_a_peers_address(
+    federation: Federation, tmp_path: Path
+) -> None:
+    other = Federation.found(tmp_path / "other", "beta").identity("beta")
+    async with answering(federation, Answers([]), other), running(federation, "alpha") as alpha:
+        with pytest.raises(PeerUnreachable, match="whoever answers there cannot prove to be"):
+            await alpha.transport.send("beta", hint("alpha"))
+
+
+async def test_thanks_for_what_was_not_yet_sent(federation: Federation) -> None:
+    async with answering(federation, Answers([])), running(federation, "alpha") as alpha:
+        with pytest.raises(RemoteProtocolError, match="thanked for an object it had not yet got"):
+            await alpha.transport.push("beta", UPDATE, bytes(40 * MIB))
+
+
+async def test_refusals_tell_a_site_why(federation: Federation) -> None:
+    """What an operator at beta reads when alpha's manifest does not list beta."""
+    small = federation.manifest(without={"beta"})
+    async with (
+        running(federation, "alpha", manifest=small),
+        running(federation, "beta") as beta,
+    ):
+        with pytest.raises(PeerRefused, match="site 'alpha' refused: site 'beta' is not in") as why:
+            await beta.transport.send("alpha", hint("beta"))
+        assert isinstance(why.value, PeerError)
+        assert "have the federation's keeper sign a manifest that enables it" in str(why.value)

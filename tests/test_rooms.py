@@ -1,0 +1,270 @@
+"""The rooms of the house: who may import whom, and where each heavy dependency lives."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("proto", "config", "crypto", "peers", "daemon")
+# What each room may import of ours, besides itself.
+MAY_IMPORT = {
+    "proto": set[str](),
+    "config": set[str](),
+    "crypto": set[str](),
+    "peers": {"proto", "crypto"},
+    "daemon": {"proto", "config", "crypto", "peers"},
+    "tests": {*ROOMS},
+}
+# Each heavy dependency has one home, whose files translate its exceptions.
+HOMES = {
+    "tenseal": ("crypto/ckks.py",),
+    "cryptography.x509": ("crypto/identity.py",),
+    "hnswlib": ("daemon/retrieval/index.py",),
+    "torch": ("daemon/learning/", "daemon/generation/"),
+    "transformers": ("daemon/learning/", "daemon/generation/"),
+    "peft": ("daemon/learning/",),
+    "tokenizers": ("daemon/learning/",),
+    "ir_measures": ("daemon/learning/", "daemon/retrieval/"),
+    "grpc": (
+        "proto/",
+        "peers/transport",
+        "peers/servicer.py",
+        "daemon/control.py",
+        "daemon/fedctl/",
+    ),
+}
+# The main process answers peers; what computes is loaded in workers alone.
+ONLY_IN_WORKERS = ("torch", "transformers", "peft", "tenseal", "hnswlib", "ir_measures", "scipy")
+UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
+MOST_LINES_IN_A_FILE = 650
+MOST_LINES_IN_A_FUNCTION = 70
+
+
+def sources(*folders: str) -> list[Path]:
+    """Our own source files, generated code left out."""
+    return [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if "_pb2" not in path.name
+    ]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names that a file imports, wherever in it, with their lines."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            yield module, node.lineno
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+# ---- directions and homes ---------------------------------------------------
+
+
+def test_imports_flow_one_way() -> None:
+    wrong = {
+        f"{name_of(path)}:{line} imports {imported}"
+        for room, allowed in MAY_IMPORT.items()
+        for path in sources(room)
+        for imported, line in imports(path)
+        if (top := imported.split(".")[0]) in MAY_IMPORT and top not in {room, *allowed}
+    }
+    assert not wrong
+
+
+def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:
+    forbidden = ("time", "random", "secrets", "os", "asyncio", "socket", "grpc", "threading")
+    pure = ["peers/protocol.py", "crypto/quantize.py"]
+    wrong = {
+        f"{name}:{line} imports {imported}"
+        for name in pure
+        for imported, line in imports(ROOT / name)
+        if any(within(imported, module) for module in forbidden)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("dependency", HOMES)
+def test_a_heavy_dependency_stays_at_home(dependency: str) -> None:
+    wrong = {
+        f"{name_of(path)}:{line} imports {imported}"
+        for path in sources(*ROOMS)
+        for imported, line in imports(path)
+        if within(imported, dependency) and not name_of(path).startswith(HOMES[dependency])
+    }
+    assert not wrong
+
+
+def test_nothing_is_pickled() -> None:
+    wrong = {
+        f"{name_of(path)}:{line} imports {imported}"
+        for path in sources(*ROOMS)  # a test may ask whether an error survives a process boundary
+        for imported, line in imports(path)
+        if any(within(imported, module) for module in UNSAFE)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", ["daemon.main", "daemon.fedctl"])
+def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted({{n.split('.')[0] for n in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = sorted(set(ONLY_IN_WORKERS) & set(done.stdout.split()))
+    assert not loaded, f"importing {module} loads them: import them where the worker's job runs"
+
+
+# ---- no way in without TLS --------------------------------------------------
+
+
+def test_no_connection_without_tls_but_on_the_control_socket() -> None:
+    wrong = {
+        f"{name_of(path)}:{node.lineno} {name}"
+        for path in sources(*ROOMS)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute | ast.Name)
+        and (name := ast.unparse(node).split(".")[-1]) in ("insecure_channel", "add_insecure_port")
+        and not name_of(path).startswith(("daemon/control.py", "daemon/fedctl/"))
+    }
+    assert not wrong
+
+
+def test_the_control_socket_is_a_unix_socket() -> None:
+    opening = [
+        path
+        for path in sources("daemon")
+        if any(
+            isinstance(node, ast.Attribute)
+            and node.attr in ("insecure_channel", "add_insecure_port")
+            for node in ast.walk(parsed(path))
+        )
+    ]
+    assert len(opening) >= 2, "one side listens, one connects"
+    for path in opening:
+        schemes = {
+            text.split(":")[0]
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Constant) and isinstance(text := node.value, str)
+            if text.startswith(("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:"))
+        }
+        assert schemes == {"unix"}, name_of(path)
+
+
+# ---- names and lock ---------------------------------------------------------
+
+
+def locked() -> dict[str, str]:
+    """Distribution name -> exact version, as in requirements.lock."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    pins = [line.split("==") for line in lines]
+    assert all(len(pin) == 2 for pin in pins), "every line of the lock is name==version"
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_no_dependency_claims_the_name_of_a_room() -> None:
+    claims = packages_distributions()
+    ours = {*ROOMS, "tests"}
+    wrong = {
+        f"{owner} brings a top-level {room}"
+        for room in ours
+        for owner in claims.get(room, [])
+        if canonicalize_name(owner) != "hanse"
+    }
+    assert not wrong
+
+
+def test_what_is_installed_is_what_is_locked() -> None:
+    wrong = []
+    for name, version in locked().items():
+        try:
+            installed = distribution(name).version.split("+")[0]
+        except PackageNotFoundError:
+            installed = "missing"
+        if installed != version:
+            wrong.append(f"{name}: locked {version}, installed {installed}")
+    assert not wrong, "run `make install`"
+
+
+def test_the_lock_satisfies_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    asked = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *extras["dev"],
+        *extras["offline-model"],
+    ]
+    pins = locked()
+    wrong = [
+        text
+        for text in asked
+        if (requirement := Requirement(text)).name
+        and not requirement.specifier.contains(pins.get(canonicalize_name(requirement.name), "0"))
+    ]
+    assert not wrong, "run `make lock`"
+
+
+def test_the_lock_names_no_index() -> None:
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--" not in text
+
+
+# ---- sizes ------------------------------------------------------------------
+
+
+def test_a_file_can_be_read_in_one_sitting() -> None:
+    long = {
+        f"{name_of(path)}: {lines} lines"
+        for path in sources(*ROOMS, "tests")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) >= MOST_LINES_IN_A_FILE
+    }
+    assert not long
+
+
+def test_a_function_fits_a_screen() -> None:
+    long = {
+        f"{name_of(path)}: {node.name} has {lines} lines"
+        for path in sources(*ROOMS, "tests")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_LINES_IN_A_FUNCTION
+    }
+    assert not long

@@ -1,0 +1,280 @@
+"""A round's arithmetic, end to end, each site's jobs in a worker process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.ckks import CryptoError
+from daemon import round_crypto
+from daemon.round_crypto import LOSS_BOUND, Applied
+from daemon.versions import Float32, ShapeManifest, VersionError, read_version, write_version
+from daemon.workers import Worker
+
+SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,)), ("c", (1,))))
+SIZES = SHAPE.sizes
+EXPONENTS = [-3, 2, 0]
+WEIGHTS = [1.0, 0.4, 0.75]
+LOSSES = [0.31, 1.7, 0.9]
+
+
+def delta(seed: int) -> Float32:
+    vector = np.random.default_rng(seed).normal(size=SHAPE.total).astype(np.float32)
+    vector[: SIZES[0]] *= 0.02
+    return vector
+
+
+def write_update(path: Path, vector: Float32, loss: float) -> Path:
+    np.save(path, np.append(vector, np.float32(loss / LOSS_BOUND)).astype(np.float32))
+    return path
+
+
+def parent_in(folder: Path) -> bytes:
+    return write_version(folder, SHAPE.digest, delta(99))[0]
+
+
+@asynccontextmanager
+async def three_workers() -> AsyncIterator[list[Worker]]:
+    async with AsyncExitStack() as stack:
+        workers = [Worker(f"crypto-{number}", threads=1) for number in range(3)]
+        for worker in workers:
+            stack.push_async_callback(worker.stop)
+        yield workers
+
+
+async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> list[Path]:
+    """Site 0 coordinates, site 1 deals the key; returns updates and, last, the sum."""
+    coordinator, dealer, holder = workers
+    dealt = await dealer.run(round_crypto.deal_key, 7, 0, 3, bits)
+    await holder.run(
+        round_crypto.hold_context, 7, 0, dealt.secret, secret=True, contributors=3, bits=bits
+    )
+    await coordinator.run(
+        round_crypto.hold_context, 7, 0, dealt.public, secret=False, contributors=3, bits=bits
+    )
+    measured = []
+    for number, worker in enumerate(workers):
+        path = write_update(folder / f"{number}.npy", delta(number), LOSSES[number])
+        measured.append(await worker.run(round_crypto.measure_update, path, SIZES, WEIGHTS[number]))
+    agreed = [max(column) for column in zip(*measured, strict=True)]
+    assert agreed == EXPONENTS
+    updates = [folder / f"{number}.encrypted" for number in range(3)]
+    for number, worker in enumerate(workers):
+        blob = await worker.run(
+            round_crypto.encrypt_update,
+            *(7, 0, folder / f"{number}.npy", SIZES, WEIGHTS[number], agreed, updates[number]),
+        )
+        assert blob.digest == hashlib.sha256(updates[number].read_bytes()).digest()
+    await coordinator.run(round_crypto.start_sum, 7, 0, SIZES)
+    for number, update in enumerate(updates):
+        await coordinator.run(round_crypto.add_update, 7, 0, f"site-{number}", update)
+    await coordinator.run(round_crypto.finish_sum, 7, 0, folder / "sum")
+    return [*updates, folder / "sum"]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+async def test_three_sites_apply_the_same_bits(tmp_path: Path, bits: int) -> None:
+    async with three_workers() as workers:
+        coordinator, *holders = workers
+        *updates, total = await encrypted_round(tmp_path, workers, bits)
+        applied = []
+        for number, holder in enumerate(holders):
+            versions = tmp_path / f"versions-{number}"
+            parent = parent_in(versions)
+            applied.append(
+                await holder.run(
+                    round_crypto.apply_sum,
+                    *(7, 0, total, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                )
+            )
+        assert applied[0] == applied[1]
+        check_result(applied[0], tmp_path / "versions-0", bits)
+
+        # The coordinator holds every ciphertext and can open none of them.
+        for blob in (*updates, total):
+            with pytest.raises(CryptoError, match="only the round's public key"):
+                await coordinator.run(
+                    round_crypto.apply_sum,
+                    *(7, 0, blob, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                )
+        assert not leaked(tmp_path)
+
+
+def leaked(folder: Path) -> bool:
+    """Whether a key context was written anywhere."""
+    return any(b"HNSK" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def check_result(applied: Applied, versions: Path, bits: int) -> None:
+    got = read_version(versions, applied.model_digest, SHAPE.digest).astype(np.float64)
+    updates = [delta(number).astype(np.float64) for number in range(3)]
+    weighted = sum(w * u for w, u in zip(WEIGHTS, updates, strict=True)) / sum(WEIGHTS)
+    error = np.abs(got - (delta(99) + weighted))
+    unit = np.repeat(np.ldexp(1.0, EXPONENTS), SIZES) / (2 ** (bits - 1) - 1)
+    assert (error <= 3 * unit / sum(WEIGHTS) + 1e-6).all()
+    assert error.max() > 0
+    loss = np.average(LOSSES, weights=WEIGHTS)
+    assert applied.mean_loss == pytest.approx(loss, abs=3 * 64 / (2 ** (bits - 1) - 1) ** 2)
+
+
+# ---- one process, several roles: attempts stand for sites ---------------------------
+
+HOLDER, COORDINATOR = (1, 0), (1, 1)
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> Path:
+    """A key holder and a coordinator of one key; returns an empty folder."""
+    for left in [(2, 0), (2, 1), HOLDER, COORDINATOR]:
+        round_crypto.forget(*left)
+    dealt = round_crypto.deal_key(*HOLDER, 3, 16)
+    round_crypto.hold_context(*COORDINATOR, dealt.public, secret=False, contributors=3, bits=16)
+    return tmp_path
+
+
+def test_the_result_is_the_exact_integer_sum(roles: Path) -> None:
+    """Integers k sent at scale 2^15 in units of 2^15/32767 come back as their exact mean."""
+    shape = ShapeManifest("exact", (("a", (1000,)),))
+    chance = np.random.default_rng(3)
+    integers = [chance.integers(-32767, 32768, 1000) for _ in range(3)]
+    unit = 2.0**15 / 32767
+    round_crypto.start_sum(*COORDINATOR, shape.sizes)
+    for number, part in enumerate(integers):
+        path = write_update(roles / "u.npy", (part * unit * (1 - 2**-20)).astype(np.float32), 1.0)
+        round_crypto.encrypt_update(*HOLDER, path, shape.sizes, 1.0, [15], roles / "u")
+        round_crypto.add_update(*COORDINATOR, str(number), roles / "u")
+    round_crypto.finish_sum(*COORDINATOR, roles / "sum")
+    zero, _ = write_version(roles, shape.digest, np.zeros(1000, dtype=np.float32))
+    applied = round_crypto.apply_sum(
+        *HOLDER, roles / "sum", shape.sizes, [15], 3.0, zero, shape.digest, roles
+    )
+    got = read_version(roles, applied.model_digest, shape.digest).astype(np.float64)
+    units = got * 3 / unit
+    assert np.abs(units - np.rint(units)).max() < 0.02
+    assert np.abs(np.rint(units) - sum(integers)).max() <= 3
+
+
+@pytest.mark.parametrize(
+    ("vector", "refusal"),
+    [
+        (np.zeros(SHAPE.total, dtype=np.float32), "expected 30502"),
+        (np.zeros(SHAPE.total + 2, dtype=np.float32), "expected 30502"),
+        (np.zeros(0, dtype=np.float32), "expected 30502"),
+        (np.zeros(SHAPE.total + 1, dtype=np.float64), "float64"),
+        (np.full(SHAPE.total + 1, np.nan, dtype=np.float32), "not finite"),
+        (np.append(np.full(SHAPE.total, np.inf), 0).astype(np.float32), "NaN or infinity"),
+    ],
+)
+def test_a_bad_update_is_refused_at_its_own_site(
+    roles: Path, vector: np.ndarray, refusal: str
+) -> None:
+    np.save(roles / "u.npy", vector)
+    with pytest.raises(CryptoError, match=refusal):
+        round_crypto.measure_update(roles / "u.npy", SIZES, 1.0)
+    with pytest.raises(CryptoError, match=refusal):
+        round_crypto.encrypt_update(
+            *HOLDER, roles / "u.npy", SIZES, 1.0, EXPONENTS, roles / "u.encrypted"
+        )
+    assert not (roles / "u.encrypted").exists()
+
+
+def test_missing_and_pickled_updates_are_refused(roles: Path) -> None:
+    with pytest.raises(CryptoError, match="cannot be read"):
+        round_crypto.measure_update(roles / "nowhere.npy", SIZES, 1.0)
+    np.save(roles / "u.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(CryptoError, match="cannot be read"):
+        round_crypto.measure_update(roles / "u.npy", SIZES, 1.0)
+
+
+def test_a_scale_below_our_own_is_refused(roles: Path) -> None:
+    path = write_update(roles / "u.npy", delta(0), 0.1)
+    lowered = [EXPONENTS[0], EXPONENTS[1] - 1, EXPONENTS[2]]
+    with pytest.raises(CryptoError, match="group 1 is below ours"):
+        round_crypto.encrypt_update(*HOLDER, path, SIZES, 1.0, lowered, roles / "u")
+
+
+def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
+    """Error feedback: over rounds the sum of what was sent approaches what was meant."""
+    sizes = [SHAPE.total]
+    round_crypto.deal_key(2, 0, 3, 8)
+    residual, update = roles / "residual.npy", roles / "u.npy"
+    meant = delta(5)
+    for round_ in range(3):
+        write_update(update, meant, 0.5)
+        exponents = round_crypto.measure_update(update, sizes, 1.0, residual)
+        before = round_crypto._with_residual(meant, residual)
+        round_crypto.encrypt_update(
+            2, 0, update, sizes, 1.0, exponents, roles / "u", residual_path=residual
+        )
+        assert residual.exists() == (round_ > 0)  # a round that fails leaves it as it was
+        round_crypto.keep_residual(residual)
+        round_crypto.keep_residual(residual)  # committing twice is no error
+        kept = np.load(residual)
+        assert np.abs(kept).max() <= 2.0 ** exponents[0] / 127
+        assert kept.std() > 0
+        sent_units = (before.astype(np.float64) - kept) * 127 / 2.0 ** exponents[0]
+        assert np.abs(sent_units - np.rint(sent_units)).max() < 1e-3
+    with pytest.raises(CryptoError, match="the residual"):
+        round_crypto.measure_update(
+            write_update(update, meant[:-1], 0.5), [SHAPE.total - 1], 1.0, residual
+        )
+
+
+def test_two_attempts_are_held_and_older_ones_forgotten(roles: Path) -> None:
+    round_crypto.deal_key(2, 0, 3, 16)
+    with pytest.raises(CryptoError, match="no key is held for round 1, attempt 0"):
+        round_crypto.start_sum(*HOLDER, SIZES)
+    round_crypto.start_sum(*COORDINATOR, SIZES)
+    round_crypto.forget(*COORDINATOR)
+    round_crypto.forget(*COORDINATOR)
+    with pytest.raises(CryptoError, match="no key is held"):
+        round_crypto.finish_sum(*COORDINATOR, roles / "sum")
+
+
+def test_a_sum_that_was_not_started_takes_nothing(roles: Path) -> None:
+    with pytest.raises(CryptoError, match="no sum was started"):
+        round_crypto.add_update(*COORDINATOR, "a", roles / "u")
+
+
+def test_a_context_for_other_parameters_is_refused(roles: Path) -> None:
+    dealt = round_crypto.deal_key(2, 0, 3, 16)
+    for contributors, bits in ((4, 8), (5, 16)):
+        with pytest.raises(CryptoError, match="the round context was refused"):
+            round_crypto.hold_context(
+                2, 1, dealt.secret, secret=True, contributors=contributors, bits=bits
+            )
+    with pytest.raises(CryptoError, match="no key is held"):
+        round_crypto.start_sum(2, 1, SIZES)
+
+
+def apply(
+    role: tuple[int, int], folder: Path, *, weight: float = 2.0, parent: bytes | None = None
+) -> Applied:
+    digest = parent_in(folder / "versions") if parent is None else parent
+    return round_crypto.apply_sum(
+        *role, folder / "sum", SIZES, EXPONENTS, weight, digest, SHAPE.digest, folder / "versions"
+    )
+
+
+def test_a_sum_under_another_key_is_refused_and_no_version_written(roles: Path) -> None:
+    round_crypto.start_sum(*COORDINATOR, SIZES)
+    path = write_update(roles / "u.npy", delta(0), 0.1)
+    for site in "ab":
+        round_crypto.encrypt_update(*HOLDER, path, SIZES, 1.0, EXPONENTS, roles / "u")
+        round_crypto.add_update(*COORDINATOR, site, roles / "u")
+    round_crypto.finish_sum(*COORDINATOR, roles / "sum")
+    round_crypto.deal_key(*COORDINATOR, 3, 16)
+    with pytest.raises(CryptoError, match="under another key"):
+        apply(COORDINATOR, roles)
+    for weight in (0.0, -1.0, float("nan"), float("inf"), 3.5):
+        with pytest.raises(CryptoError, match="total weight"):
+            apply(HOLDER, roles, weight=weight)
+    with pytest.raises(VersionError):
+        apply(HOLDER, roles, parent=bytes(32))
+    assert len(list((roles / "versions").iterdir())) == 1
+    assert apply(HOLDER, roles).mean_loss == pytest.approx(0.1, abs=1e-6)
