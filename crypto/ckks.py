@@ -24,7 +24,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tenseal import sealapi
 
 from crypto.parameters import SEED_BYTES, WORD, CkksParameters, choose_parameters
 from crypto.quantize import CryptoError, Slots
@@ -37,6 +36,7 @@ __all__ = [
     "RunningSum",
     "choose_parameters",
     "deal",
+    "make_ready",
 ]
 
 _PRNG_HEADER = 17  # SEAL's header (16 bytes) and the generator's kind, before a seed
@@ -153,16 +153,21 @@ class _Seal:
     """SEAL's machinery for one set of parameters; holds no round's key."""
 
     def __init__(self, parameters: CkksParameters) -> None:
+        # Imported with the first key and not with this module: the daemon's main
+        # process imports the names above and must not carry SEAL.
+        from tenseal import sealapi
+
+        self.api: Any = sealapi
         degree, primes = parameters.degree, list(parameters.primes)
         with _translated("SEAL refused the parameters"):
-            chosen = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)
+            chosen = self.api.EncryptionParameters(self.api.SCHEME_TYPE.CKKS)
             chosen.set_poly_modulus_degree(degree)
-            chosen.set_coeff_modulus(sealapi.CoeffModulus.Create(degree, primes))
-            self.context = sealapi.SEALContext(chosen, True, sealapi.SEC_LEVEL_TYPE.TC128)
+            chosen.set_coeff_modulus(self.api.CoeffModulus.Create(degree, primes))
+            self.context = self.api.SEALContext(chosen, True, self.api.SEC_LEVEL_TYPE.TC128)
             if not self.context.parameters_set():
                 raise CryptoError("SEAL refused the parameters as less than 128-bit secure")
-            self.encoder = sealapi.CKKSEncoder(self.context)
-            self.evaluator = sealapi.Evaluator(self.context)
+            self.encoder = self.api.CKKSEncoder(self.context)
+            self.evaluator = self.api.Evaluator(self.context)
         self.scale = 2.0**parameters.scale_bits
         self.scratch = _Scratch()
         self._learn_frames(parameters)
@@ -172,8 +177,8 @@ class _Seal:
         polynomial = parameters.degree * WORD
         chain = len(parameters.primes)
         secret, public = self.new_keys()
-        encryptor = sealapi.Encryptor(self.context, secret)
-        plain, cipher = sealapi.Plaintext(), sealapi.Ciphertext()
+        encryptor = self.api.Encryptor(self.context, secret)
+        plain, cipher = self.api.Plaintext(), self.api.Ciphertext()
         self.encoder.encode([0.0], self.scale, plain)
         encryptor.encrypt_symmetric(plain, cipher)
         take = self.scratch.take
@@ -187,8 +192,8 @@ class _Seal:
     def new_keys(self) -> tuple[Any, Any]:
         """A fresh secret and public key, from the operating system's randomness."""
         with _translated("SEAL could not make a key"):
-            generator = sealapi.KeyGenerator(self.context)
-            public = sealapi.PublicKey()
+            generator = self.api.KeyGenerator(self.context)
+            public = self.api.PublicKey()
             generator.create_public_key(public)
             return generator.secret_key(), public
 
@@ -212,6 +217,11 @@ class _Seal:
 @lru_cache(maxsize=4)
 def _seal(parameters: CkksParameters) -> _Seal:
     return _Seal(parameters)
+
+
+def make_ready(parameters: CkksParameters) -> None:
+    """Load SEAL and its tables, so that the first key need not wait for them."""
+    _seal(parameters)
 
 
 # ---- keys -----------------------------------------------------------------------
@@ -273,18 +283,18 @@ class RoundKey:
         self._decryptor: Any = None
         if secret:
             try:
-                key = seal.load(sealapi.SecretKey(), seal.secret, raw, "the secret context")
+                key = seal.load(seal.api.SecretKey(), seal.secret, raw, "the secret context")
             finally:
                 seal.scratch.wipe()
             with _translated("SEAL refused the secret key"):
-                self._decryptor = sealapi.Decryptor(seal.context, key)
-                self._encryptor = sealapi.Encryptor(seal.context, key)
+                self._decryptor = seal.api.Decryptor(seal.context, key)
+                self._encryptor = seal.api.Encryptor(seal.context, key)
         else:
-            key = seal.load(sealapi.PublicKey(), seal.public, raw, "the public context")
+            key = seal.load(seal.api.PublicKey(), seal.public, raw, "the public context")
             with _translated("SEAL refused the public key"):
-                self._encryptor = sealapi.Encryptor(seal.context, key)
-        self._plain = sealapi.Plaintext()
-        self._cipher = sealapi.Ciphertext()
+                self._encryptor = seal.api.Encryptor(seal.context, key)
+        self._plain = seal.api.Plaintext()
+        self._cipher = seal.api.Ciphertext()
 
     @property
     def can_decrypt(self) -> bool:
@@ -363,14 +373,14 @@ class RunningSum:
     def __init__(self, parameters: CkksParameters, blocks: int) -> None:
         self._seal = _seal(parameters)
         self._total: list[Any] = [None] * blocks
-        self._incoming = sealapi.Ciphertext()
-        self._result = sealapi.Ciphertext()
+        self._incoming = self._seal.api.Ciphertext()
+        self._result = self._seal.api.Ciphertext()
 
     def add(self, index: int, block: bytes) -> None:
         """Add a full or seeded block; when it is refused the sum is as before."""
         total = self._total[index]
         if total is None:
-            self._total[index] = self._seal.load_block(sealapi.Ciphertext(), block)
+            self._total[index] = self._seal.load_block(self._seal.api.Ciphertext(), block)
             return
         self._seal.load_block(self._incoming, block)
         with _translated("SEAL could not add an encrypted block"):
@@ -392,6 +402,7 @@ class RunningSum:
         frame = self._seal.full
         try:
             return frame.cut(self._seal.scratch.take(total))
-        except _Compressed:  # never seen; word by word is slow but right
-            words = (total.data(i) for i in range(frame.words // WORD))
-            return np.fromiter(words, "<u8", frame.words // WORD).tobytes()
+        except _Compressed:  # no honest sum is; word by word is slow but right
+            words = total.dyn_array()
+            count = frame.words // WORD
+            return np.fromiter((words.at(i) for i in range(count)), "<u8", count).tobytes()

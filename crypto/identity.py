@@ -60,8 +60,11 @@ _INIT_SITE = "run `fedctl site init`"
 _INSTALL = "run `fedctl site install`"
 _RENEW = "ask for a new certificate (`fedctl ca sign` there, `fedctl site install` here)"
 
-# What parsing foreign bytes may raise in the library.
-_MALFORMED = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension)
+# What parsing foreign bytes may raise in the library: these have no base in common.
+_MALFORMED = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion),
+    *(x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
 _Named = x509.Certificate | x509.CertificateSigningRequest
 
 

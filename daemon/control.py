@@ -250,10 +250,9 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         node, now = self._node, time.monotonic()
         reply = control.PeersReply()
         for site, seen in node.transport.statistics().items():
-            entry = node.protocol.manifest.site(site)
             reply.peers.add(
                 site=site,
-                address=entry.address if entry else "",
+                address=node.protocol.manifest.site(site).address,
                 connected=seen.connected,
                 software_version=seen.software_version,
                 head_round=seen.head_round,

@@ -24,10 +24,11 @@ from config.settings import Settings, SettingsError, load
 from crypto.identity import Identity, IdentityError, Trust
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
+from daemon.exchange import Folders
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, RetrieverDescription
-from daemon.node import Folders, Node
+from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
 from daemon.store import Store, StoreError
 from daemon.workers import Worker
@@ -37,7 +38,7 @@ from peers.manifest import FederationManifest, ManifestError, parse_signed
 from peers.participation import Policy
 from peers.protocol import Protocol
 from peers.timing import Timing
-from peers.transport import ListenError, Transport
+from peers.transport import KeepInTouch, ListenError, Terms, Transport
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -61,9 +62,11 @@ class Membership:
         """Read identity and manifest. Raises IdentityError or ManifestError."""
         self._files = settings.identity
         self._expected_site = settings.site.id
-        self.identity, self.trust, self.manifest = self._read()
+        self.identity, self.trust, self.manifest, self._signed = self._read()
+        self._store: Store | None = None
+        self._past: dict[int, FederationManifest] = {}
 
-    def _read(self) -> tuple[Identity, Trust, FederationManifest]:
+    def _read(self) -> tuple[Identity, Trust, FederationManifest, bytes]:
         files = self._files
         identity = Identity.load(files.certificate, files.key, files.authority)
         if self._expected_site not in (None, identity.site_id):
@@ -85,11 +88,11 @@ class Membership:
                 f"the manifest is of {manifest.federation_id!r}, the certificate of "
                 f"{identity.federation_id!r}: install those of one federation"
             )
-        return identity, trust, manifest
+        return identity, trust, manifest, text
 
     def reload(self) -> None:
         """Read again; raises, and changes nothing, when that would be a step back."""
-        identity, trust, manifest = self._read()
+        identity, trust, manifest, signed = self._read()
         if identity.site_id != self.identity.site_id:
             raise IdentityError("the new certificate is of another site: restart to become it")
         if manifest.version < self.manifest.version:
@@ -97,7 +100,18 @@ class Membership:
                 f"manifest {manifest.version} is older than {self.manifest.version}, which is in "
                 "force: a manifest never goes back; sign a newer one"
             )
-        self.identity, self.trust, self.manifest = identity, trust, manifest
+        if self._store is not None:
+            self._store.file_manifest(manifest.version, signed)
+        self.identity, self.trust, self.manifest, self._signed = identity, trust, manifest, signed
+        self._past[manifest.version] = manifest
+
+    def remember(self, store: Store) -> None:
+        """File the manifest in force, and know those of the past. Raises StoreError."""
+        store.file_manifest(self.manifest.version, self._signed)
+        self._store = store
+        for signed in store.manifests():
+            manifest = parse_signed(signed, self.trust)
+            self._past[manifest.version] = manifest
 
     def verify_vote(self, vote: pb.Vote) -> None:
         """With whom we trust now."""
@@ -105,7 +119,8 @@ class Membership:
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """A certificate stays valid after its signers' certificates expired."""
-        verify_certificate(certificate, self.trust, self.manifest, at=None)
+        manifest = self._past.get(certificate.body.manifest_version, self.manifest)
+        verify_certificate(certificate, self.trust, manifest, at=None)
 
 
 @dataclass(frozen=True)
@@ -152,6 +167,7 @@ class Daemon:
         """Serve until SIGTERM or SIGINT; everything started is stopped again."""
         self._on_signals()
         workers = Workers.of(self._settings.workers.threads)
+        idle_s = self._settings.workers.idle_stop_s
         async with AsyncExitStack() as stack:
             stack.push_async_callback(workers.stop)
             log.info("starting", site=self._membership.identity.site_id)
@@ -163,6 +179,7 @@ class Daemon:
                     group.create_task(self._lag.run()),
                     group.create_task(self._notifier.keep_watchdog_fed()),
                     group.create_task(node.collection.run()),
+                    group.create_task(workers.learning.stop_when_idle(idle_s)),
                 ]
                 ready = asyncio.Event()
                 tasks.append(group.create_task(node.run(transport, ready.set)))
@@ -205,6 +222,7 @@ class Daemon:
         )
         store = await asyncio.to_thread(Store, state / "state.sqlite3")
         stack.callback(store.close)
+        await asyncio.to_thread(membership.remember, store)
         shapes = described.shape_manifest
         durable = await asyncio.to_thread(
             store.load, membership.identity.federation_id, shapes.digest, genesis
@@ -234,6 +252,7 @@ class Daemon:
             collection=collection,
             learning=workers.learning,
             crypto=workers.crypto,
+            heartbeat_s=settings.rounds.heartbeat_s,
         )
 
     def _make_protocol(
@@ -271,6 +290,7 @@ class Daemon:
             self._settings.site.state_dir / "spool" / "incoming",
             node,
             head_round=lambda: node.protocol.head_round,
+            terms=Terms(keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s)),
         )
 
     def _surroundings(self, node: Node, workers: Workers) -> Surroundings:
@@ -298,7 +318,7 @@ class Daemon:
         try:
             self._membership.reload()
             transport.reload(self._membership.identity, self._membership.manifest)
-        except (IdentityError, ManifestError) as error:
+        except (IdentityError, ManifestError, StoreError) as error:
             log.error("reload refused, the old manifest and certificates stay", cause=str(error))  # noqa: TRY400
         else:
             node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)

@@ -23,6 +23,7 @@ from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import round_crypto
 from daemon.collection import Collection
+from daemon.exchange import Exchange, Folders
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, TrainingOptions
@@ -32,18 +33,13 @@ from daemon.store import Store
 from daemon.versions import (
     ShapeManifest,
     VersionError,
-    import_version,
-    read_version,
-    version_path,
 )
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.certificate_file import pack_certificates, unpack_certificates
 from peers.certificates import CertificateError, sign_vote
 from peers.frames import Received
 from peers.manifest import FederationManifest
 from peers.messages import (
-    BlobUnknown,
     PeerError,
     PeerRefused,
     PeerUnreachable,
@@ -66,17 +62,6 @@ _EXPECTED = (
     IdentityError,
     OSError,
 )
-_KEPT_VERSIONS = 5
-_CERTIFICATES_A_PULL = 1000
-
-
-@dataclass(frozen=True)
-class Folders:
-    """Where a site keeps what is not in a database."""
-
-    versions: Path
-    spool: Path
-    residual: Path
 
 
 @dataclass
@@ -107,6 +92,7 @@ class Node:
         collection: Collection,
         learning: Worker,
         crypto: Worker,
+        heartbeat_s: float,
     ) -> None:
         self.identity = identity
         self.trust = trust
@@ -121,13 +107,13 @@ class Node:
         self._shapes = shapes
         self._learning = learning
         self._crypto = crypto
+        self._heartbeat_s = heartbeat_s
         self._events: asyncio.Queue[tuple[do.Event, asyncio.Future[None] | None]] = asyncio.Queue(
             maxsize=10_000
         )
         self._attempt = _Attempt(0, 0, folders.spool / "none")
         self._work: set[asyncio.Task[None]] = set()
-        self._fetching: set[bytes] = set()
-        self._catching_up = False
+        self._exchange = Exchange(store, folders, shapes, self.feed)
         self._transport: Transport | None = None
         self._outbox: Outbox | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -143,9 +129,19 @@ class Node:
             self._outbox = Outbox(self._send_one, group)
             await self.refresh_situation()
             started()
+            group.create_task(self._look_for_newer_rounds())
             for effect in self.protocol.start(time.monotonic()):
                 await self._carry_out(effect)
             await self._consume()
+
+    async def _look_for_newer_rounds(self) -> None:
+        """A peer that greets with a later round has what we missed."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            for site, seen in self.transport.statistics().items():
+                if seen.connected and seen.head_round > self.protocol.head_round:
+                    await self.feed(do.PeerAhead(site, seen.head_round))
+                    break
 
     async def _consume(self) -> None:
         while True:
@@ -223,9 +219,9 @@ class Node:
             case do.SignVote():
                 await self._sign_vote(effect)
             case do.FetchVersion():
-                self._start_task(self._fetch_version(effect))
+                self._start_task(self._exchange.fetch_version(effect, self.transport))
             case do.FetchCertificates():
-                self._start_task(self._fetch_certificates(effect))
+                self._start_task(self._exchange.fetch_certificates(effect, self.transport))
             case do.Adopt():
                 await self._adopt(effect)
             case do.Progress():
@@ -461,72 +457,15 @@ class Node:
 
     # ---- versions and certificates ---------------------------------------------------
 
-    async def _fetch_version(self, effect: do.FetchVersion) -> None:
-        """Have a version on disk, verified: ours, or from the first peer that gives it."""
-        digest = effect.model_digest
-        if digest in self._fetching:
-            return
-        self._fetching.add(digest)
-        try:
-            reasons = []
-            if await self._version_is_here(digest):
-                await self.feed(do.VersionHere(digest))
-                return
-            for site in effect.sites:
-                try:
-                    await self._pull_version(site, digest)
-                except (PeerError, VersionError, OSError) as error:
-                    reasons.append(f"{site}: {error}")
-                else:
-                    await self.feed(do.VersionHere(digest))
-                    return
-            await self.feed(do.VersionMissing(digest, "; ".join(reasons) or "nobody to ask"))
-        finally:
-            self._fetching.discard(digest)
-
-    async def _version_is_here(self, digest: bytes) -> bool:
-        try:
-            await asyncio.to_thread(
-                read_version, self._folders.versions, digest, self._shapes.digest
-            )
-        except VersionError:
-            return False
-        return True
-
-    async def _pull_version(self, site: str, digest: bytes) -> None:
-        incoming = self._folders.spool / f"version-{digest.hex()}"
-        name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
-        await self.transport.pull(site, name, incoming)
-        await asyncio.to_thread(
-            import_version, incoming, self._folders.versions, digest, self._shapes.digest
-        )
-
-    async def _fetch_certificates(self, effect: do.FetchCertificates) -> None:
-        if self._catching_up:
-            return
-        self._catching_up = True
-        incoming = self._folders.spool / f"certificates-{effect.site}"
-        try:
-            name = pb.BlobName(kind=pb.CERTIFICATES, round=effect.after + 1)
-            await self.transport.pull(effect.site, name, incoming)
-            packed = await asyncio.to_thread(incoming.read_bytes)
-            certificates = unpack_certificates(packed)
-            await self.feed(do.CertificatesArrived(effect.site, tuple(certificates)))
-        except (PeerError, OSError) as error:
-            log.info("certificates not fetched", peer=effect.site, cause=str(error))
-        finally:
-            self._catching_up = False
-            await asyncio.to_thread(incoming.unlink, missing_ok=True)
-
     async def _adopt(self, effect: do.Adopt) -> None:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(round_crypto.keep_residual, self._folders.residual)
         self.collection.adopt(effect.model_digest)
-        keep = await asyncio.to_thread(self.store.recent_versions, _KEPT_VERSIONS)
-        keep |= {effect.model_digest, self.collection.served_digest}
-        await asyncio.to_thread(_remove_versions, self._folders.versions, keep)
+        await self._exchange.forget_old_versions(
+            {effect.model_digest, self.collection.served_digest}
+        )
 
     def _show(self, effect: do.Progress) -> None:
         if effect.message:
@@ -570,17 +509,7 @@ class Node:
 
     async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
         """What a peer may pull: committed certificates, model versions by name."""
-        if name.kind == pb.MODEL_VERSION:
-            path = version_path(self._folders.versions, name.digest)
-            if await asyncio.to_thread(path.exists):
-                return path
-            raise BlobUnknown(f"no version {name.digest.hex()[:12]} here")
-        if name.kind == pb.CERTIFICATES:
-            rounds = await asyncio.to_thread(
-                self.store.rounds_from, name.round, _CERTIFICATES_A_PULL
-            )
-            return pack_certificates([commit.certificate for commit in rounds])
-        raise BlobUnknown(f"{pb.BlobKind.Name(name.kind)} is not for pulling (asked by {sender})")
+        return await self._exchange.source(sender, name)
 
     @property
     def _plan(self) -> pb.Plan:
@@ -641,8 +570,8 @@ class Node:
             reason = "; ".join(str(error) for error in _leaves(group))
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
-        except* Exception as group:
-            log.error("work failed: a bug", phase=phase, round=round_, exc_info=group)
+        except* Exception:
+            log.exception("work failed: a bug", phase=phase, round=round_)
             reason = "an internal error; the site's log has the details"
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
 
@@ -699,10 +628,3 @@ def _empty(folder: Path) -> None:
     """What a crash left in the spool belongs to an attempt that is over for us."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
-
-
-def _remove_versions(versions: Path, keep: set[bytes]) -> None:
-    names = {digest.hex() for digest in keep}
-    for path in versions.glob("*.safetensors"):
-        if path.stem not in names:
-            path.unlink(missing_ok=True)

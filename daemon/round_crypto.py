@@ -21,7 +21,15 @@ from pathlib import Path
 
 import numpy as np
 
-from crypto.ckks import CkksParameters, CryptoError, DealtKey, RoundKey, choose_parameters, deal
+from crypto.ckks import (
+    CkksParameters,
+    CryptoError,
+    DealtKey,
+    RoundKey,
+    choose_parameters,
+    deal,
+    make_ready,
+)
 from crypto.quantize import (
     Float32,
     Float64,
@@ -59,6 +67,11 @@ class _Attempt:
 
 
 _attempts: dict[tuple[int, int], _Attempt] = {}
+
+
+def warm_up(contributors: int, bits: int) -> None:
+    """Load what the first round's key will need (a tenth of a second), ahead of it."""
+    make_ready(choose_parameters(contributors, bits))
 
 
 def deal_key(round: int, attempt: int, contributors: int, bits: int) -> DealtKey:

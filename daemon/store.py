@@ -31,6 +31,10 @@ CREATE TABLE rounds (
     certificate BLOB NOT NULL,
     report BLOB NOT NULL
 );
+CREATE TABLE manifests (
+    version INTEGER PRIMARY KEY,
+    signed BLOB NOT NULL
+);
 """
 
 
@@ -155,6 +159,26 @@ class Store:
                 "SELECT certificate FROM rounds WHERE round = ?", (round_,)
             ).fetchone()
         return pb.Certificate.FromString(row[0]) if row else None
+
+    def file_manifest(self, version: int, signed: bytes) -> None:
+        """Keep a manifest that took effect: certificates of its time are verified with it.
+
+        Raises StoreError when a newer one was in force here: a manifest never goes back.
+        """
+        with self._lock:
+            (newest,) = self._db.execute("SELECT MAX(version) FROM manifests").fetchone()
+            if newest is not None and version < newest:
+                raise StoreError(
+                    f"manifest {version} is older than {newest}, which was in force here: "
+                    "install the newest one, or have a newer one signed"
+                )
+            self._db.execute("INSERT OR IGNORE INTO manifests VALUES (?, ?)", (version, signed))
+
+    def manifests(self) -> list[bytes]:
+        """Every signed manifest that was in force here, oldest first."""
+        with self._lock:
+            rows = self._db.execute("SELECT signed FROM manifests ORDER BY version").fetchall()
+        return [row[0] for row in rows]
 
     def recent_versions(self, count: int) -> set[bytes]:
         """Digests of the newest committed versions and their parents."""

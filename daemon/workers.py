@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -49,7 +50,7 @@ class Worker:
         self._threads = threads
         self._nice = nice
         self._pool: ProcessPoolExecutor | None = None
-        self._pids: set[int] = set()
+        self._last_used = time.monotonic()
         self._turn = asyncio.Lock()
         self._reader: Connection | None = None
         self._listener: Callable[[Any], None] | None = None
@@ -96,6 +97,8 @@ class Worker:
                 f"the {self.name} worker died (out of memory? see the system log); "
                 "a fresh one starts with the next call"
             ) from error
+        finally:
+            self._last_used = time.monotonic()
 
     def _start(self) -> ProcessPoolExecutor:
         loop = asyncio.get_running_loop()
@@ -124,6 +127,13 @@ class Worker:
     def _deliver(self, item: Any) -> None:
         if self._listener is not None:
             self._listener(item)
+
+    async def stop_when_idle(self, idle_s: float) -> None:
+        """End the process, and free its memory, whenever it had nothing to do for so long."""
+        while True:
+            await asyncio.sleep(idle_s / 4)
+            if time.monotonic() - self._last_used > idle_s and not self._turn.locked():
+                await self.stop()
 
     async def stop(self) -> None:
         """End the process at once; a call under way fails with WorkerCrashed."""

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 
 from peers import effects as do
 from peers.manifest import FederationManifest
-from peers.roles import key_holders, next_after
+from peers.messages import RemoteProtocolError
+from peers.roles import key_holders, next_after, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
@@ -277,6 +278,7 @@ class Coordination:
         """A verified vote: at the first, get the version; at a majority, commit."""
         if self.phase not in ("apply", "vote") or vote.site in self._votes:
             return []
+        self._check_value(vote)
         self._votes[vote.site] = vote
         result: list[do.Effect] = []
         if self.phase == "apply":
@@ -287,6 +289,19 @@ class Coordination:
                 do.Send(site, proposal) for site in self.manifest.enabled_ids if site not in holders
             ]
         return result + self._commit_if_majority(now)
+
+    def _check_value(self, vote: pb.Vote) -> None:
+        """A vote is for what this attempt is about; only the model digest is the voter's word."""
+        expected = self.value
+        if expected is None:
+            expected = value_of(
+                self._plan,
+                vote.body.federation_id,
+                self.contributors(),
+                vote.body.model_digest,
+            )
+        if vote.body != expected:
+            raise RemoteProtocolError(f"{vote.site} votes for something else than was proposed")
 
     def _commit_if_majority(self, now: float) -> list[do.Effect]:
         tally = Counter(_key(vote.body) for vote in self._votes.values())

@@ -381,3 +381,5 @@ Effect = (
     | Adopt
     | Progress
 )
+
+Effects = list[Effect]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers import effects as do
+from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
@@ -52,6 +53,34 @@ class Participation:
     _scale: pb.Scale | None = None
     _encrypting: bool = False
     _apply: pb.Apply | None = None
+
+    def objection(
+        self, head_digest: bytes, shape_digest: bytes, manifest: FederationManifest
+    ) -> str:
+        """What is wrong with the plan, as this site sees it; empty when nothing is."""
+        participants = {p.site for p in self.plan.participants}
+        if self.plan.parent_digest != head_digest:
+            return "the plan starts from a version that is not this site's head"
+        if self.plan.manifest_version != manifest.version:
+            return f"the plan is for manifest {self.plan.manifest_version}"
+        if not participants <= set(manifest.enabled_ids):
+            return "the plan names participants that the manifest does not"
+        if self.plan.key_dealer == self.coordinator or self.plan.key_dealer not in participants:
+            return "the key dealer must be a participant other than the coordinator"
+        if len(participants) < max(2, self.plan.training.min_participants):
+            return "the plan has fewer participants than it says it needs"
+        if self.plan.shape_digest != shape_digest:
+            return "this site's retriever differs (encoder or adaptation)"
+        return ""
+
+    def expects(self, sender: str, kind: pb.BlobKind.ValueType) -> bool:
+        """Whether such a large object from this sender belongs to our part just now."""
+        from_dealer = sender == self.plan.key_dealer and not self.context_held
+        if kind == pb.PUBLIC_CONTEXT:
+            return from_dealer and self.site == self.coordinator
+        if kind == pb.SEALED_CONTEXT:
+            return from_dealer and self.holds_key
+        return kind == pb.ENCRYPTED_SUM and self.holds_key and sender == self.coordinator
 
     # ---- key, train ------------------------------------------------------------
 

@@ -24,11 +24,12 @@ that no honest peer would send raise RemoteProtocolError.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
+from peers import answers, runs
 from peers import effects as do
-from peers import runs
+from peers.adoption import Adoption, sources
 from peers.coordination import AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
@@ -69,7 +70,6 @@ class Protocol:
         self._policy = policy
         self._timing = timing
         self._verify_vote = verify_vote
-        self._verify_certificate = verify_certificate
         self._situation = do.Situation(0, willing=False, reason="still starting")
         self._next_manifest: FederationManifest | None = None
         self._coordination: Coordination | None = None
@@ -77,7 +77,7 @@ class Protocol:
         self._early_prepare: do.Received | None = None
         self._early: list[do.Received] = []
         self._pending_accept: pb.Accept | None = None
-        self._pending_commits: tuple[pb.Commit, ...] = ()
+        self._adoption = Adoption(site, verify_certificate)
         self._expected = max(0, durable.promised)
         self._expected_by = math.inf
         self._now = 0.0
@@ -144,14 +144,7 @@ class Protocol:
             return False
         if name.kind == pb.ENCRYPTED_UPDATE:
             return coordination is not None and coordination.expects_update(sender)
-        if part is None:
-            return False
-        from_dealer = sender == part.plan.key_dealer and not part.context_held
-        if name.kind == pb.PUBLIC_CONTEXT:
-            return from_dealer and self.site == part.coordinator
-        if name.kind == pb.SEALED_CONTEXT:
-            return from_dealer and part.holds_key
-        return name.kind == pb.ENCRYPTED_SUM and part.holds_key and sender == part.coordinator
+        return part is not None and part.expects(sender, name.kind)
 
     def _take(self, event: Event) -> None:
         coordination = self._coordination
@@ -173,7 +166,11 @@ class Protocol:
                     if head_round > self.head_round:
                         self._emit(do.FetchCertificates(site, self.head_round))
                 case do.CertificatesArrived(_, certificates):
-                    self._catch_up(certificates)
+                    self._emit(
+                        *self._adoption.certificates(
+                            certificates, self.durable, self.manifest.enabled_ids
+                        )
+                    )
                 case do.VersionHere(digest):
                     self._version_here(digest)
                 case do.VersionMissing(digest, reason):
@@ -210,7 +207,7 @@ class Protocol:
             case pb.Accept():
                 self._on_accept(sender, body)
             case pb.Commit():
-                self._on_commit(body)
+                self._emit(*self._adoption.committed(body, self.durable, self.manifest.enabled_ids))
             case pb.AttemptFailed():
                 self._on_attempt_failed(sender, body)
 
@@ -339,21 +336,15 @@ class Protocol:
     # ---- prepare ---------------------------------------------------------------
 
     def _on_prepare(self, sender: str, message: pb.Prepare) -> None:
-        if sender != coordinator_of(self.manifest, message.round, message.attempt):
-            if message.manifest_version == self.manifest.version:
-                raise RemoteProtocolError(
-                    f"{sender} prepared attempt {message.attempt} of round {message.round}, "
-                    "which is not its turn"
-                )
-            self._refuse_attempt(sender, message)
-            return
+        ours = message.manifest_version == self.manifest.version
+        if ours and sender != coordinator_of(self.manifest, message.round, message.attempt):
+            raise RemoteProtocolError(
+                f"{sender} prepared attempt {message.attempt} of round {message.round}, "
+                "which is not its turn"
+            )
         if message.round <= self.head_round:
             if self._head_certificate is not None:
-                self._emit(
-                    do.Send(
-                        sender, pb.Ahead(round=message.round, certificate=self._head_certificate)
-                    )
-                )
+                self._emit(do.Send(sender, answers.ahead(message, self._head_certificate)))
             return
         if message.round > self.head_round + 1:
             self._catch_up_for(sender, message)
@@ -366,16 +357,11 @@ class Protocol:
             )
         self._adopt_run_of(message)
         if message.attempt < self.durable.promised:
-            nack = pb.Nack(
-                round=message.round,
-                attempt=message.attempt,
-                promised_attempt=self.durable.promised,
-            )
-            self._emit(do.Send(sender, nack))
+            self._emit(do.Send(sender, answers.nack(message, self.durable.promised)))
             return
         self._apply_next_manifest()
         if message.manifest_version != self.manifest.version:
-            self._refuse_attempt(sender, message)
+            self._emit(do.Send(sender, answers.other_manifest(message, self.manifest.version)))
             return
         if message.attempt > self.durable.promised:
             self._enter_attempt(message.attempt)
@@ -386,9 +372,8 @@ class Protocol:
         """A commit is still on its way to us: say so, and answer when we have caught up."""
         self._adopt_run_of(message)
         self._early_prepare = do.Received(sender, message)
-        behind = pb.Behind(round=message.round, attempt=message.attempt, head_round=self.head_round)
-        self._emit(do.Send(sender, behind))
-        if not self._pending_commits:
+        self._emit(do.Send(sender, answers.behind(message, self.head_round)))
+        if not self._adoption.under_way:
             self._emit(do.FetchCertificates(sender, self.head_round))
 
     def _adopt_run_of(self, message: pb.Prepare) -> None:
@@ -396,25 +381,9 @@ class Protocol:
         if runs.supersedes(message.run, self.durable.run):
             self._persist(replace(self.durable, run=message.run))
 
-    def _refuse_attempt(self, sender: str, message: pb.Prepare) -> None:
-        reason = (
-            f"has federation manifest {self.manifest.version}, the coordinator "
-            f"{message.manifest_version}: install the newer one at both (SIGHUP)"
-        )
-        failed = pb.AttemptFailed(round=message.round, attempt=message.attempt, reason=reason)
-        self._emit(do.Send(sender, failed))
-
     def _promise(self) -> pb.Promise:
-        return pb.Promise(
-            round=self.head_round + 1,
-            attempt=self.durable.promised,
-            head_digest=self.durable.head_digest,
-            accepted=self.durable.accepted,
-            num_examples=self._situation.num_examples,
-            willing=self._situation.willing,
-            reason=self._situation.reason[:500],
-            shape_digest=self._shape_digest,
-            certificate=self._own_certificate,
+        return answers.promise(
+            self.durable, self._situation, self._shape_digest, self._own_certificate
         )
 
     def _on_answer(
@@ -463,29 +432,13 @@ class Protocol:
         if self.site not in [p.site for p in plan.participants]:
             return
         part = Participation(self.site, sender, self._federation_id, plan)
-        objection = self._objection(plan, sender)
+        objection = part.objection(self.durable.head_digest, self._shape_digest, self.manifest)
+        objection = objection or self._policy.objection(plan.training)
         if objection:
             self._emit(*part.decline(objection))
             return
         self._part = part
         self._emit(*part.begin())
-
-    def _objection(self, plan: pb.Plan, coordinator: str) -> str:
-        """What is wrong with a plan, as this site sees it."""
-        participants = [p.site for p in plan.participants]
-        if plan.parent_digest != self.durable.head_digest:
-            return "the plan starts from a version that is not this site's head"
-        if plan.manifest_version != self.manifest.version:
-            return f"the plan is for manifest {plan.manifest_version}"
-        if not set(participants) <= set(self.manifest.enabled_ids):
-            return "the plan names participants that the manifest does not"
-        if plan.key_dealer == coordinator or plan.key_dealer not in participants:
-            return "the key dealer must be a participant other than the coordinator"
-        if len(participants) < max(2, plan.training.min_participants):
-            return "the plan has fewer participants than it says it needs"
-        if plan.shape_digest != self._shape_digest:
-            return "this site's retriever differs (encoder or adaptation)"
-        return self._policy.objection(plan.training)
 
     def _worked(self, event: Event) -> None:
         """Local work of the attempt under way is done; of another attempt: forgotten."""
@@ -550,12 +503,12 @@ class Protocol:
         self._renew_patience()
         # Contributors other than the coordinator hold the key, and so the version.
         holders = [site for site in message.value.contributors if site != sender]
-        self._emit(do.FetchVersion(message.value.model_digest, self._sources([*holders, sender])))
-
-    def _sources(self, likely: Iterable[str]) -> tuple[str, ...]:
-        """Whom to ask for a version, likely holders first."""
-        names = [*likely, *self.manifest.enabled_ids]
-        return tuple(dict.fromkeys(name for name in names if name != self.site))
+        everyone = self.manifest.enabled_ids
+        self._emit(
+            do.FetchVersion(
+                message.value.model_digest, sources(self.site, [*holders, sender], everyone)
+            )
+        )
 
     def _accept(self, attempt: int, value: pb.VoteBody, mean_loss: float) -> None:
         """Rules 2 and 3: persist, then vote, once per attempt."""
@@ -578,8 +531,9 @@ class Protocol:
             self._to_coordinator(vote)
 
     def _version_here(self, digest: bytes) -> None:
-        if self._pending_commits and digest == _digest(self._pending_commits[-1]):
-            self._commit(self._pending_commits)
+        commits = self._adoption.here(digest)
+        if commits:
+            self._commit(commits)
         pending = self._pending_accept
         if pending and pending.value.model_digest == digest:
             self._pending_accept = None
@@ -587,52 +541,15 @@ class Protocol:
                 self._accept(pending.attempt, pending.value, math.nan)
 
     def _version_missing(self, digest: bytes, reason: str) -> None:
-        message = f"cannot get version {digest.hex()[:12]}: {reason}"
-        if self._pending_commits and digest == _digest(self._pending_commits[-1]):
-            self._pending_commits = ()  # tried again when a peer says that it is ahead
+        self._adoption.missing(digest)
         if self._pending_accept and self._pending_accept.value.model_digest == digest:
             self._pending_accept = None
-        self._progress("waiting", message=message)
+        self._progress("waiting", message=f"cannot get version {digest.hex()[:12]}: {reason}")
 
     # ---- commit ------------------------------------------------------------------
 
-    def _on_commit(self, commit: pb.Commit) -> None:
-        body = commit.certificate.body
-        if body.round <= self.head_round:
-            return
-        if body.round > self.head_round + 1:
-            source = commit.report.coordinator or commit.certificate.votes[0].site
-            if source != self.site:
-                self._emit(do.FetchCertificates(source, self.head_round))
-            return
-        self._adopt_when_here((commit,))
-
-    def _catch_up(self, certificates: tuple[pb.Certificate, ...]) -> None:
-        fresh = [c for c in certificates if c.body.round > self.head_round]
-        if fresh and (
-            not self._pending_commits or _round(self._pending_commits[-1]) < _last(fresh)
-        ):
-            self._adopt_when_here(tuple(pb.Commit(certificate=c) for c in fresh))
-
-    def _adopt_when_here(self, commits: tuple[pb.Commit, ...]) -> None:
-        """Verify each certificate and the chain from our head, then get the version."""
-        parent, round_ = self.durable.head_digest, self.head_round
-        for commit in commits:
-            body = commit.certificate.body
-            if (body.round, body.parent_digest) != (round_ + 1, parent):
-                raise RemoteProtocolError(
-                    f"the certificate of round {body.round} does not follow round {round_}"
-                )
-            self._verify_certificate(commit.certificate)
-            parent, round_ = body.model_digest, body.round
-        self._pending_commits = commits
-        last = commits[-1].certificate
-        voters = [vote.site for vote in last.votes]
-        self._emit(do.FetchVersion(parent, self._sources(voters)))
-
     def _commit(self, commits: tuple[pb.Commit, ...]) -> None:
         """The head moves on; the next round begins if the run goes on."""
-        self._pending_commits = ()
         last = commits[-1]
         body = last.certificate.body
         if body.round <= self.head_round:
@@ -737,15 +654,3 @@ class Protocol:
                 message,
             )
         )
-
-
-def _digest(commit: pb.Commit) -> bytes:
-    return commit.certificate.body.model_digest
-
-
-def _round(commit: pb.Commit) -> int:
-    return commit.certificate.body.round
-
-
-def _last(certificates: list[pb.Certificate]) -> int:
-    return certificates[-1].body.round

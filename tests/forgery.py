@@ -89,3 +89,19 @@ def forged_request(names: list[Name], key: ec.EllipticCurvePrivateKey | None = N
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def self_signed(name: x509.GeneralName, constraints: x509.BasicConstraints) -> bytes:
+    """An authority of the attacker's own making, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name.from_rfc4514_string("CN=authority")
+    return (
+        x509.CertificateBuilder(subject, subject, key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - DAY)
+        .not_valid_after(NOW + DAY)
+        .add_extension(constraints, True)
+        .add_extension(x509.SubjectAlternativeName([name]), False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )

@@ -296,6 +296,7 @@ def test_garbage_in_a_vote_never_raises_anything_but_our_error(
         fed.verify(certificate)
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
 @settings(max_examples=300, deadline=None)
 @given(position=st.integers(0, 10**6), mask=st.integers(1, 255))
 def test_no_changed_byte_of_a_certificate_yields_another_commit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -107,13 +108,14 @@ def test_a_pickled_model_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_code_that_comes_with_a_model_is_not_run(folder: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(folder, tmp_path / "coded")
     witness = tmp_path / "ran"
-    (copied / "modeling_evil.py").write_text(f"open({str(witness)!r}, 'w').close()\nEvil = None\n")
-    config = copied / "config.json"
-    config.write_text(
-        config.read_text()
-        .replace("{", '{"auto_map": {"AutoModel": "modeling_evil.Evil"}, "model_type": "evil",', 1)
-        .replace('"model_type": "bert"', '"was": "bert"')
+    (copied / "configuration_evil.py").write_text(
+        "from transformers import BertConfig\n"
+        f"open({str(witness)!r}, 'w').close()\n"
+        "class EvilConfig(BertConfig):\n    model_type = 'evil'\n"
     )
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    (copied / "config.json").write_text(json.dumps(config))
     with pytest.raises(EncoderError, match="cannot load"):
         Encoder.load(str(copied), max_tokens=48)
     assert not witness.exists()

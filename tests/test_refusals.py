@@ -440,9 +440,7 @@ SPOILT: list[tuple[Spoil, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "told"), SPOILT, ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("spoil", "told"), SPOILT, ids=[spoil.__name__ for spoil, _ in SPOILT])
 @pytest.mark.parametrize("name", [UPDATE, CONTEXT], ids=["file", "memory"])
 async def test_spoilt_push(
     federation: Federation, attacked: Site, spoil: Spoil, told: str, name: pb.BlobName
@@ -575,9 +573,7 @@ async def blamed(federation: Federation, answers: Answers) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "told"), SPOILT, ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("spoil", "told"), SPOILT, ids=[spoil.__name__ for spoil, _ in SPOILT])
 async def test_spoilt_pull(federation: Federation, spoil: Spoil, told: str) -> None:
     answers = Answers(spoil(await framed(os.urandom(2 * MIB + 500))))
     complaint = await blamed(federation, answers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -120,6 +122,13 @@ def check_result(applied: Applied, versions: Path, bits: int) -> None:
     assert error.max() > 0
     loss = np.average(LOSSES, weights=WEIGHTS)
     assert applied.mean_loss == pytest.approx(loss, abs=3 * 64 / (2 ** (bits - 1) - 1) ** 2)
+
+
+def test_naming_the_jobs_does_not_load_seal() -> None:
+    """The daemon's main process imports this module to say what its worker shall do."""
+    program = "import sys, daemon.round_crypto as jobs; assert 'tenseal' not in sys.modules;"
+    program += "jobs.warm_up(3, 16); assert 'tenseal' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 # ---- one process, several roles: attempts stand for sites ---------------------------

@@ -37,7 +37,14 @@ def option(name: str) -> list[str]:
 
 
 def run(*command: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        command,
+        cwd=FOLDER.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -106,6 +113,12 @@ def test_the_unit_and_the_default_settings_name_the_same_folders() -> None:
     assert f'socket = "/run/{option("RuntimeDirectory")[0]}/fedd.sock"' in example
     assert option("Type") == ["notify"]
     assert option("ExecReload") == ["/bin/kill -HUP $MAINPID"]
+
+
+def test_a_refused_setting_is_no_reason_to_restart(tmp_path: Path) -> None:
+    refused = run(sys.executable, "-m", "daemon.main", "--config", tmp_path / "missing.toml")
+    assert "copy config/fedd.example.toml" in refused.stderr
+    assert option("RestartPreventExitStatus") == [str(refused.returncode)]
 
 
 def syscalls(set_name: str) -> set[str]:

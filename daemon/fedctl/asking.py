@@ -53,14 +53,14 @@ async def put_question(daemon: ControlAsyncStub, question: str, top_k: int = 0) 
 
 def show_answer(console: Console, reply: AskReply) -> None:
     """The answer and, below it, what each of its marks stands for."""
-    console.print(plain_text(reply.answer or "No passage here answers that."))
+    answer = reply.answer or "No passage here answers that."
+    console.print(plain_text(answer), soft_wrap=True)
     if reply.citations:
         console.print()
     for citation in reply.citations:
         title = visible(citation.title) or citation.document_id
-        console.print(
-            plain_text(f"[{citation.number}] {title} ({citation.passage_id}): {citation.text}")
-        )
+        line = f"[{citation.number}] {title} ({citation.passage_id}): {citation.text}"
+        console.print(plain_text(line), soft_wrap=True)
     passages = len(reply.passages)
     console.print(
         plain_text(

@@ -118,19 +118,20 @@ async def _in_work_folder(
     if chosen is not None:
         _check_new(chosen)
     work = Path(tempfile.mkdtemp(prefix="hanse-demo-")) if chosen is None else chosen
+    steps = Steps(session, Outcome(work=chosen))
     failed = False
     try:
         with demo_sites.short_folder() as sockets:
             sites = demo_sites.provision(work, [c.site for c in corpora], Path(sockets))
-            outcome = await _with_daemons(session, corpora, sites, rounds)
-    except CommandError:
+            await _with_daemons(session, corpora, sites, rounds, steps)
+    except Exception:
         failed = True
+        session.note(f"the sites and their logs are kept in {work}")
         raise
     finally:
         if chosen is None and not failed:
             shutil.rmtree(work)
-    outcome.work = chosen
-    return outcome
+    return steps.outcome
 
 
 def _check_new(work: Path) -> None:
@@ -151,34 +152,34 @@ def _check_new(work: Path) -> None:
 # ---- the story --------------------------------------------------------------
 
 
-class _Steps:
+class Steps:
     """Says what is going on and remembers how long each step took."""
 
     def __init__(self, session: Session, outcome: Outcome) -> None:
         self._session = session
-        self._outcome = outcome
+        self.outcome = outcome
         self._started = time.monotonic()
         self._last = self._started
 
     def done(self, step: str, text: str) -> None:
+        """A step is over: ``step`` for machines, ``text`` for people."""
         now = time.monotonic()
-        self._outcome.seconds[step] = now - self._last
+        self.outcome.seconds[step] = now - self._last
         self._last = now
         self._session.note(f"{now - self._started:6.1f} s  {text}")
 
 
 async def _with_daemons(
-    session: Session, corpora: Sequence[Corpus], sites: Sequence[DemoSite], rounds: int
-) -> Outcome:
-    outcome = Outcome()
-    steps = _Steps(session, outcome)
+    session: Session,
+    corpora: Sequence[Corpus],
+    sites: Sequence[DemoSite],
+    rounds: int,
+    steps: Steps,
+) -> None:
     session.note(f"starting {len(sites)} daemons: {', '.join(site.id for site in sites)}")
     async with demo_sites.running(sites) as daemons:
-        try:
-            await _while_alive(daemons, _story(session, corpora, daemons, rounds, outcome, steps))
-        finally:
-            steps.done("rest", "stopping the daemons")
-    return outcome
+        await _while_alive(daemons, _story(session, corpora, daemons, rounds, steps))
+    steps.done("stop", "stopped every daemon")
 
 
 async def _while_alive(daemons: Sequence[RunningDaemon], work: Coroutine[Any, Any, T]) -> T:
@@ -216,10 +217,10 @@ async def _story(
     corpora: Sequence[Corpus],
     daemons: Sequence[RunningDaemon],
     rounds: int,
-    outcome: Outcome,
-    steps: _Steps,
+    steps: Steps,
 ) -> None:
     """From daemons that are starting to the filled-in outcome."""
+    outcome = steps.outcome
     async with AsyncExitStack() as stack:
         stubs = await asyncio.gather(*(_ready(one, stack) for one in daemons))
         steps.done("federation", "every daemon is connected to every other over mutual TLS")
@@ -289,7 +290,7 @@ async def _ingest(
         MofNCompleteColumn(),
         console=session.notes,
         transient=True,
-        disable=session.json,
+        disable=session.json or not session.notes.is_terminal,
     )
 
     def watcher(site: str) -> Callable[[Ingested], None]:

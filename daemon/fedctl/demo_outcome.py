@@ -66,7 +66,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     """For people: answers, rounds, and the table of the sites, which comes last."""
     for answer in outcome.answers:
         console.print(plain_text(f"\n{answer['site']}: {answer['question']}"), style="bold")
-        console.print(plain_text(answer["answer"]))
+        console.print(plain_text(answer["answer"]), soft_wrap=True)
         for citation in answer["citations"]:
             title = citation["title"] or citation["document_id"]
             console.print(

@@ -28,8 +28,9 @@ BUNDLED = Path(daemon.__file__).parent / "demo_corpus"
 # A sum of two updates tells each of the two the other's (design: threat model).
 FEWEST_SITES = 3
 
-# The demo trains with the defaults of config/settings.py; what is written here overrides them.
-TRAINING: dict[str, object] = {}
+# The demo trains with the defaults of config/settings.py. What is written here, table by
+# table, overrides them: {"training": {"local_epochs": 2}}.
+OVERRIDES: dict[str, dict[str, object]] = {}
 
 LOG_LINES_SHOWN = 15
 STOP_WITHIN_S = 15.0
@@ -180,13 +181,13 @@ def _settings(site: DemoSite, sites: int) -> str:
         # Loopback only: a demo is nobody else's business.
         "network": {"bind": f"127.0.0.1:{site.port}"},
         "control": {"socket": str(site.socket)},
-        "training": TRAINING,
         # The sites share one machine, which they would not do elsewhere.
         "rounds": {"heartbeat_s": 1.0},
         "workers": {"threads": threads},
     }
     lines = []
-    for table, options in tables.items():
+    for table in dict.fromkeys([*tables, *OVERRIDES]):
+        options = tables.get(table, {}) | OVERRIDES.get(table, {})
         lines.append(f"[{table}]")
         # JSON's strings, numbers and booleans are TOML's, too.
         lines += [
@@ -220,7 +221,7 @@ async def running(sites: Sequence[DemoSite]) -> AsyncIterator[list[RunningDaemon
             daemons.append(await _start(site))
         yield daemons
     finally:
-        await asyncio.gather(*(_stop(one) for one in daemons))
+        await asyncio.gather(*(stop(one) for one in daemons))
 
 
 async def _start(site: DemoSite) -> RunningDaemon:
@@ -254,7 +255,7 @@ async def _start(site: DemoSite) -> RunningDaemon:
     return RunningDaemon(site, process)
 
 
-async def _stop(running_daemon: RunningDaemon) -> None:
+async def stop(running_daemon: RunningDaemon) -> None:
     """SIGTERM, patience, SIGKILL to it and its workers."""
     process = running_daemon.process
     if process.returncode is not None:

@@ -45,7 +45,7 @@ class TrainingOptions:
 
     local_epochs: int = 4
     batch_size: int = 32
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     temperature: float = 0.05
     hard_negatives: int = 4
     seed: int = 0

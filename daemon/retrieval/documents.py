@@ -10,6 +10,7 @@ as they expand.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import stat
@@ -24,7 +25,7 @@ MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz")
 
 _MAX_PROBLEMS = 20  # told one by one for each file; the rest is counted
-_SKIP_STEP = 1 << 20  # bytes held while a line that is too long is passed over
+_STEP = 1 << 20  # bytes read at a time, and held while a line that is too long goes by
 _MAX_RATIO, _RATIO_FROM = 200, 1 << 30  # a file that expands further is an attack
 _SPLITS = {
     "train": "train",
@@ -130,10 +131,11 @@ def _read_file(path: Path, name: str) -> Iterator[Item]:
         if suffixes.endswith((".txt", ".md")):
             yield _read_text(path, name)
         elif suffixes.endswith(".gz"):
-            with path.open("rb") as packed, gzip.GzipFile(fileobj=packed) as file:
-                yield from _read_records(path, _Lines(cast(BinaryIO, file), packed_bytes=size))
+            with gzip.open(path) as packed:
+                wide = io.BufferedReader(cast(io.RawIOBase, packed), _STEP)
+                yield from _read_records(path, _Lines(wide, packed_bytes=size))
         else:
-            with path.open("rb") as file:
+            with path.open("rb", buffering=_STEP) as file:
                 yield from _read_records(path, _Lines(file))
     except _RefusedError as refusal:
         yield FileProblem(str(path), str(refusal))
@@ -200,9 +202,9 @@ class _Lines:
         self.number += bool(line)
         if len(line) > MAX_TEXT_BYTES and not line.endswith(b"\n"):
             line = b""  # not needed while the rest goes by
-            rest = self._take(_SKIP_STEP)
+            rest = self._take(_STEP)
             while rest and not rest.endswith(b"\n"):
-                rest = self._take(_SKIP_STEP)
+                rest = self._take(_STEP)
             raise _RefusedError(
                 f"longer than {MAX_TEXT_BYTES >> 20} MiB: cut it into several records"
             )

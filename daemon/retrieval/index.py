@@ -1,9 +1,10 @@
 """The dense index: nearest passages by cosine, in a graph on disk (hnswlib's only home).
 
 An index is a folder of two files, ``index.hnsw`` and ``index.json``; the second
-says what the first must be. Nothing is handed to hnswlib's loader, which trusts
-its input, before the file's SHA-256 matches. A folder appears complete or not
-at all: files are written beside it, synced, then renamed.
+says what the first must be. hnswlib's loader trusts its input (with a wrong
+dimension it reads beyond its memory), so nothing is handed to it before one
+SHA-256 over file and description matches. A folder appears complete or not at
+all: files are written beside it, synced, then renamed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,9 @@ class IndexDescription:
 
     model_digest: str  # of the model version that embedded the passages
     content_digest: str  # of the library's passages
-    sha256: str  # of index.hnsw
     count: int  # passages
     dimension: int  # of a vector
+    sha256: str = ""  # of the fields above and index.hnsw; see `_seal`
 
 
 class DenseIndex:
@@ -98,12 +99,9 @@ class DenseIndex:
         graph = temporary / _GRAPH
         self._graph.save_index(str(graph))
         description = IndexDescription(
-            model_digest.hex(),
-            content_digest.hex(),
-            _file_digest(graph),
-            self.count,
-            self.dimension,
+            model_digest.hex(), content_digest.hex(), self.count, self.dimension
         )
+        description = replace(description, sha256=_seal(description, graph))
         (temporary / _DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
         for path in (graph, temporary / _DESCRIPTION, temporary):
             _fsync(path)
@@ -149,10 +147,10 @@ def load_index(path: Path, model_digest: bytes, content_digest: bytes | None = N
         raise IndexDamaged(f"index {path} is of other passages: build it again")
     graph_path = path / _GRAPH
     try:
-        digest = _file_digest(graph_path)
+        seal = _seal(described, graph_path)
     except OSError as error:
         raise IndexDamaged(f"index {path} can't be read ({error}): build it again") from error
-    if digest != described.sha256:
+    if seal != described.sha256:
         raise IndexDamaged(f"index {path} is damaged (its SHA-256 differs): build it again")
     graph = _new_graph(described.dimension)
     try:
@@ -188,20 +186,26 @@ def _read_description(path: Path) -> IndexDescription:
         described = IndexDescription(**fields)
     except OSError as error:
         raise IndexDamaged(f"no index at {path} ({error.strerror}): build it") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise IndexDamaged(f"index {path} has a damaged description: build it again") from error
     texts = (described.model_digest, described.content_digest, described.sha256)
     numbers = (described.count, described.dimension)
     if not all(isinstance(text, str) for text in texts) or not all(
-        isinstance(number, int) and number >= 0 for number in numbers
+        type(number) is int and number >= 0 for number in numbers
     ):
         raise IndexDamaged(f"index {path} has a damaged description: build it again")
     return described
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _seal(described: IndexDescription, graph: Path) -> str:
+    """SHA-256 over what the description says and the graph's file."""
+    fields = (described.model_digest, described.content_digest)
+    numbers = (described.count, described.dimension)
+    with graph.open("rb") as file:
+        digest = hashlib.file_digest(
+            file, lambda: hashlib.sha256(json.dumps([*fields, *numbers]).encode() + b"\0")
+        )
+    return digest.hexdigest()
 
 
 def _fsync(path: Path) -> None:

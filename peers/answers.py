@@ -1,0 +1,47 @@
+"""What a site may answer to a `Prepare`. PURE."""
+
+from __future__ import annotations
+
+from peers import effects as do
+from proto import federation_pb2 as pb
+
+
+def promise(
+    head: do.Durable, situation: do.Situation, shape_digest: bytes, certificate: bytes
+) -> pb.Promise:
+    """We take part, and tell what we have accepted and can contribute."""
+    return pb.Promise(
+        round=head.head_round + 1,
+        attempt=head.promised,
+        head_digest=head.head_digest,
+        accepted=head.accepted,
+        num_examples=situation.num_examples,
+        willing=situation.willing,
+        reason=situation.reason[:500],
+        shape_digest=shape_digest,
+        certificate=certificate,
+    )
+
+
+def nack(asked: pb.Prepare, promised: int) -> pb.Nack:
+    """We have promised a later attempt."""
+    return pb.Nack(round=asked.round, attempt=asked.attempt, promised_attempt=promised)
+
+
+def ahead(asked: pb.Prepare, head: pb.Certificate) -> pb.Ahead:
+    """That round is over; here is the proof of a later one."""
+    return pb.Ahead(round=asked.round, certificate=head)
+
+
+def behind(asked: pb.Prepare, head_round: int) -> pb.Behind:
+    """We do not know yet that the round before is committed."""
+    return pb.Behind(round=asked.round, attempt=asked.attempt, head_round=head_round)
+
+
+def other_manifest(asked: pb.Prepare, version: int) -> pb.AttemptFailed:
+    """We can't take part in an attempt under another list of sites."""
+    reason = (
+        f"has federation manifest {version}, the coordinator {asked.manifest_version}: "
+        "install the newer one at both (SIGHUP)"
+    )
+    return pb.AttemptFailed(round=asked.round, attempt=asked.attempt, reason=reason)
