@@ -12,7 +12,7 @@ site we meant to call. Both are written by the authority, never copied from the
 request.
 
 Everything is ECDSA on P-256 with SHA-256. This is the only home of
-``cryptography.x509``; whatever that library raises leaves here as IdentityError.
+``cryptography.x509``; what that raises leaves here as IdentityError.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ _INIT_SITE = "run `fedctl site init`"
 _INSTALL = "run `fedctl site install`"
 _RENEW = "ask for a new certificate (`fedctl ca sign` there, `fedctl site install` here)"
 
-# What parsing foreign bytes may raise in the library: these have no base in common.
-_MALFORMED = (
-    *(ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion),
+# What the library raises over foreign bytes: these have no base of their own in common.
+_LIBRARY_ERRORS = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, VerificationError),
+    *(x509.InvalidVersion, x509.ExtensionNotFound),
     *(x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
 )
 _Named = x509.Certificate | x509.CertificateSigningRequest
@@ -306,8 +307,7 @@ class Trust:
     def verify_authority(self, signature: bytes, payload: bytes) -> None:
         """Raises IdentityError unless the authority itself signed ``payload``."""
         key = keys.p256(self._authority.public_key(), "the authority")
-        signer = f"the authority of {self.federation_id!r}"
-        keys.check_signature(key, signature, payload, signer)
+        keys.check_signature(key, signature, payload, f"the authority of {self.federation_id!r}")
 
     def seal_for(self, certificate: bytes, plaintext: bytes, associated: bytes) -> bytes:
         """Encrypt so that only the site of this certificate can read it (see `keys.seal`).
@@ -324,7 +324,7 @@ class Trust:
         parsed, authority = _parse_certificate(certificate), self._authority
         try:
             parsed.verify_directly_issued_by(authority)
-        except (*_MALFORMED, InvalidSignature) as error:
+        except _LIBRARY_ERRORS as error:
             raise IdentityError(
                 "the certificate was not issued by this federation's authority "
                 f"({self.federation_id!r}): {_RENEW}"
@@ -338,7 +338,7 @@ class Trust:
             # Web PKI want them; there are no intermediate authorities.
             policy = PolicyBuilder().store(Store([authority])).time(at)
             policy.build_client_verifier().verify(parsed, [])
-        except (*_MALFORMED, VerificationError) as error:
+        except _LIBRARY_ERRORS as error:
             raise IdentityError(f"the certificate is refused ({error}): {_RENEW}") from error
         site_id = _named_site(parsed, self.federation_id, "the certificate")
         return site_id, keys.p256(parsed.public_key(), "the certificate")
@@ -355,10 +355,10 @@ def _parse_certificate(raw: bytes) -> x509.Certificate:
             (certificate,) = x509.load_pem_x509_certificates(raw)
         else:
             certificate = x509.load_der_x509_certificate(raw)
-        # The library parses these on first use; a certificate that leaves here has them.
+        # Parsed on first use by the library: let it be here.
         _ = certificate.extensions, certificate.public_key()
         _ = certificate.subject, certificate.issuer
-    except _MALFORMED as error:
+    except _LIBRARY_ERRORS as error:
         raise IdentityError(f"expected one X.509 certificate ({error}): {_RENEW}") from error
     _check_size(_der(certificate), _MAX_DER, "a certificate")
     return certificate
@@ -370,7 +370,7 @@ def _parse_authority(pem: bytes) -> x509.Certificate:
     try:
         certificate.verify_directly_issued_by(certificate)
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except (*_MALFORMED, InvalidSignature, x509.ExtensionNotFound) as error:
+    except _LIBRARY_ERRORS as error:
         raise IdentityError(f"not the certificate of an authority: {remedy}") from error
     if not constraints.ca or constraints.path_length != 0:
         raise IdentityError(f"expected an authority with path length 0: {remedy}")
@@ -387,7 +387,7 @@ def _parse_request(pem: bytes) -> x509.CertificateSigningRequest:
         proven = request.is_signature_valid
         keys.p256(request.public_key(), "the request")
         _ = request.extensions
-    except _MALFORMED as error:
+    except _LIBRARY_ERRORS as error:
         raise IdentityError(f"not a certificate signing request ({error}): {remedy}") from error
     if not proven:
         raise IdentityError(f"the request is not signed by the key that it is for: {remedy}")
@@ -477,12 +477,8 @@ def _subject(federation_id: str, name: str) -> x509.Name:
 
 
 def _site_names(federation_id: str, site_id: str) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName(
-        [
-            x509.UniformResourceIdentifier(names.site_uri(federation_id, site_id)),
-            x509.DNSName(tls_name(federation_id, site_id)),
-        ]
-    )
+    uri = x509.UniformResourceIdentifier(names.site_uri(federation_id, site_id))
+    return x509.SubjectAlternativeName([uri, x509.DNSName(tls_name(federation_id, site_id))])
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:

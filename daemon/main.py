@@ -22,6 +22,7 @@ import structlog
 
 from config.settings import Settings, SettingsError, load
 from crypto.identity import Identity, IdentityError, Trust
+from daemon import round_crypto
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
@@ -34,6 +35,7 @@ from daemon.store import Store, StoreError
 from daemon.workers import Worker
 from peers import effects as do
 from peers.certificates import verify_certificate, verify_vote
+from peers.contacts import Tap
 from peers.manifest import FederationManifest, ManifestError, parse_signed
 from peers.participation import Policy
 from peers.protocol import Protocol
@@ -153,9 +155,10 @@ class Workers:
 class Daemon:
     """The wiring of one site, and its life from start to SIGTERM."""
 
-    def __init__(self, settings: Settings, config_path: Path) -> None:
+    def __init__(self, settings: Settings, tap: Tap | None = None) -> None:
+        """``tap`` sees every message that crosses; no setting switches one on."""
         self._settings = settings
-        self._config_path = config_path
+        self._tap = tap
         self._membership = Membership(settings)
         self._notifier = Notifier.from_environment()
         self._lag = LoopLag()
@@ -185,6 +188,7 @@ class Daemon:
                 tasks.append(group.create_task(node.run(transport, ready.set)))
                 await ready.wait()
                 node.collection.adopt(node.protocol.durable.head_digest)
+                tasks.append(group.create_task(self._warm_up(workers.crypto)))
                 await transport.start()
                 stack.push_async_callback(transport.stop, 1.0)
                 control = ControlSocket(self._settings.control.socket, self._settings.control.group)
@@ -199,6 +203,11 @@ class Daemon:
                 for task in tasks:
                     task.cancel()
         log.info("stopped")
+
+    async def _warm_up(self, crypto: Worker) -> None:
+        """The first round should not wait for a library to load."""
+        sites = len(self._membership.manifest.enabled_ids)
+        await crypto.run(round_crypto.warm_up, max(2, sites), self._settings.training.bits)
 
     async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
         settings, membership = self._settings, self._membership
@@ -291,6 +300,7 @@ class Daemon:
             node,
             head_round=lambda: node.protocol.head_round,
             terms=Terms(keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s)),
+            tap=self._tap,
         )
 
     def _surroundings(self, node: Node, workers: Workers) -> Surroundings:
@@ -337,7 +347,7 @@ def _traffic(transport: Transport) -> tuple[int, int]:
     return sum(p.bytes_sent for p in peers), sum(p.bytes_received for p in peers)
 
 
-def main() -> None:
+def main(tap: Tap | None = None) -> None:
     """Entry point of `fedd`. Exit code 0 after SIGTERM, 2 when it can't start."""
     parser = argparse.ArgumentParser(
         prog="fedd", description="Daemon of one site in a Hanse federation."
@@ -352,15 +362,15 @@ def main() -> None:
     try:
         settings = load(arguments.config)
         configure_logging(settings.log.level, settings.log.format)
-        asyncio.run(_run(settings, arguments.config))
+        asyncio.run(_run(Daemon(settings, tap)))
     except _REFUSALS as refusal:
         print(f"fedd: {refusal}", file=sys.stderr)
         sys.exit(2)
 
 
-async def _run(settings: Settings, config_path: Path) -> None:
+async def _run(daemon: Daemon) -> None:
     try:
-        await Daemon(settings, config_path).run()
+        await daemon.run()
     except* _REFUSALS as group:
         # Out of the task group it ran in; the first one is the cause.
         first: BaseException = group

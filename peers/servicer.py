@@ -18,7 +18,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -182,8 +182,13 @@ class Servicer:
         await self.inbox.message(site, envelope)
         return self._sending(site, b"")
 
-    async def push(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
-        """A large object to us: wanted or not is decided before its bytes are taken."""
+    async def push(
+        self,
+        caller: Caller,
+        incoming: AsyncIterator[bytes],
+        go_ahead: Callable[[], Awaitable[None]],
+    ) -> bytes:
+        """A large object to us. With its first frame it is wanted or not; ``go_ahead`` says so."""
         site = self._identify(caller)
         with self._one_of("pushes", self.limits.pushes, site):
             async with aclosing(self._pushed(site, incoming)) as pieces:
@@ -195,6 +200,7 @@ class Servicer:
                 why_not = self.inbox.accepts(site, first.name, first.total_bytes)
                 if why_not is not None:
                     raise Refusal(Reason.DECLINED, f"{_called(first.name)} declined: {why_not}")
+                await go_ahead()
                 received = await self._take(site, first, pieces)
             await self._hand_over(site, first.name, received)
         return self._sending(site, b"")

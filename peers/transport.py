@@ -369,8 +369,11 @@ class Transport:
             return await self._servicer.deliver(caller, raw)
 
     async def _push(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
+        async def go_ahead() -> None:
+            await context.send_initial_metadata(())
+
         async with self._answering("Push", context) as caller:
-            return await self._servicer.push(caller, incoming)
+            return await self._servicer.push(caller, incoming, go_ahead)
 
     async def _pull(self, raw: bytes, context: Any) -> None:
         async with (

@@ -190,10 +190,7 @@ class PeerLink:
                 async for frame in outgoing:
                     push = pb.PushFrame() if frame.offset else first
                     push.frame.CopyFrom(frame)
-                    raw = _serialised(push)
-                    async with asyncio.timeout(self._patience.frame_s):
-                        await call.write(raw)
-                    self._contacts.sent(self.peer.id, raw)
+                    await self._write(call, _serialised(push), go_ahead=push is first)
             await call.done_writing()
         except asyncio.InvalidStateError:  # the peer ended the call early: it says why below
             await call
@@ -202,6 +199,19 @@ class PeerLink:
             self._contacts.received(self.peer.id, await call)
         finally:
             call.cancel()  # a call that is over ignores this
+
+    async def _write(self, call: Any, raw: bytes, *, go_ahead: bool) -> None:
+        """One frame; with ``go_ahead``, wait until the peer wants the rest.
+
+        The peer's initial metadata is the go-ahead. Without it a refusal would
+        meet us in the middle of a write, and then grpc.aio may report INTERNAL in
+        the place of the peer's reason (https://github.com/grpc/grpc/issues/36066).
+        """
+        async with asyncio.timeout(self._patience.frame_s):
+            await call.write(raw)
+            self._contacts.sent(self.peer.id, raw)
+            if go_ahead:
+                await call.initial_metadata()
 
     async def _pull_rest(self, name: pb.BlobName, partial: PartialFile, limit: int) -> Received:
         held = await partial.held()
@@ -319,6 +329,8 @@ class PeerLink:
             return BlobUnknown(f"{site}: {told}")
         if code is grpc.StatusCode.UNIMPLEMENTED or "message larger than max" in told:
             return RemoteProtocolError(f"{site} misbehaves: {told}")
+        if code is grpc.StatusCode.INTERNAL and "error from Core" in told:
+            return PeerRefused(f"{site} ended the transfer early; its log says why")
         return PeerRefused(f"{site} refused: {told}")
 
     def _why(self, told: str) -> str:

@@ -82,6 +82,12 @@ def test_compressed_documents_are_found(tmp_path: Path) -> None:
     assert find_corpora(tmp_path, SITES)[2].files[0].name == "documents.jsonl.gz"
 
 
+def test_a_site_without_validation_pairs_will_do(tmp_path: Path) -> None:
+    write_corpora(tmp_path)
+    (tmp_path / "weir" / "pairs_valid.jsonl").unlink()
+    assert "pairs_valid.jsonl" not in [f.name for f in find_corpora(tmp_path, SITES)[2].files]
+
+
 def test_everything_missing_is_told_at_once(tmp_path: Path) -> None:
     write_corpora(tmp_path, ("canal", "weir"))
     (tmp_path / "weir" / "pairs_test.jsonl").unlink()
@@ -175,7 +181,8 @@ async def test_a_daemon_that_ignores_sigterm_is_killed_with_its_workers(
     monkeypatch.setattr(demo_sites, "STOP_WITHIN_S", 0.3)
     stubborn = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
+        "stdout=subprocess.DEVNULL); "
         "print(child.pid, flush=True); time.sleep(60)"
     )
     process = await asyncio.create_subprocess_exec(

@@ -174,8 +174,9 @@ def test_a_traceback_shows_no_local_variables(format: Any) -> None:
     stream = io.StringIO()
     configure_logging(format=format, stream=stream)
     question = "".join(reversed(QUESTION))
+    nothing: dict[int, str] = {}
     try:
-        {}[len(question)]
+        nothing[len(question)]
     except KeyError:
         structlog.get_logger().exception("cannot answer")
         logging.getLogger("library").exception("cannot answer")

@@ -60,7 +60,7 @@ def demo(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folders DIR/<site> with documents.jsonl[.gz] and pairs_train|valid|test.jsonl.",
+            help="Folders DIR/<site> with documents.jsonl[.gz] and pairs_train|test.jsonl.",
             show_default="the bundled corpus of three fictional institutions",
         ),
     ] = None,

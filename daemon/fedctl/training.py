@@ -240,4 +240,5 @@ def _picture(progress: TrainingProgress) -> RenderableType:
     grid.add_row("sent", byte_count(progress.bytes_sent))
     grid.add_row("received", byte_count(progress.bytes_received))
     grid.add_row("loss", _loss(progress, "") or "–")
-    return Panel.fit(grid, title=f"round {progress.round} of {progress.target_round}")
+    title = f"round {progress.round} of {progress.target_round}" if progress.round else "starting"
+    return Panel.fit(grid, title=title)

@@ -91,7 +91,7 @@ class Encoder:
     def encode(
         self,
         texts: Sequence[str],
-        batch_size: int = 32,
+        batch_size: int = 16,
         progress: Progress | None = None,
         model: Any = None,
     ) -> Float32:

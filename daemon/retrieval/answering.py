@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,6 @@ from daemon.generation.generator import Citation, Generator, cite
 from daemon.retrieval.search import search
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from daemon.learning.models import Retriever
     from daemon.retrieval.index import DenseIndex
     from daemon.retrieval.library import Library
@@ -53,7 +49,7 @@ class OpenVersion:
         question = checked(question, top_k)
         vector = self.retriever.embed_queries([question])[0]
         found = search(self.library, self.index, question, vector, top_k)
-        answer = self._generator(vector).generate(question, found)
+        answer = self._generator().generate(question, found)
         return Answered(
             text=answer.text,
             citations=answer.citations,
@@ -62,11 +58,8 @@ class OpenVersion:
             seconds=time.monotonic() - started,
         )
 
-    def _generator(self, vector: NDArray[np.float32]) -> Generator:
-        def embed_question(_: Sequence[str]) -> NDArray[np.float32]:
-            return vector[None]  # embedded for the search already
-
-        return ExtractiveGenerator(embed_question, self.retriever.embed_passages)
+    def _generator(self) -> Generator:
+        return ExtractiveGenerator(self.retriever.embed_queries, self.retriever.embed_passages)
 
 
 def checked(question: str, top_k: int) -> str:

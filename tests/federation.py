@@ -1,0 +1,259 @@
+"""A live federation for tests: real `fedd` processes over real TLS on loopback.
+
+    async with LiveFederation.start(tmp_path, ["alder", "birch", "cedar"]) as federation:
+        await federation.ingest_all()
+        await federation.train("alder", rounds=1)
+
+The encoder is a tiny random one, so that a daemon starts in seconds; everything
+else is what an operator runs. `tests/tapped_fedd.py` records what crosses.
+"""
+
+from __future__ import annotations
+
+import peers.tls_floor  # noqa: F401  before anything imports grpc
+
+# isort: split
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from proto import control_pb2 as control
+from proto.control_pb2_grpc import ControlStub
+from tests.authority import Federation
+from tests.small_models import small_encoder
+
+_TOPICS = (
+    "anchor winch",
+    "beacon lamp",
+    "capstan brake",
+    "dredge pump",
+    "eyebolt rust",
+    "fender rubber",
+    "gangway rope",
+    "hawser splice",
+    "inlet gauge",
+    "jetty plank",
+    "keel block",
+    "ladder rung",
+    "mooring ring",
+    "needle valve",
+    "oar lock",
+    "piling sleeve",
+)
+_VERBS = ("inspect", "replace", "grease", "measure")
+
+
+@dataclass
+class Corpus:
+    """What one site of a test holds; every sentence is unlike any other site's."""
+
+    site: str
+    documents: list[control.Document] = field(default_factory=list)
+    pairs: list[control.Pair] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, site: str) -> Corpus:
+        corpus = cls(site)
+        for number, topic in enumerate(_TOPICS):
+            verb = _VERBS[number % len(_VERBS)]
+            split = "test" if number % 4 == 3 else "train"
+            document = f"{site}/{topic.replace(' ', '-')}"
+            corpus.documents.append(
+                control.Document(
+                    id=document,
+                    title=f"{topic.title()} at {site}",
+                    text=f"The wardens of {site} {verb} the {topic} on day {number + 1}. "
+                    f"A worn {topic} is tagged {site[:2].upper()}{number:03d} and reported.",
+                    split=split,
+                )
+            )
+            corpus.pairs.append(
+                control.Pair(
+                    query=f"who looks after the {topic} of {site}?",
+                    positives=[document],
+                    split=split,
+                )
+            )
+        return corpus
+
+    def texts(self) -> list[str]:
+        """Every text that must not leave the site."""
+        return [
+            *(d.title for d in self.documents),
+            *(s for d in self.documents for s in d.text.split(". ")),
+            *(p.query for p in self.pairs),
+        ]
+
+
+@dataclass
+class LiveSite:
+    """One running daemon."""
+
+    id: str
+    folder: Path
+    process: asyncio.subprocess.Process
+    control: ControlStub
+    corpus: Corpus
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "fedd.log").read_text()
+
+    async def status(self) -> control.StatusReply:
+        reply: control.StatusReply = await self.control.Status(control.StatusRequest(), timeout=60)
+        return reply
+
+    async def rounds(self) -> list[control.Round]:
+        reply = await self.control.Rounds(control.RoundsRequest(), timeout=60)
+        return list(reply.rounds)
+
+    async def ingest(self) -> control.IngestProgress:
+        """This site's corpus; the last progress report."""
+
+        async def batches() -> AsyncIterator[control.IngestRequest]:
+            yield control.IngestRequest(documents=self.corpus.documents, pairs=self.corpus.pairs)
+
+        last = control.IngestProgress()
+        async for progress in self.control.Ingest(batches(), timeout=120):
+            last = progress
+        return last
+
+    async def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.process.wait(), 30)
+
+
+class LiveFederation:
+    """Several daemons that this test started and will stop."""
+
+    def __init__(self, federation: Federation, encoder: Path) -> None:
+        self.federation = federation
+        self.encoder = encoder
+        self.sites: dict[str, LiveSite] = {}
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    @asynccontextmanager
+    async def start(
+        cls, root: Path, names: Sequence[str], **training: Any
+    ) -> AsyncIterator[LiveFederation]:
+        """Found a federation, start its daemons, wait until all are connected."""
+        encoder = small_encoder(root / "encoder", words=_words())
+        live = cls(Federation.found(root, *names), encoder)
+        async with live._stack:
+            for name in names:
+                await live.launch(name, **training)
+            await live.until_connected()
+            yield live
+
+    async def launch(self, name: str, **training: Any) -> LiveSite:
+        """Start (or start again) one site's daemon."""
+        folder = self.federation.root / name
+        live = self.federation
+        (folder / "manifest.json").write_bytes(self._signed_manifest())
+        settings = {
+            "site": {"state_dir": "state"},
+            "identity": {"directory": ".", "manifest": "manifest.json"},
+            "network": {"bind": f"127.0.0.1:{live.ports[name]}"},
+            "control": {"socket": "fedd.sock"},
+            "retriever": {"encoder": str(self.encoder), "max_tokens": 64},
+            "retrieval": {"passage_tokens": 60},
+            "training": {"local_epochs": 2, "learning_rate": 1e-3, **training},
+            "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
+            "workers": {"threads": 1},
+        }
+        (folder / "fedd.toml").write_text(_toml(settings))
+        with (folder / "fedd.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.tapped_fedd",
+                "--config",
+                str(folder / "fedd.toml"),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "HANSE_TAPE": str(folder)},
+                start_new_session=True,
+            )
+        self._stack.push_async_callback(_end, process)
+        channel = grpc.aio.insecure_channel(f"unix:{folder / 'fedd.sock'}")
+        self._stack.push_async_callback(channel.close)
+        site = LiveSite(name, folder, process, ControlStub(channel), Corpus.of(name))
+        self.sites[name] = site
+        return site
+
+    def _signed_manifest(self) -> bytes:
+        from peers.manifest import signed
+
+        return signed(self.federation.manifest(), self.federation.authority)
+
+    async def until_connected(self, within_s: float = 90.0) -> None:
+        """Every daemon is ready and greets every other."""
+        async with asyncio.timeout(within_s):
+            for site in self.sites.values():
+                while True:
+                    if site.process.returncode is not None:
+                        raise AssertionError(f"{site.id} ended:\n{site.log}")
+                    try:
+                        status = await site.status()
+                    except grpc.aio.AioRpcError:
+                        status = control.StatusReply()
+                    if status.peers_connected == len(self.sites) - 1:
+                        break
+                    await asyncio.sleep(0.1)
+
+    async def ingest_all(self) -> None:
+        await asyncio.gather(*(site.ingest() for site in self.sites.values()))
+
+    async def train(self, at: str, rounds: int) -> list[control.TrainingProgress]:
+        """Ask one site for more rounds, watch until the run is over everywhere."""
+        site = self.sites[at]
+        reply = await site.control.Train(control.TrainRequest(rounds=rounds), timeout=30)
+        seen = [
+            progress
+            async for progress in site.control.WatchTraining(
+                control.WatchTrainingRequest(), timeout=240
+            )
+        ]
+        await self.until_head(reply.run.target_round)
+        return seen
+
+    async def until_head(self, round_: int, within_s: float = 120.0) -> None:
+        async with asyncio.timeout(within_s):
+            for site in self.sites.values():
+                while (await site.status()).head_round < round_:
+                    await asyncio.sleep(0.05)
+
+
+def _words() -> list[str]:
+    return sorted({word for topic in _TOPICS for word in topic.split()} | set(_VERBS))
+
+
+def _toml(settings: dict[str, dict[str, Any]]) -> str:
+    lines: list[str] = []
+    for table, options in settings.items():
+        lines.append(f"[{table}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+    return "\n".join(lines) + "\n"
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Leave no process behind, whatever the test did to it."""
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), 20)
+    except TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

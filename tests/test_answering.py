@@ -1,0 +1,344 @@
+"""A question's journey, from the extractive generator to the answering worker's jobs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemon.generation.extractive import NOTHING_FOUND, ExtractiveGenerator
+from daemon.generation.generator import GeneratedAnswer
+from daemon.learning import jobs as learning_jobs
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import EvaluationError
+from daemon.retrieval import jobs
+from daemon.retrieval.answering import Answered, QuestionRefusedError
+from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.index import IndexDamaged
+from daemon.retrieval.library import LibraryCounts, LibraryError, Passage
+from daemon.retrieval.search import Ranked
+from daemon.versions import VersionError, read_version, write_version
+from daemon.workers import Worker
+from tests.small_models import small_encoder
+from tests.test_search import bag_of_words
+
+# ---- the extractive generator -----------------------------------------------------
+
+
+def ranked(*texts: str, title: str = "") -> list[Ranked]:
+    return [
+        Ranked(Passage(n, f"p{n}", f"d{n}", title, text), 1.0 / (60 + n))
+        for n, text in enumerate(texts, start=1)
+    ]
+
+
+def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
+    return ExtractiveGenerator(bag_of_words, bag_of_words).generate(question, passages)
+
+
+def test_without_passages_nothing_was_found() -> None:
+    assert answer("Which rope?", []) == GeneratedAnswer(NOTHING_FOUND, ())
+
+
+def test_the_sentence_nearest_the_question_is_the_answer() -> None:
+    text = "The yard opens at dawn. Hemp rope is tarred twice. Geese fly south in autumn."
+    given = answer("Is hemp rope tarred?", ranked("The mast is a pine trunk.", text))
+    assert given.text == "Hemp rope is tarred twice. [1]"
+    [citation] = given.citations
+    assert (citation.number, citation.document_id, citation.passage_id) == (1, "d2", "p2")
+    assert citation.text == "Hemp rope is tarred twice."
+    assert citation.score == pytest.approx(1 / 62)
+
+
+def test_good_sentences_stand_in_reading_order_each_with_its_mark() -> None:
+    given = answer(
+        "How is hemp rope tarred?",
+        ranked(
+            "Hemp rope is slowly tarred. A cook eats fish.", "Now how is hemp rope really tarred?"
+        ),
+    )
+    assert given.text == ("Hemp rope is slowly tarred. [1] Now how is hemp rope really tarred? [2]")
+    assert [c.document_id for c in given.citations] == ["d1", "d2"]
+
+
+def test_the_same_sentence_is_not_said_twice() -> None:
+    given = answer(
+        "Is rope tarred?", ranked("Rope is tarred.", "Rope is tarred!", "ROPE is tarred.")
+    )
+    assert given.text == "Rope is tarred. [1]"
+
+
+def test_of_equal_sentences_that_of_the_better_passage_is_cited() -> None:
+    given = answer("Is rope tarred?", ranked("Rope is tarred.", "Rope is tarred."))
+    assert [c.document_id for c in given.citations] == ["d1"]
+
+
+def test_no_more_than_three_sentences() -> None:
+    text = " ".join(f"Rope number {word} is tarred." for word in ("one", "red", "old", "big"))
+    assert len(answer("Which rope number is tarred?", ranked(text)).citations) == 3
+
+
+def test_a_sentence_that_says_it_is_known_by_its_title() -> None:
+    passages = [
+        *ranked("It is tarred twice.", title="Anchor chain"),
+        *ranked("It is tarred twice a year.", title="Hemp rope"),
+    ]
+    assert answer("Is hemp rope tarred twice?", passages).citations[0].title == "Hemp rope"
+
+
+def test_line_breaks_inside_a_sentence_do_not_break_the_answer() -> None:
+    assert answer("Is rope tarred?", ranked("Rope is\n  tarred.")).text == "Rope is tarred. [1]"
+
+
+# ---- the answering worker's jobs ----------------------------------------------------
+
+TEXTS = {
+    "rope": ("Rope", "Hemp rope is tarred against rot. It lasts four winters."),
+    "sail": ("Sails", "Flax makes a light sail. Cotton makes a white one."),
+    "lamp": ("Lamps", "Whale oil burns in every lamp. A wick is cut daily."),
+    "pump": ("Pumps", "The pump clears the bilge at dawn. Leather seals it."),
+}
+WORDS = sorted(
+    {word for pair in TEXTS.values() for word in re.findall(r"\w+", " ".join(pair).lower())}
+)
+DOCUMENTS = [Document(name, title, text) for name, (title, text) in TEXTS.items()]
+PAIRS = [
+    Pair("Which oil burns in a lamp?", ("lamp",), "test"),
+    Pair("When does the pump clear the bilge?", ("pump",), "test"),
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The files of a site with one model version, indexed."""
+
+    spec: RetrieverSpec
+    folder: Path
+    digest: bytes
+    index: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "library.sqlite3"
+
+    @property
+    def versions(self) -> Path:
+        return self.folder / "versions"
+
+    def ingest(self, documents: list[Document], pairs: list[Pair]) -> None:
+        learning_jobs.ingest(self.spec, self.library, documents, pairs, 20)
+
+    def indexed(self, digest: bytes) -> Path:
+        return learning_jobs.build_index(
+            self.spec, self.library, self.versions, digest, self.folder / "index"
+        )
+
+    def open(self, digest: bytes | None = None, index: Path | None = None) -> None:
+        jobs.open_version(
+            self.spec, self.library, self.versions, digest or self.digest, index or self.index
+        )
+
+    def other_version(self) -> bytes:
+        """A second version: the first with a disturbed head."""
+        shape = learning_jobs.describe(self.spec).shape_manifest
+        vector = read_version(self.versions, self.digest, shape.digest).copy()
+        vector += np.random.default_rng(5).normal(scale=0.5, size=vector.shape).astype(np.float32)
+        return write_version(self.versions, shape.digest, vector)[0]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    encoder = small_encoder(folder / "encoder", WORDS)
+    spec = RetrieverSpec(encoder=str(encoder), max_tokens=64, device="cpu")
+    digest = learning_jobs.write_initial_version(spec, folder / "versions")
+    learning_jobs.ingest(spec, folder / "library.sqlite3", DOCUMENTS, PAIRS, 20)
+    index = learning_jobs.build_index(
+        spec, folder / "library.sqlite3", folder / "versions", digest, folder / "index"
+    )
+    return Site(spec, folder, digest, index)
+
+
+@pytest.fixture
+def site(prepared: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A copy of the prepared site, in a worker with nothing open."""
+    monkeypatch.setattr(jobs, "_open", None)
+    for name in ("library.sqlite3", "versions", "index"):
+        source = prepared.folder / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    copied = tmp_path / "index" / prepared.index.name
+    return Site(prepared.spec, tmp_path, prepared.digest, copied)
+
+
+@pytest.fixture
+def opened(site: Site) -> Site:
+    site.open()
+    return site
+
+
+def test_a_question_is_answered_with_citations_and_passages(opened: Site) -> None:
+    answered = jobs.ask("Which oil burns in every lamp?", 2)
+    assert "Whale oil burns in every lamp. [1]" in answered.text
+    assert answered.citations[0].document_id == "lamp"
+    assert answered.citations[0].text == "Whale oil burns in every lamp."
+    assert (answered.passages[0].number, answered.passages[0].document_id) == (0, "lamp")
+    assert answered.passages[0].text == TEXTS["lamp"][1]
+    assert len(answered.passages) == 2
+    assert answered.model_digest == opened.digest
+    assert 0 < answered.seconds < 10
+
+
+def test_each_mark_has_its_citation_and_each_citation_its_passage(opened: Site) -> None:
+    answered = jobs.ask("What is cut, sealed and tarred daily?", 4)
+    marks = [int(mark) for mark in re.findall(r"\[(\d+)\]", answered.text)]
+    assert marks == [citation.number for citation in answered.citations]
+    texts = {passage.passage_id: passage.text for passage in answered.passages}
+    assert all(citation.text in texts[citation.passage_id] for citation in answered.citations)
+
+
+def test_before_a_version_is_open_a_question_is_refused(site: Site) -> None:
+    with pytest.raises(jobs.NotOpenError, match="ingest documents"):
+        jobs.ask("Which rope?", 3)
+
+
+@pytest.mark.parametrize(
+    ("question", "top_k", "refusal"),
+    [
+        (" \n", 3, "blank"),
+        ("w" * 16385, 3, "longer than 16 KiB"),
+        ("é" * 8193, 3, "longer than 16 KiB"),
+        ("Which rope?", 0, "choose 1 to 100"),
+        ("Which rope?", 101, "choose 1 to 100"),
+    ],
+)
+def test_malformed_questions_are_refused(
+    opened: Site, question: str, top_k: int, refusal: str
+) -> None:
+    with pytest.raises(QuestionRefusedError, match=refusal):
+        jobs.ask(question, top_k)
+
+
+@pytest.mark.parametrize("question", ['" OR 1=1; --', "\0", "漢字?", "w" * 16384, "*" * 99])
+def test_any_other_question_gets_an_answer(opened: Site, question: str) -> None:
+    assert jobs.ask(question, 100).text
+
+
+def test_a_site_without_documents_says_that_it_found_nothing(site: Site) -> None:
+    empty = Site(site.spec, site.folder / "empty", site.digest, site.index)
+    shutil.copytree(site.versions, empty.versions)
+    empty.ingest([], [])
+    empty.open(index=empty.indexed(empty.digest))
+    answered = jobs.ask("Which rope?", 5)
+    assert (answered.text, answered.citations, answered.passages) == (NOTHING_FOUND, (), ())
+
+
+def test_a_question_asked_meanwhile_is_answered_by_the_old_version(opened: Site) -> None:
+    newer = opened.other_version()
+    index = opened.indexed(newer)
+    assert jobs.ask("Which oil?", 3).model_digest == opened.digest
+    opened.open(newer, index)
+    assert jobs.ask("Which oil?", 3).model_digest == newer
+
+
+def same(one: Answered, other: Answered) -> bool:
+    return (one.text, one.passages, one.model_digest) == (
+        other.text,
+        other.passages,
+        other.model_digest,
+    )
+
+
+def damage_index(site: Site, index: Path) -> None:
+    (index / "index.hnsw").write_bytes(b"rubbish")
+
+
+def damage_version(site: Site, index: Path) -> None:
+    for path in site.versions.iterdir():
+        if path.stem != site.digest.hex():
+            path.write_bytes(b"rubbish")
+
+
+def remove_library(site: Site, index: Path) -> None:
+    site.library.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "refusal"),
+    [
+        (damage_index, IndexDamaged),
+        (damage_version, VersionError),
+        (remove_library, LibraryError),
+    ],
+)
+def test_a_version_that_cannot_be_opened_leaves_the_old_one_answering(
+    opened: Site, damage: Callable[[Site, Path], None], refusal: type[Exception]
+) -> None:
+    before = jobs.ask("Which oil burns?", 3)
+    newer = opened.other_version()
+    index = opened.indexed(newer)
+    damage(opened, index)
+    with pytest.raises(refusal):
+        opened.open(newer, index)
+    assert same(jobs.ask("Which oil burns?", 3), before)
+
+
+def test_an_index_of_one_version_is_not_opened_with_another(opened: Site) -> None:
+    with pytest.raises(IndexDamaged, match="another model version"):
+        opened.open(opened.other_version(), opened.index)
+
+
+def test_documents_that_came_after_the_index_are_found_by_their_words(opened: Site) -> None:
+    opened.ingest([Document("keel", "Keels", "Oak makes a straight keel.")], [])
+    assert "keel" in [passage.document_id for passage in jobs.ask("keel", 5).passages]
+    assert "keel" not in [passage.document_id for passage in jobs.ask("rope", 5).passages]
+
+
+def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> None:
+    judged = jobs.evaluate("test")
+    assert judged.dense.questions == judged.fused.questions == 2
+    assert judged.dense.recall_at_10 == 1.0  # four documents: all are among the first ten
+    assert 0.25 <= judged.dense.mrr_at_10 <= 1.0
+    assert judged.model_digest == opened.digest
+    newer = opened.other_version()
+    opened.open(newer, opened.indexed(newer))
+    assert jobs.evaluate("test").model_digest == newer
+
+
+def test_a_split_without_pairs_cannot_be_evaluated(opened: Site) -> None:
+    with pytest.raises(EvaluationError):
+        jobs.evaluate("valid")
+
+
+def test_counts_of_a_library_and_of_none(site: Site, tmp_path: Path) -> None:
+    assert jobs.counts(site.library) == LibraryCounts(4, 4, 0, 0, 2)
+    assert jobs.counts(tmp_path / "none" / "library.sqlite3") == LibraryCounts()
+
+
+async def test_in_a_worker_process_answers_and_refusals_come_back(site: Site) -> None:
+    worker = Worker("answering", threads=1)
+    try:
+        with pytest.raises(jobs.NotOpenError):
+            await worker.run(jobs.ask, "Which oil burns?", 2)
+        await worker.run(
+            jobs.open_version, site.spec, site.library, site.versions, site.digest, site.index
+        )
+        answered = await worker.run(jobs.ask, "Which oil burns in every lamp?", 2)
+        assert answered.citations[0].document_id == "lamp"
+        with pytest.raises(QuestionRefusedError):
+            await worker.run(jobs.ask, "", 2)
+        with pytest.raises(IndexDamaged):
+            await worker.run(
+                jobs.open_version,
+                site.spec,
+                site.library,
+                site.versions,
+                site.digest,
+                site.folder / "nowhere",
+            )
+    finally:
+        await worker.stop()
