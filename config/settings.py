@@ -225,8 +225,8 @@ class TrainingSettings(Section):
     max_local_epochs: int = Field(20, ge=0, le=100)
     min_pairs: int = Field(8, ge=2, le=1_000_000)
     local_epochs: int = Field(4, ge=0, le=100)
-    batch_size: int = Field(64, ge=2, le=4096)
-    learning_rate: float = Field(2e-4, gt=0, le=1)
+    batch_size: int = Field(32, ge=2, le=4096)
+    learning_rate: float = Field(1e-4, gt=0, le=1)
     temperature: float = Field(0.05, ge=0.001, le=10)
     hard_negatives: int = Field(4, ge=0, le=64)
     bits: Literal[8, 12, 16] = 16

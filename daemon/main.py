@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -46,15 +48,8 @@ from proto import federation_pb2 as pb
 log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
-_REFUSALS = (
-    SettingsError,
-    IdentityError,
-    ManifestError,
-    StoreError,
-    ControlError,
-    ListenError,
-    LearningError,
-)
+_MISCONFIGURED = (SettingsError, IdentityError, ManifestError)
+_REFUSALS = (*_MISCONFIGURED, StoreError, ControlError, ListenError, LearningError)
 
 
 class Membership:
@@ -116,8 +111,8 @@ class Membership:
             self._past[manifest.version] = manifest
 
     def verify_vote(self, vote: pb.Vote) -> None:
-        """With whom we trust now."""
-        verify_vote(vote, self.trust, self.manifest, at=None)
+        """With whom we trust now; a vote under an expired certificate counts for nothing."""
+        verify_vote(vote, self.trust, self.manifest, at=datetime.now(UTC))
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """A certificate stays valid after its signers' certificates expired."""
@@ -348,7 +343,11 @@ def _traffic(transport: Transport) -> tuple[int, int]:
 
 
 def main(tap: Tap | None = None) -> None:
-    """Entry point of `fedd`. Exit code 0 after SIGTERM, 2 when it can't start."""
+    """Entry point of `fedd`.
+
+    Exit code 0 after SIGTERM; 78 (EX_CONFIG) when a person must change a file
+    first, so that systemd does not try again; 2 when trying again may help.
+    """
     parser = argparse.ArgumentParser(
         prog="fedd", description="Daemon of one site in a Hanse federation."
     )
@@ -365,7 +364,7 @@ def main(tap: Tap | None = None) -> None:
         asyncio.run(_run(Daemon(settings, tap)))
     except _REFUSALS as refusal:
         print(f"fedd: {refusal}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(os.EX_CONFIG if isinstance(refusal, _MISCONFIGURED) else 2)
 
 
 async def _run(daemon: Daemon) -> None:

@@ -242,7 +242,6 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "unix_ms": _COUNT,
     },
     pb.Receipt: {},
-    # ---- frames
     pb.Frame: {
         "offset": _COUNT,
         "data": _octets(0, FRAME_BYTES),
@@ -268,7 +267,6 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "name": _Part(),
         "offset": _COUNT,
     },
-    # ---- the round protocol
     pb.Envelope: {
         "federation_id": _FEDERATION,
         "sender": _SITE,

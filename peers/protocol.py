@@ -166,11 +166,8 @@ class Protocol:
                     if head_round > self.head_round:
                         self._emit(do.FetchCertificates(site, self.head_round))
                 case do.CertificatesArrived(_, certificates):
-                    self._emit(
-                        *self._adoption.certificates(
-                            certificates, self.durable, self.manifest.enabled_ids
-                        )
-                    )
+                    everyone = self.manifest.enabled_ids
+                    self._emit(*self._adoption.certificates(certificates, self.durable, everyone))
                 case do.VersionHere(digest):
                     self._version_here(digest)
                 case do.VersionMissing(digest, reason):
@@ -503,25 +500,17 @@ class Protocol:
         self._renew_patience()
         # Contributors other than the coordinator hold the key, and so the version.
         holders = [site for site in message.value.contributors if site != sender]
-        everyone = self.manifest.enabled_ids
-        self._emit(
-            do.FetchVersion(
-                message.value.model_digest, sources(self.site, [*holders, sender], everyone)
-            )
-        )
+        likely = sources(self.site, [*holders, sender], self.manifest.enabled_ids)
+        self._emit(do.FetchVersion(message.value.model_digest, likely))
 
     def _accept(self, attempt: int, value: pb.VoteBody, mean_loss: float) -> None:
         """Rules 2 and 3: persist, then vote, once per attempt."""
         accepted = self.durable.accepted
         if accepted is not None and accepted.attempt >= attempt:
             return
-        self._persist(
-            replace(
-                self.durable,
-                promised=max(attempt, self.durable.promised),
-                accepted=pb.Accepted(attempt=attempt, value=value),
-            )
-        )
+        promised = max(attempt, self.durable.promised)
+        now_accepted = pb.Accepted(attempt=attempt, value=value)
+        self._persist(replace(self.durable, promised=promised, accepted=now_accepted))
         self._emit(do.SignVote(attempt, value, mean_loss))
 
     def _send_vote(self, vote: pb.Vote) -> None:

@@ -68,9 +68,13 @@ class StatusReply(_message.Message):
     ENCODER_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     site: _builtins.str
+    """this site's id"""
     federation_id: _builtins.str
+    """of its certificate"""
     software_version: _builtins.str
+    """of the daemon"""
     manifest_version: _builtins.int
+    """of the manifest in use"""
     head_round: _builtins.int
     """0: nothing committed yet"""
     model_digest: _builtins.bytes
@@ -78,14 +82,21 @@ class StatusReply(_message.Message):
     index_digest: _builtins.bytes
     """version that questions are answered with"""
     documents: _builtins.int
+    """ingested"""
     passages: _builtins.int
+    """cut from them"""
     pairs_train: _builtins.int
+    """question-passage pairs to learn from"""
     pairs_test: _builtins.int
+    """pairs to evaluate with"""
     uptime_s: _builtins.float
+    """seconds since the daemon started"""
     loop_lag_p50_ms: _builtins.float
     """of the event loop since start"""
     loop_lag_p99_ms: _builtins.float
+    """likewise"""
     loop_lag_max_ms: _builtins.float
+    """likewise"""
     resident_bytes: _builtins.int
     """daemon and its worker processes"""
     phase: _builtins.str
@@ -93,12 +104,15 @@ class StatusReply(_message.Message):
     bytes_sent: _builtins.int
     """to peers since start"""
     bytes_received: _builtins.int
+    """from peers since start"""
     certificate_expires_unix_s: _builtins.int
     """of this site's certificate"""
     peers_connected: _builtins.int
+    """peers that answered last time they were asked"""
     peers_total: _builtins.int
     """enabled sites of the manifest, without this one"""
     encoder: _builtins.str
+    """hub id or path, as configured"""
     last_error: _builtins.str
     """of the last failed attempt; empty when none"""
     @_builtins.property
@@ -163,7 +177,9 @@ class PeersReply(_message.Message):
 
     PEERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """all of the manifest but this site, sorted"""
+
     def __init__(
         self,
         *,
@@ -193,19 +209,27 @@ class Peer(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     site: _builtins.str
+    """site id"""
     address: _builtins.str
     """host:port from the manifest"""
     connected: _builtins.bool
+    """it answered last time it was asked"""
     software_version: _builtins.str
+    """as it said at the last hello; empty: never met"""
     head_round: _builtins.int
+    """its last committed round, as it said"""
     manifest_version: _builtins.int
+    """the version that it holds"""
     last_contact_s: _builtins.float
     """seconds ago; negative: never"""
     clock_offset_ms: _builtins.float
     """theirs minus ours, at the last hello"""
     bytes_sent: _builtins.int
+    """to it since start"""
     bytes_received: _builtins.int
+    """from it since start"""
     last_error: _builtins.str
+    """why the last contact failed; empty when it did not"""
     def __init__(
         self,
         *,
@@ -282,9 +306,13 @@ class Round(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def certificate(self) -> _federation_pb2.Certificate: ...
+    def certificate(self) -> _federation_pb2.Certificate:
+        """what was committed and who voted"""
+
     @_builtins.property
-    def report(self) -> _federation_pb2.RoundReport: ...
+    def report(self) -> _federation_pb2.RoundReport:
+        """how it came about, as the coordinator saw it"""
+
     def __init__(
         self,
         *,
@@ -310,7 +338,9 @@ class Document(_message.Message):
     id: _builtins.str
     """1 .. 512 characters"""
     title: _builtins.str
+    """may be empty"""
     text: _builtins.str
+    """1 character .. 16 MiB"""
     split: _builtins.str
     """"" or train, valid, test: what may be learned from"""
     def __init__(
@@ -337,6 +367,7 @@ class Pair(_message.Message):
     POSITIVES_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
     query: _builtins.str
+    """1 character .. 16 KiB"""
     split: _builtins.str
     """train, valid or test"""
     @_builtins.property
@@ -367,9 +398,13 @@ class IngestRequest(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]: ...
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
+        """new or changed ones replace those of the same id"""
+
     @_builtins.property
-    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]: ...
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]:
+        """to learn from or to evaluate with"""
+
     def __init__(
         self,
         *,
@@ -397,9 +432,13 @@ class IngestProgress(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     documents_new: _builtins.int
+    """of this call so far"""
     documents_changed: _builtins.int
+    """their old passages are replaced"""
     documents_unchanged: _builtins.int
+    """nothing to do"""
     pairs: _builtins.int
+    """stored by this call"""
     passages_total: _builtins.int
     """that this call made"""
     passages_embedded: _builtins.int
@@ -437,6 +476,7 @@ class AskRequest(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     question: _builtins.str
+    """1 character .. 16 KiB"""
     top_k: _builtins.int
     """passages to retrieve; 0: the configured number"""
     def __init__(
@@ -467,8 +507,11 @@ class AskReply(_message.Message):
     model_digest: _builtins.bytes
     """the version that answered"""
     seconds: _builtins.float
+    """from receipt to reply"""
     @_builtins.property
-    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]: ...
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """the sentences the answer is made of"""
+
     @_builtins.property
     def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
         """all retrieved, best first"""
@@ -503,8 +546,11 @@ class Citation(_message.Message):
     number: _builtins.int
     """the [n] in the answer; 0 for a passage that is not cited"""
     document_id: _builtins.str
+    """as ingested"""
     passage_id: _builtins.str
+    """stable as long as the document's text is"""
     title: _builtins.str
+    """of the document; may be empty"""
     text: _builtins.str
     """the sentence (citations) or the passage (passages)"""
     score: _builtins.float
@@ -560,12 +606,19 @@ class EvaluateReply(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     RETRIEVAL_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
+    """that were asked"""
     mrr_at_10: _builtins.float
+    """mean reciprocal rank of the first right passage among 10; 0 .. 1"""
     recall_at_10: _builtins.float
+    """share of right passages among the first 10; 0 .. 1"""
     hit_at_1: _builtins.float
+    """share of questions whose first passage is right; 0 .. 1"""
     ndcg_at_10: _builtins.float
+    """discounted gain, normalised; 0 .. 1"""
     model_digest: _builtins.bytes
+    """the version that was judged"""
     seconds: _builtins.float
+    """it took"""
     retrieval: _builtins.str
     """which ranking was judged: dense, bm25 or fused"""
     def __init__(
@@ -635,7 +688,9 @@ class TrainReply(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> _federation_pb2.Run: ...
+    def run(self) -> _federation_pb2.Run:
+        """the run that stands now"""
+
     def __init__(
         self,
         *,
@@ -684,19 +739,25 @@ class TrainingProgress(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """under way; 0 when none"""
     attempt: _builtins.int
+    """of it; 0 .."""
     coordinator: _builtins.str
+    """site id; empty: not known yet"""
     phase: _builtins.str
     """as in PhaseTime, or idle, committed, failed"""
     bytes_sent: _builtins.int
     """to peers since the daemon started"""
     bytes_received: _builtins.int
+    """likewise"""
     loss: _builtins.float
     """this site's last epoch, or the committed mean; NaN: unknown"""
     fraction: _builtins.float
     """of the phase at this site, 0 .. 1"""
     target_round: _builtins.int
+    """the run ends with it"""
     head_round: _builtins.int
+    """last committed"""
     model_digest: _builtins.bytes
     """when phase = committed"""
     message: _builtins.str
@@ -704,9 +765,13 @@ class TrainingProgress(_message.Message):
     finished: _builtins.bool
     """the run is over; the stream ends"""
     @_builtins.property
-    def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """site ids; empty until planned"""
+
     @_builtins.property
-    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose updates are in the sum so far known"""
+
     def __init__(
         self,
         *,

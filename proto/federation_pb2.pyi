@@ -235,6 +235,7 @@ class BlobName(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     kind: Global___BlobKind.ValueType
+    """never unspecified"""
     round: _builtins.int
     """of the attempt it belongs to; first round wanted for CERTIFICATES"""
     attempt: _builtins.int
@@ -277,7 +278,9 @@ class PushFrame(_message.Message):
         """first frame only"""
 
     @_builtins.property
-    def frame(self) -> Global___Frame: ...
+    def frame(self) -> Global___Frame:
+        """the next piece; in every message"""
+
     def __init__(
         self,
         *,
@@ -304,12 +307,15 @@ class PullRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
+    """<= 63 characters; must equal the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     offset: _builtins.int
     """bytes already held; 0 .. size of the object"""
     @_builtins.property
-    def name(self) -> Global___BlobName: ...
+    def name(self) -> Global___BlobName:
+        """which object"""
+
     def __init__(
         self,
         *,
@@ -351,40 +357,71 @@ class Envelope(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FAILED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
+    """<= 63 characters; must equal the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     manifest_version: _builtins.int
     """the sender's"""
     @_builtins.property
-    def run(self) -> Global___Run: ...
+    def run(self) -> Global___Run:
+        """any -> any: a wish to train"""
+
     @_builtins.property
-    def prepare(self) -> Global___Prepare: ...
+    def prepare(self) -> Global___Prepare:
+        """coordinator -> all"""
+
     @_builtins.property
-    def promise(self) -> Global___Promise: ...
+    def promise(self) -> Global___Promise:
+        """answer to prepare"""
+
     @_builtins.property
-    def nack(self) -> Global___Nack: ...
+    def nack(self) -> Global___Nack:
+        """answer to prepare"""
+
     @_builtins.property
-    def behind(self) -> Global___Behind: ...
+    def behind(self) -> Global___Behind:
+        """answer to prepare"""
+
     @_builtins.property
-    def ahead(self) -> Global___Ahead: ...
+    def ahead(self) -> Global___Ahead:
+        """answer to prepare"""
+
     @_builtins.property
-    def plan(self) -> Global___Plan: ...
+    def plan(self) -> Global___Plan:
+        """coordinator -> participants"""
+
     @_builtins.property
-    def plan_answer(self) -> Global___PlanAnswer: ...
+    def plan_answer(self) -> Global___PlanAnswer:
+        """answer to plan"""
+
     @_builtins.property
-    def trained(self) -> Global___Trained: ...
+    def trained(self) -> Global___Trained:
+        """participant -> coordinator"""
+
     @_builtins.property
-    def scale(self) -> Global___Scale: ...
+    def scale(self) -> Global___Scale:
+        """coordinator -> participants"""
+
     @_builtins.property
-    def apply(self) -> Global___Apply: ...
+    def apply(self) -> Global___Apply:
+        """coordinator -> key holders"""
+
     @_builtins.property
-    def accept(self) -> Global___Accept: ...
+    def accept(self) -> Global___Accept:
+        """coordinator -> all"""
+
     @_builtins.property
-    def vote(self) -> Global___Vote: ...
+    def vote(self) -> Global___Vote:
+        """answer to apply and accept"""
+
     @_builtins.property
-    def commit(self) -> Global___Commit: ...
+    def commit(self) -> Global___Commit:
+        """coordinator -> all"""
+
     @_builtins.property
-    def attempt_failed(self) -> Global___AttemptFailed: ...
+    def attempt_failed(self) -> Global___AttemptFailed:
+        """either way: the attempt is over, or this site leaves it"""
+
     def __init__(
         self,
         *,
@@ -436,6 +473,7 @@ class TrainingPlan(_message.Message):
     MIN_PARTICIPANTS_FIELD_NUMBER: _builtins.int
     MAX_NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
     adapt: Global___Adapt.ValueType
+    """what is trained; must be the site's own setting"""
     local_epochs: _builtins.int
     """passes over the site's pairs; 0 (no training: exchange only) .. 100"""
     batch_size: _builtins.int
@@ -498,7 +536,9 @@ class Run(_message.Message):
     target_round: _builtins.int
     """last round to commit"""
     @_builtins.property
-    def plan(self) -> Global___TrainingPlan: ...
+    def plan(self) -> Global___TrainingPlan:
+        """how to train in each of its rounds"""
+
     def __init__(
         self,
         *,
@@ -572,8 +612,11 @@ class Promise(_message.Message):
     SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """as in the Prepare that it answers"""
     attempt: _builtins.int
+    """likewise; now promised"""
     head_digest: _builtins.bytes
+    """32 bytes: the promiser's model version of round-1"""
     num_examples: _builtins.int
     """training pairs at the site"""
     willing: _builtins.bool
@@ -581,6 +624,7 @@ class Promise(_message.Message):
     reason: _builtins.str
     """why not; <= 500 characters"""
     shape_digest: _builtins.bytes
+    """32 bytes: of the promiser's shape manifest"""
     certificate: _builtins.bytes
     """the promiser's X.509, DER, so that keys can be sealed for it; <= 4096 bytes"""
     @_builtins.property
@@ -615,8 +659,11 @@ class Accepted(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
+    """the attempt in which it was accepted; 0 .."""
     @_builtins.property
-    def value(self) -> Global___VoteBody: ...
+    def value(self) -> Global___VoteBody:
+        """what this site voted for then"""
+
     def __init__(
         self,
         *,
@@ -641,6 +688,7 @@ class Nack(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PROMISED_ATTEMPT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """the one refused"""
     promised_attempt: _builtins.int
@@ -670,8 +718,11 @@ class Behind(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     HEAD_ROUND_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """as in the Prepare that it answers"""
     attempt: _builtins.int
+    """likewise"""
     head_round: _builtins.int
+    """last committed round at the sender; < round-1"""
     def __init__(
         self,
         *,
@@ -723,6 +774,7 @@ class Participant(_message.Message):
     NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     site: _builtins.str
+    """site id; in the manifest, at most once in a plan"""
     num_examples: _builtins.int
     """clipped to the plan's max_num_examples; >= 1"""
     certificate: _builtins.bytes
@@ -756,11 +808,15 @@ class Plan(_message.Message):
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     TRAIN_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     parent_digest: _builtins.bytes
+    """32 bytes: the model version to train from"""
     key_dealer: _builtins.str
     """a participant, not the coordinator"""
     shape_digest: _builtins.bytes
+    """32 bytes: of the shared delta's shape manifest"""
     manifest_version: _builtins.int
     """the version this round runs under"""
     train_deadline_ms: _builtins.int
@@ -770,7 +826,9 @@ class Plan(_message.Message):
         """sorted by site; 2 .. 256"""
 
     @_builtins.property
-    def training(self) -> Global___TrainingPlan: ...
+    def training(self) -> Global___TrainingPlan:
+        """hyper-parameters; a site may refuse them"""
+
     def __init__(
         self,
         *,
@@ -801,8 +859,11 @@ class PlanAnswer(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     accepted: _builtins.bool
+    """false: this site does not take part"""
     reason: _builtins.str
     """why not; <= 500 characters"""
     def __init__(
@@ -835,7 +896,9 @@ class Trained(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     failed: _builtins.bool
     """training did not succeed; the site does not contribute"""
     reason: _builtins.str
@@ -870,7 +933,9 @@ class Scale(_message.Message):
     SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     @_builtins.property
     def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the largest of all; one a group"""
@@ -907,7 +972,9 @@ class Apply(_message.Message):
     SUM_DIGEST_FIELD_NUMBER: _builtins.int
     SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     sum_digest: _builtins.bytes
     """of the ENCRYPTED_SUM blob"""
     @_builtins.property
@@ -947,9 +1014,13 @@ class Accept(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     @_builtins.property
-    def value(self) -> Global___VoteBody: ...
+    def value(self) -> Global___VoteBody:
+        """what to vote for"""
+
     def __init__(
         self,
         *,
@@ -981,10 +1052,15 @@ class VoteBody(_message.Message):
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
+    """<= 63 characters"""
     round: _builtins.int
+    """the round that it commits; >= 1"""
     parent_digest: _builtins.bytes
+    """32 bytes: model version of round-1"""
     model_digest: _builtins.bytes
+    """32 bytes: the new model version"""
     manifest_version: _builtins.int
+    """the version the round ran under; it says what a majority is"""
     plan_digest: _builtins.bytes
     """SHA-256 of the TrainingPlan that the round used"""
     @_builtins.property
@@ -1021,7 +1097,9 @@ class Vote(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
+    """the attempt that it votes in; 0 .."""
     site: _builtins.str
+    """site id of the voter; must be the certificate's"""
     signature: _builtins.bytes
     """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
     certificate: _builtins.bytes
@@ -1029,7 +1107,9 @@ class Vote(_message.Message):
     mean_loss: _builtins.float
     """weighted mean of the contributors' training losses, known only as a sum; not signed; NaN: unknown"""
     @_builtins.property
-    def body(self) -> Global___VoteBody: ...
+    def body(self) -> Global___VoteBody:
+        """what is voted for; empty inside a certificate"""
+
     def __init__(
         self,
         *,
@@ -1059,10 +1139,13 @@ class Certificate(_message.Message):
     VOTES_FIELD_NUMBER: _builtins.int
     UNIX_MS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
+    """the attempt that committed; 0 .."""
     unix_ms: _builtins.int
     """coordinator's clock at commit, for people and expiry checks"""
     @_builtins.property
-    def body(self) -> Global___VoteBody: ...
+    def body(self) -> Global___VoteBody:
+        """what was committed"""
+
     @_builtins.property
     def votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Vote]:
         """bodies left empty: they equal the one above; <= 256"""
@@ -1090,9 +1173,13 @@ class Commit(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def certificate(self) -> Global___Certificate: ...
+    def certificate(self) -> Global___Certificate:
+        """the proof; verified before anything is adopted"""
+
     @_builtins.property
-    def report(self) -> Global___RoundReport: ...
+    def report(self) -> Global___RoundReport:
+        """for people; nothing depends on it"""
+
     def __init__(
         self,
         *,
@@ -1119,7 +1206,9 @@ class AttemptFailed(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """the attempt that is over"""
     reason: _builtins.str
     """<= 500 characters"""
     def __init__(
@@ -1152,15 +1241,21 @@ class RoundReport(_message.Message):
     SHARED_VALUES_FIELD_NUMBER: _builtins.int
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
+    """the round it belongs to; >= 1"""
     attempt: _builtins.int
+    """its attempt in that round; 0 .."""
     coordinator: _builtins.str
+    """site id"""
     key_dealer: _builtins.str
+    """site id"""
     shared_values: _builtins.int
     """length of the exchanged vector"""
     mean_loss: _builtins.float
     """over the contributors, weighted, from the decrypted sum; NaN: unknown"""
     @_builtins.property
-    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """site ids, sorted; <= 256"""
+
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTime]:
         """in order; <= 16"""
@@ -1194,6 +1289,7 @@ class PhaseTime(_message.Message):
     phase: _builtins.str
     """prepare, plan, key, train, encrypt, aggregate, apply, vote, commit"""
     seconds: _builtins.float
+    """wall clock at the coordinator; >= 0"""
     def __init__(
         self,
         *,

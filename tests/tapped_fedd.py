@@ -32,9 +32,11 @@ def read_tape(folder: Path, name: str = "tape.bin") -> Iterator[tuple[str, str, 
     path = folder / name
     raw = path.read_bytes() if path.exists() else b""
     start = 0
-    while start < len(raw):
+    while start + _HEADER.size <= len(raw):
         sent, site_length, length = _HEADER.unpack_from(raw, start)
         start += _HEADER.size
+        if start + site_length + length > len(raw):
+            return  # being written just now
         site = raw[start : start + site_length].decode()
         start += site_length
         yield ("sent" if sent else "received"), site, raw[start : start + length]

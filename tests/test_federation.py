@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Trained:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trained]:
     root = tmp_path_factory.mktemp("federation")
-    async with LiveFederation.start(root, SITES, local_epochs=20, max_local_epochs=100) as live:
+    async with LiveFederation.start(root, SITES, local_epochs=100, max_local_epochs=100) as live:
         await live.ingest_all()
         updates: list[np.ndarray] = []
         keys: dict[str, bool] = {}
@@ -74,26 +74,34 @@ async def _watch(live: LiveFederation, updates: list[np.ndarray], keys: dict[str
                 seen.add(path)
                 with contextlib.suppress(FileNotFoundError):  # its attempt ended just now
                     updates.append(np.load(path))
-        if not keys:
-            needles = _secret_needles(live, round_=1)
-            if needles:
-                await asyncio.sleep(0.3)  # let the holders unseal it
+        needles = [] if keys else _secret_needles(live)
+        if needles:
+            await asyncio.sleep(0.1)  # let the holders unseal it
+            with _all_stopped(live):  # the round stands still while we look
                 for site in live.sites.values():
                     keys[site.id] = await asyncio.to_thread(_holds, site, needles)
         await asyncio.sleep(0.003)
 
 
-def _secret_needles(live: LiveFederation, round_: int) -> list[bytes]:
+@contextlib.contextmanager
+def _all_stopped(live: LiveFederation) -> Iterator[None]:
+    daemons = [psutil.Process(site.process.pid) for site in live.sites.values()]
+    processes = [p for d in daemons for p in [d, *d.children(recursive=True)]]
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def _secret_needles(live: LiveFederation) -> list[bytes]:
     """Pieces of the secret context that the first dealer sealed."""
-    dealer = next((s for s in live.sites.values() if list(_sealed(s))), None)
-    if dealer is None or round_ != 1:
-        return []
-    secret = next(_sealed(dealer))
-    return [secret[at : at + 48] for at in range(len(secret) // 4, len(secret), 8192)]
-
-
-def _sealed(site: LiveSite) -> AsyncIterator[bytes] | object:
-    return (raw for _, _, raw in read_tape(site.folder, "sealed.bin"))
+    for site in live.sites.values():
+        for _, _, secret in read_tape(site.folder, "sealed.bin"):
+            return [secret[at : at + 48] for at in range(len(secret) // 4, len(secret), 8192)]
+    return []
 
 
 def _holds(site: LiveSite, needles: list[bytes]) -> bool:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from daemon.learning.encoder import Encoder
-from daemon.learning.models import HeadRetriever, LoraRetriever, Retriever, Texts, adapted
+from daemon.learning.encoder import OFFLINE_PACKAGE, Encoder
+from daemon.learning.models import (
+    HeadRetriever,
+    LoraRetriever,
+    Retriever,
+    Texts,
+    adapted,
+    open_retriever,
+)
 from daemon.learning.models import _uniform as uniform
+from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.versions import VersionError
 from tests.small_models import small_encoder
@@ -131,3 +140,15 @@ def test_lora_adapts_query_and_value_of_every_layer(encoder: Encoder) -> None:
 def test_an_unknown_adaptation_is_refused(encoder: Encoder) -> None:
     with pytest.raises(LearningError, match="'head' or 'lora'"):
         adapted(encoder, "everything")
+
+
+@pytest.mark.slow
+def test_the_default_retriever_shares_1_18_million_values() -> None:
+    try:
+        importlib.metadata.distribution(OFFLINE_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the extra hanse[offline-model] is not installed")
+    retriever = open_retriever(RetrieverSpec(device="cpu"))
+    assert retriever.shape_manifest.total == 1_182_336
+    frozen = retriever.encoder.encode(TEXTS)
+    np.testing.assert_allclose(retriever.embed_queries(TEXTS, frozen), frozen, atol=1e-6)
