@@ -74,7 +74,6 @@ class Collection:
         self._index: Path | None = None
         self._dirty = asyncio.Event()
         self._settled = asyncio.Event()
-        self._counts = LibraryCounts()
 
     async def prepare(self) -> None:
         """Make the library where there is none yet."""
@@ -108,8 +107,7 @@ class Collection:
 
     async def counts(self) -> LibraryCounts:
         """How much there is."""
-        self._counts = await self._answering.run(answering_jobs.counts, self.library_path)
-        return self._counts
+        return await asyncio.to_thread(answering_jobs.counts, self.library_path)
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to training, and why not if it can't."""

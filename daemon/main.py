@@ -24,6 +24,7 @@ import structlog
 
 from config.settings import Settings, SettingsError, load
 from crypto.identity import Identity, IdentityError, Trust
+from crypto.quantize import CryptoError
 from daemon import round_crypto
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
@@ -158,51 +159,66 @@ class Daemon:
         self._notifier = Notifier.from_environment()
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
+        self._ready = False
         self._started = time.monotonic()
         self._reload: Callable[[], None] = lambda: None  # nothing to reload before READY
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; everything started is stopped again."""
         self._on_signals()
-        workers = Workers.of(self._settings.workers.threads)
-        idle_s = self._settings.workers.idle_stop_s
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(workers.stop)
-            log.info("starting", site=self._membership.identity.site_id)
-            node = await self._make_node(workers, stack)
-            transport = self._make_transport(node)
-            node.traffic = lambda: _traffic(transport)
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._lag.run()),
-                    group.create_task(self._notifier.keep_watchdog_fed()),
-                    group.create_task(node.collection.run()),
-                    group.create_task(workers.learning.stop_when_idle(idle_s)),
-                ]
-                ready = asyncio.Event()
-                tasks.append(group.create_task(node.run(transport, ready.set)))
-                await ready.wait()
-                node.collection.adopt(node.protocol.durable.head_digest)
-                tasks.append(group.create_task(self._warm_up(workers.crypto)))
-                await transport.start()
-                stack.push_async_callback(transport.stop, 1.0)
-                control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-                await control.start(self._surroundings(node, workers))
-                stack.push_async_callback(control.stop)
-                self._reload = lambda: self._apply_reload(node, transport)
-                self._notifier.ready(self._line(node))
-                log.info("ready", bind=self._settings.network.bind)
-                await self._stopping.wait()
-                self._notifier.stopping("stopping")
-                log.info("stopping")
-                for task in tasks:
-                    task.cancel()
+        try:
+            async with AsyncExitStack() as stack:
+                await self._serve(stack)
+        except asyncio.CancelledError:
+            if not self._stopping.is_set():
+                raise
+            # Asked to stop before READY: starting was cut short, which is no failure.
         log.info("stopped")
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        workers = Workers.of(self._settings.workers.threads)
+        stack.push_async_callback(workers.stop)
+        log.info("starting", site=self._membership.identity.site_id)
+        node = await self._make_node(workers, stack)
+        transport = self._make_transport(node)
+        node.traffic = lambda: _traffic(transport)
+        async with asyncio.TaskGroup() as group:
+            running = asyncio.Event()
+            tasks = [
+                group.create_task(self._lag.run()),
+                group.create_task(self._notifier.keep_watchdog_fed()),
+                group.create_task(node.collection.run()),
+                group.create_task(
+                    workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
+                ),
+                group.create_task(self._warm_up(workers.crypto)),
+                group.create_task(node.run(transport, running.set)),
+            ]
+            await running.wait()
+            node.collection.adopt(node.protocol.durable.head_digest)
+            await transport.start()
+            stack.push_async_callback(transport.stop, 1.0)
+            control = ControlSocket(self._settings.control.socket, self._settings.control.group)
+            await control.start(self._surroundings(node, workers))
+            stack.push_async_callback(control.stop)
+            self._reload = lambda: self._apply_reload(node, transport)
+            self._ready = True
+            self._notifier.ready(self._line(node))
+            log.info("ready", bind=self._settings.network.bind)
+            await self._stopping.wait()
+            self._notifier.stopping("stopping")
+            log.info("stopping")
+            for task in tasks:
+                task.cancel()
 
     async def _warm_up(self, crypto: Worker) -> None:
         """The first round should not wait for a library to load."""
         sites = len(self._membership.manifest.enabled_ids)
-        await crypto.run(round_crypto.warm_up, max(2, sites), self._settings.training.bits)
+        try:
+            await crypto.run(round_crypto.warm_up, max(2, sites), self._settings.training.bits)
+        except CryptoError as error:
+            # A plan of other bits may still work; a round that can't says so itself.
+            log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
 
     async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
         settings, membership = self._settings, self._membership
@@ -270,6 +286,8 @@ class Daemon:
             durable=durable,
             head_certificate=store.certificate(durable.head_round),
             shape_digest=described.shape_manifest.digest,
+            shared_values=described.shape_manifest.total,
+            unix_ms=lambda: time.time_ns() // 1_000_000,
             own_certificate=membership.identity.certificate_der,
             policy=Policy(
                 min_participants=settings.training.min_participants,
@@ -313,8 +331,15 @@ class Daemon:
 
     def _on_signals(self) -> None:
         loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def stop() -> None:
+            self._stopping.set()
+            if not self._ready and task is not None:
+                task.cancel()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._reload())
 
     def _apply_reload(self, node: Node, transport: Transport) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peers import effects as do
@@ -43,8 +44,10 @@ class Coordination:
     parent_digest: bytes
     run: pb.Run
     shape_digest: bytes
+    shared_values: int
     manifest: FederationManifest
     timing: Timing
+    unix_ms: Callable[[], int]
     now: float
     phase: str = "prepare"
     deadline: float = 0.0
@@ -315,7 +318,9 @@ class Coordination:
             return []
         self._enter("commit", now, math.inf)
         equal = [self._votes[s] for s in sorted(self._votes) if _key(self._votes[s].body) == winner]
-        certificate = pb.Certificate(attempt=self.attempt, body=equal[0].body)
+        certificate = pb.Certificate(
+            attempt=self.attempt, body=equal[0].body, unix_ms=self.unix_ms()
+        )
         for vote in equal:
             copy = pb.Vote()
             copy.CopyFrom(vote)
@@ -333,6 +338,7 @@ class Coordination:
             key_dealer=self.plan.key_dealer if self.plan else "",
             contributors=votes[0].body.contributors,
             phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
+            shared_values=self.shared_values,
             mean_loss=losses[0] if losses else math.nan,
         )
 

@@ -53,19 +53,23 @@ class Protocol:
         durable: Durable,
         head_certificate: pb.Certificate | None,
         shape_digest: bytes,
+        shared_values: int,
         own_certificate: bytes,
         policy: Policy,
         timing: Timing,
         verify_vote: Callable[[pb.Vote], None],
         verify_certificate: Callable[[pb.Certificate], None],
+        unix_ms: Callable[[], int],
     ) -> None:
-        """``verify_*`` raise CertificateError; all else is plain values."""
+        """``verify_*`` raise CertificateError; ``unix_ms`` dates certificates, for people."""
         self.site = site
         self.manifest = manifest
         self.durable = durable
         self._federation_id = federation_id
         self._head_certificate = head_certificate
         self._shape_digest = shape_digest
+        self._shared_values = shared_values
+        self._unix_ms = unix_ms
         self._own_certificate = own_certificate
         self._policy = policy
         self._timing = timing
@@ -291,8 +295,10 @@ class Protocol:
             parent_digest=self.durable.head_digest,
             run=run,
             shape_digest=self._shape_digest,
+            shared_values=self._shared_values,
             manifest=self.manifest,
             timing=self._timing,
+            unix_ms=self._unix_ms,
             now=self._now,
         )
         self._progress("prepare")

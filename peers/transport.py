@@ -36,11 +36,14 @@ from peers.messages import (
     BlobUnknown,
     LocalProtocolError,
     PeerError,
+    PeerRefused,
     PeerUnreachable,
+    RemoteProtocolError,
 )
 from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
 from peers.transport_client import (
     COMMON_OPTIONS,
+    GO_AHEAD,
     SERVICE,
     ConnectionBroken,
     Options,
@@ -370,7 +373,7 @@ class Transport:
 
     async def _push(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
         async def go_ahead() -> None:
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata(((GO_AHEAD, "1"),))
 
         async with self._answering("Push", context) as caller:
             return await self._servicer.push(caller, incoming, go_ahead)
@@ -381,8 +384,16 @@ class Transport:
             aclosing(self._servicer.pull(caller, raw)) as outgoing,
         ):
             async for frame in outgoing:
-                async with asyncio.timeout(self._terms.limits.frame_s):
-                    await context.write(frame)
+                await self._write(frame, context)
+
+    async def _write(self, frame: bytes, context: Any) -> None:
+        try:
+            async with asyncio.timeout(self._terms.limits.frame_s):
+                await context.write(frame)
+        except TimeoutError as error:
+            raise Refusal(
+                Reason.DECLINED, "too slow to take a frame: pull again, from where this ended"
+            ) from error
 
     @asynccontextmanager
     async def _answering(self, call: str, context: Any) -> AsyncIterator[Caller]:
@@ -426,10 +437,8 @@ def _as_refusal(error: Exception) -> Refusal | None:
         return Refusal(Reason.UNKNOWN_BLOB, str(error))
     if isinstance(error, OffsetBeyondEnd):
         return Refusal(Reason.BEYOND_END, str(error))
-    if isinstance(error, PeerError):
+    if isinstance(error, RemoteProtocolError | PeerRefused):
         return Refusal(Reason.MALFORMED, str(error))
-    if isinstance(error, TimeoutError):
-        return Refusal(Reason.DECLINED, "too slow to take a frame: pull again, from where it ended")
     return None
 
 

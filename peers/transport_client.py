@@ -48,6 +48,9 @@ T = TypeVar("T")
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 
+GO_AHEAD: Final = "hanse-go-ahead"
+"""Key of the initial metadata with which a peer says that it wants the rest of an object."""
+
 Options = list[tuple[str, Any]]
 
 COMMON_OPTIONS: Final[Options] = [
@@ -74,6 +77,9 @@ _CHANNEL_OPTIONS: Final[Options] = [
     ("grpc.enable_http_proxy", 0),  # the manifest says where a peer is, not the environment
     ("grpc.service_config_disable_resolution", 1),
 ]
+
+
+_FAILURES: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError)
 
 
 @dataclass(frozen=True)
@@ -201,17 +207,17 @@ class PeerLink:
             call.cancel()  # a call that is over ignores this
 
     async def _write(self, call: Any, raw: bytes, *, go_ahead: bool) -> None:
-        """One frame; with ``go_ahead``, wait until the peer wants the rest.
+        """One frame; with ``go_ahead``, wait until the peer says that it wants the rest.
 
-        The peer's initial metadata is the go-ahead. Without it a refusal would
-        meet us in the middle of a write, and then grpc.aio may report INTERNAL in
-        the place of the peer's reason (https://github.com/grpc/grpc/issues/36066).
+        Not only to spare the line: a refusal that meets us in the middle of a write
+        may reach us as INTERNAL in the place of the peer's reason, for grpc.aio
+        overwrites it (https://github.com/grpc/grpc/issues/36066).
         """
         async with asyncio.timeout(self._patience.frame_s):
             await call.write(raw)
             self._contacts.sent(self.peer.id, raw)
-            if go_ahead:
-                await call.initial_metadata()
+            if go_ahead and GO_AHEAD not in await call.initial_metadata():
+                raise asyncio.InvalidStateError("the call is over")
 
     async def _pull_rest(self, name: pb.BlobName, partial: PartialFile, limit: int) -> Received:
         held = await partial.held()
@@ -289,7 +295,7 @@ class PeerLink:
             misbehaviour = RemoteProtocolError(f"site {site!r} misbehaves: {error}")
             self._note(misbehaviour)
             raise misbehaviour from error
-        except (TimeoutError, grpc.aio.UsageError, grpc.aio.AioRpcError) as error:
+        except (TimeoutError, *_FAILURES) as error:
             blame = self._translated(error)
             self._note(blame)
             raise blame from error
@@ -317,7 +323,7 @@ class PeerLink:
         if isinstance(error, TimeoutError):
             return PeerUnreachable(f"{site} moved no frame for {self._patience.frame_s:g} s")
         if not isinstance(error, grpc.aio.AioRpcError):
-            return ConnectionBroken(f"the connection to {site} is being renewed")
+            return ConnectionBroken(f"the connection to {site} was closed here ({error})")
         code, told = error.code(), one_line(error.details() or "no reason given")
         if code is grpc.StatusCode.UNAVAILABLE:
             return ConnectionBroken(

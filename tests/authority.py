@@ -91,8 +91,8 @@ class Federation:
         install(folder, certificate, (self.authority / "ca.crt").read_bytes(), now=now)
         return self.identity(site, now=now)
 
-    def forge(self, names: list[x509.GeneralName]) -> Identity:
-        """What a careless authority could sign: a good signature over any names."""
+    def forge(self, names: list[x509.GeneralName], *, seconds: int = 86_400) -> Identity:
+        """What a careless authority could sign: any names, good for some ``seconds`` from now."""
         issuer = x509.load_pem_x509_certificate((self.authority / "ca.crt").read_bytes())
         signer = load_pem_private_key((self.authority / "ca.key").read_bytes(), None)
         assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -103,7 +103,7 @@ class Federation:
             x509.CertificateBuilder(issuer.subject, subject, key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
+            .not_valid_after(now + timedelta(seconds=seconds))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
             .add_extension(x509.ExtendedKeyUsage(usages), False)
             .add_extension(

@@ -139,6 +139,8 @@ class World:
             durable=disk.durable,
             head_certificate=last.certificate if last else None,
             shape_digest=SHAPE,
+            shared_values=2,
+            unix_ms=lambda: round(self.now * 1000),
             own_certificate=name.encode(),
             policy=Policy(min_participants=2, max_local_epochs=10),
             timing=TIMING,

@@ -16,6 +16,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,21 @@ async def test_certificate_with_a_wrong_name(
     async with calling(federation, forged) as impostor:
         with refused(Code.UNAUTHENTICATED, "certificate"):
             await impostor.hello()
+
+
+async def test_certificate_that_expires_on_an_open_connection(
+    federation: Federation, attacked: Site
+) -> None:
+    names = [
+        x509.UniformResourceIdentifier("hanse://med/site/beta"),
+        x509.DNSName("beta.med.hanse.internal"),
+    ]
+    brief = federation.forge([*names], seconds=3)
+    async with calling(federation, brief) as beta:
+        await beta.hello()
+        await asyncio.sleep((brief.not_after - datetime.now(UTC)).total_seconds() + 1)
+        with refused(Code.UNAUTHENTICATED, "expired"):
+            await beta.call("Deliver", hint("beta"))
 
 
 async def test_tls_1_2_is_refused_and_1_3_works(federation: Federation, attacked: Site) -> None:
@@ -616,7 +632,7 @@ async def test_another_authoritys_site_at_a_peers_address(
 
 async def test_thanks_for_what_was_not_yet_sent(federation: Federation) -> None:
     async with answering(federation, Answers([])), running(federation, "alpha") as alpha:
-        with pytest.raises(PeerError, match=r"had not yet got|ended the transfer early"):
+        with pytest.raises(RemoteProtocolError, match="thanked for an object it had not yet got"):
             await alpha.transport.push("beta", UPDATE, bytes(40 * MIB))
 
 

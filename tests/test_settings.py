@@ -46,7 +46,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert settings.identity.key == tmp_path / "identity" / "site.key"
     assert settings.identity.authority == tmp_path / "identity" / "ca.crt"
     assert settings.identity.manifest == tmp_path / "manifest.json"
-    assert settings.training.learning_rate == 2e-4
+    assert settings.training.learning_rate == 1e-4
     assert settings.workers.threads >= 1
 
 

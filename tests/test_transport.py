@@ -60,7 +60,7 @@ def beta(sites: dict[str, Site]) -> Site:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that another task will bring about."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -101,6 +101,14 @@ async def test_our_own_nonsense_is_not_sent_and_blamed_on_us(alpha: Site, beta: 
 async def test_a_refusal_of_the_inbox_reaches_the_sender(alpha: Site, beta: Site) -> None:
     beta.inbox.failure = RemoteProtocolError("a vote for a round that never was")
     with pytest.raises(PeerRefused, match="'beta' refused: a vote for a round that never was"):
+        await alpha.transport.send("beta", hint("alpha"))
+
+
+async def test_trouble_with_a_third_site_is_not_blamed_on_the_sender(
+    alpha: Site, beta: Site
+) -> None:
+    beta.inbox.failure = PeerUnreachable("site 'gamma' does not answer")
+    with pytest.raises(PeerRefused, match="site 'beta' failed; its log has the cause"):
         await alpha.transport.send("beta", hint("alpha"))
 
 
@@ -252,6 +260,14 @@ async def test_only_so_many_pushes_of_one_peer_at_once(alpha: Site, beta: Site) 
     assert len(beta.inbox.blobs) == QUICK.limits.pushes + 1
 
 
+async def test_a_declined_push_says_why_every_time(alpha: Site, beta: Site) -> None:
+    beta.inbox.why_not = "no attempt 0 of round 1 is under way here"
+    for _ in range(30):
+        with pytest.raises(PeerRefused, match="declined: no attempt 0 of round 1 is under way"):
+            await alpha.transport.push("beta", UPDATE, bytes(5 * MIB))
+    assert traffic(alpha, "beta")[0] < 31 * MIB  # one frame each, not five
+
+
 async def test_messages_get_through_during_a_large_push(alpha: Site, beta: Site) -> None:
     push = asyncio.create_task(alpha.transport.push("beta", UPDATE, os.urandom(40 * MIB)))
     await until(lambda: beta.transport.statistics()["alpha"].bytes_received > MIB)
@@ -349,6 +365,18 @@ async def test_a_renewed_certificate_is_used_without_a_restart(
     await beta.transport.send("alpha", hint("beta"))
     assert await served_certificate(federation, "beta") == renewed.certificate_der
     await alpha.transport.send("beta", hint("alpha"))
+
+
+async def test_a_push_under_way_survives_a_renewed_certificate(
+    federation: Federation, alpha: Site, beta: Site
+) -> None:
+    beta.inbox.gate = asyncio.Event()
+    push = asyncio.create_task(alpha.transport.push("beta", CONTEXT, b"sealed"))
+    await until(lambda: beta.transport.statistics()["alpha"].bytes_received > 100)
+    alpha.transport.reload(federation.renew("alpha"), federation.manifest(version=2))
+    beta.inbox.gate.set()
+    await push
+    assert {blob.data for _, _, blob in beta.inbox.blobs} == {b"sealed"}
 
 
 async def served_certificate(federation: Federation, site: str) -> bytes | None:
