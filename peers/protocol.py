@@ -637,15 +637,6 @@ class Protocol:
         attempt: int | None = None,
     ) -> None:
         attempt = max(0, self.durable.promised) if attempt is None else attempt
-        coordinator = coordinator_of(self.manifest, self.head_round + 1, attempt)
-        self._emit(
-            do.Progress(
-                self.head_round + 1,
-                attempt,
-                phase,
-                coordinator,
-                participants,
-                contributors,
-                message,
-            )
-        )
+        round_ = self.head_round + 1
+        lead = coordinator_of(self.manifest, round_, attempt)
+        self._emit(do.Progress(round_, attempt, phase, lead, participants, contributors, message))

@@ -88,6 +88,11 @@ class Site:
     head_round: int = 0
 
 
+def spooled(site: Site) -> list[Path]:
+    """What lies in a site's spool."""
+    return sorted(site.spool.iterdir())
+
+
 @asynccontextmanager
 async def running(
     federation: Federation,

@@ -243,6 +243,9 @@ def test_a_question_asked_meanwhile_is_answered_by_the_old_version(opened: Site)
     assert jobs.ask("Which oil?", 3).model_digest == opened.digest
     opened.open(newer, index)
     assert jobs.ask("Which oil?", 3).model_digest == newer
+    shape = learning_jobs.describe(opened.spec).shape_manifest
+    vector = read_version(opened.versions, newer, shape.digest)
+    assert (jobs._opened().retriever.vector() == vector).all()
 
 
 def same(one: Answered, other: Answered) -> bool:

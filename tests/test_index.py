@@ -59,7 +59,7 @@ def test_one_thread_builds_the_same_file_each_time(tmp_path: Path) -> None:
 
 
 def test_asked_for_more_than_there_is_it_gives_what_there_is() -> None:
-    labels, cosines = index_of(3).search(unit_vectors(2), 100)
+    labels, cosines = index_of(3).search(unit_vectors(2), 4)
     assert sorted(labels[0]) == [7, 10, 13]
     assert cosines.shape == (2, 3)
 

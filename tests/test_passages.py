@@ -50,6 +50,7 @@ def test_lines_of_a_list_and_headings_stand_alone() -> None:
 
 def test_what_fits_the_budget_is_one_passage() -> None:
     assert split_text(f"\n{TEXT} ", words(TEXT), words) == [TEXT]
+    assert split_text(f"\n{TEXT} ", letters(TEXT), letters) == [TEXT]
 
 
 def test_what_does_not_fit_is_cut_after_a_sentence_into_like_parts() -> None:

@@ -10,12 +10,10 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
-import hashlib
 import os
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,25 +22,28 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
-from google.protobuf.message import Message
 
-from crypto.identity import Identity
-from peers.frames import frames
 from peers.messages import (
-    FRAME_BYTES,
     MIB,
-    PROTOCOL_VERSION,
-    PeerError,
-    PeerRefused,
     PeerUnreachable,
-    RemoteProtocolError,
 )
 from proto import federation_pb2 as pb
 from tests.authority import Federation
-from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running
-
-SERVICE = "hanse.federation.v1.Federation"
-ALPHA = "alpha.med.hanse.internal"
+from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running, spooled
+from tests.strangers import (
+    ALPHA,
+    SERVICE,
+    SPOILT,
+    Caller,
+    Spoil,
+    begin_in_the_middle,
+    beta_calling,
+    calling,
+    framed,
+    greeting,
+    pushed,
+    refused,
+)
 
 Code = grpc.StatusCode
 
@@ -64,100 +65,6 @@ async def attacked(federation: Federation) -> AsyncIterator[Site]:
         assert alpha.inbox.messages[heard:] == [("beta", hint("beta", 1000))]
         assert alpha.inbox.blobs[-1][2].data == b"good"
         assert [blob.path for _, _, blob in alpha.inbox.blobs if blob.path] == spooled(alpha)
-
-
-def spooled(site: Site) -> list[Path]:
-    return sorted(site.spool.iterdir())
-
-
-class Caller:
-    """Someone who calls alpha with bytes of their own making."""
-
-    def __init__(self, federation: Federation, identity: Identity | None, ca: bytes = b"") -> None:
-        self.credentials = grpc.ssl_channel_credentials(
-            root_certificates=ca or (federation.authority / "ca.crt").read_bytes(),
-            private_key=identity.key_pem if identity else None,
-            certificate_chain=identity.certificate_pem if identity else None,
-        )
-        self.options: list[tuple[str, Any]] = [
-            ("grpc.ssl_target_name_override", ALPHA),
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-        self.address = f"127.0.0.1:{federation.ports['alpha']}"
-        self.channel: Any = grpc.aio.secure_channel(
-            self.address, self.credentials, options=self.options
-        )
-
-    async def call(self, method: str, message: Message | bytes) -> bytes:
-        raw = message if isinstance(message, bytes) else message.SerializeToString()
-        answer = await self.channel.unary_unary(f"/{SERVICE}/{method}")(raw, timeout=5)
-        assert isinstance(answer, bytes)
-        return answer
-
-    async def push(self, pieces: Iterable[Message | bytes]) -> None:
-        """All pieces at once, whatever the site says meanwhile.
-
-        By grpc's threads: its asyncio side may lose the reason of a refusal
-        that meets a write (https://github.com/grpc/grpc/issues/36066).
-        """
-        raws = [p if isinstance(p, bytes) else p.SerializeToString() for p in pieces]
-        with grpc.secure_channel(self.address, self.credentials, options=self.options) as channel:
-            method: Any = channel.stream_unary(f"/{SERVICE}/Push", None, None)
-            await asyncio.to_thread(method, iter(raws), timeout=5)
-
-    async def hello(self, sender: str = "beta", version: int = PROTOCOL_VERSION) -> bytes:
-        return await self.call("Hello", greeting(sender, version))
-
-
-@asynccontextmanager
-async def calling(
-    federation: Federation, identity: Identity | None, ca: bytes = b""
-) -> AsyncIterator[Caller]:
-    caller = Caller(federation, identity, ca)
-    try:
-        yield caller
-    finally:
-        await caller.channel.close()
-
-
-@asynccontextmanager
-async def beta_calling(federation: Federation) -> AsyncIterator[Caller]:
-    """Someone with beta's good certificate who has said Hello, and now misbehaves."""
-    async with calling(federation, federation.identity("beta")) as caller:
-        await caller.hello()
-        yield caller
-
-
-@contextmanager
-def refused(code: grpc.StatusCode, *told: str) -> Iterator[None]:
-    with pytest.raises(grpc.RpcError) as error:
-        yield
-    failure: Any = error.value  # of grpc.aio or of its threads
-    details = failure.details() or ""
-    assert (failure.code(), details) == (code, details)
-    for words in told:
-        assert words in details
-
-
-def greeting(sender: str, version: int = PROTOCOL_VERSION) -> pb.HelloRequest:
-    return pb.HelloRequest(
-        protocol_version=version, software_version="9.9", federation_id="med", sender=sender
-    )
-
-
-def pushed(pieces: list[pb.Frame], name: pb.BlobName = UPDATE, total: int = -1) -> list[Message]:
-    """Frames as a push of beta's; ``total``: what it declares (-1: the truth)."""
-    length = sum(len(frame.data) for frame in pieces)
-    pushes = [pb.PushFrame(frame=frame) for frame in pieces]
-    first = pb.PushFrame(
-        federation_id="med", sender="beta", name=name, total_bytes=length if total < 0 else total
-    )
-    pushes[0].MergeFrom(first)
-    return list(pushes)
-
-
-async def framed(content: bytes) -> list[pb.Frame]:
-    return [frame async for frame in frames(content)]
 
 
 # ---- who may connect at all --------------------------------------------------
@@ -412,55 +319,6 @@ async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
 
 # ---- large objects ---------------------------------------------------------------
 
-Spoil = Callable[[list[pb.Frame]], list[pb.Frame]]
-
-
-def change_a_byte(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    pieces[1].data = b"\0" + pieces[1].data[1:]
-    return pieces
-
-
-def change_the_last_digest(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    pieces[-1].running_sha256 = bytes(32)
-    return pieces
-
-
-def truncate(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    return pieces[:-1]
-
-
-def leave_a_gap(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    return [pieces[0], pieces[2]]
-
-
-def repeat(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    return [pieces[0], pieces[1], pieces[1], pieces[2]]
-
-
-def begin_in_the_middle(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    return pieces[1:]
-
-
-def go_on_after_the_last(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    return [*pieces, pieces[-1]]
-
-
-def oversize_a_frame(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    data = bytes(FRAME_BYTES + 1)
-    digest = hashlib.sha256(data).digest()
-    return [pb.Frame(data=data, running_sha256=digest, last=True)]
-
-
-SPOILT: list[tuple[Spoil, str]] = [
-    (change_a_byte, "the running SHA-256 of the frame at offset 1048576 does not match"),
-    (change_the_last_digest, "the running SHA-256 of the frame at offset 2097152 does not"),
-    (truncate, "ended after 2097152 bytes without its last frame: truncated"),
-    (leave_a_gap, "a frame at offset 2097152; expected 1048576"),
-    (repeat, "a frame at offset 1048576; expected 2097152"),
-    (go_on_after_the_last, "a frame after the last one"),
-    (oversize_a_frame, "data is 1048577 bytes; expected 0 .. 1048576 bytes"),
-]
-
 
 @pytest.mark.parametrize(("spoil", "told"), SPOILT, ids=[spoil.__name__ for spoil, _ in SPOILT])
 @pytest.mark.parametrize("name", [UPDATE, CONTEXT], ids=["file", "memory"])
@@ -538,112 +396,3 @@ async def test_pull_from_beyond_the_end(federation: Federation, attacked: Site) 
         with refused(Code.OUT_OF_RANGE, "bytes from 6 of an object of 5"):
             async for _ in call(request.SerializeToString(), timeout=5):
                 pass
-
-
-# ---- the other way round: we call, and whoever answers misbehaves ---------------
-
-
-class Answers:
-    """A program at beta's address that answers what it likes."""
-
-    def __init__(self, pieces: list[pb.Frame], reply: pb.HelloReply | None = None) -> None:
-        self.pieces = pieces
-        self.reply = reply or pb.HelloReply(protocol_version=PROTOCOL_VERSION, sender="beta")
-
-    async def hello(self, _raw: bytes, _context: Any) -> bytes:
-        return self.reply.SerializeToString()
-
-    async def push(self, _incoming: AsyncIterator[bytes], _context: Any) -> bytes:
-        return b""  # at once: not a byte was read
-
-    async def pull(self, _raw: bytes, _context: Any) -> AsyncIterator[bytes]:
-        for piece in self.pieces:
-            yield piece.SerializeToString()
-
-
-@asynccontextmanager
-async def answering(
-    federation: Federation, answers: Answers, identity: Identity | None = None
-) -> AsyncIterator[None]:
-    """``answers`` at beta's address, with beta's certificate or another."""
-    identity = identity or federation.identity("beta")
-    server = grpc.aio.server()
-    handlers = {
-        "Hello": grpc.unary_unary_rpc_method_handler(answers.hello),
-        "Push": grpc.stream_unary_rpc_method_handler(answers.push),
-        "Pull": grpc.unary_stream_rpc_method_handler(answers.pull),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    credentials = grpc.ssl_server_credentials(
-        [(identity.key_pem, identity.certificate_pem)], identity.authority_pem, True
-    )
-    server.add_secure_port(f"127.0.0.1:{federation.ports['beta']}", credentials)
-    await server.start()
-    try:
-        yield
-    finally:
-        await server.stop(0)
-
-
-async def blamed(federation: Federation, answers: Answers) -> str:
-    """What alpha says after it has pulled from whoever answers."""
-    async with answering(federation, answers), running(federation, "alpha") as alpha:
-        with pytest.raises(RemoteProtocolError) as error:
-            await alpha.transport.pull("beta", VERSION, alpha.spool / "version")
-        assert alpha.transport.statistics()["beta"].last_error == str(error.value)
-        assert spooled(alpha) == []
-    return str(error.value)
-
-
-@pytest.mark.parametrize(("spoil", "told"), SPOILT, ids=[spoil.__name__ for spoil, _ in SPOILT])
-async def test_spoilt_pull(federation: Federation, spoil: Spoil, told: str) -> None:
-    answers = Answers(spoil(await framed(os.urandom(2 * MIB + 500))))
-    complaint = await blamed(federation, answers)
-    assert complaint.startswith("site 'beta' misbehaves: ")
-    assert told in complaint
-
-
-async def test_answer_in_an_unknown_protocol_version(federation: Federation) -> None:
-    answers = Answers([], pb.HelloReply(protocol_version=7, sender="beta", software_version="7.1"))
-    complaint = await blamed(federation, answers)
-    assert "speaks protocol version 7 (software '7.1'), we speak 1" in complaint
-
-
-async def test_answer_under_another_name(federation: Federation) -> None:
-    answers = Answers([], pb.HelloReply(protocol_version=PROTOCOL_VERSION, sender="gamma"))
-    assert "it calls itself 'gamma'" in await blamed(federation, answers)
-
-
-async def test_another_site_at_a_peers_address(federation: Federation) -> None:
-    gamma = federation.enrol("gamma")
-    async with answering(federation, Answers([]), gamma), running(federation, "alpha") as alpha:
-        with pytest.raises(PeerUnreachable, match="whoever answers there cannot prove to be"):
-            await alpha.transport.send("beta", hint("alpha"))
-
-
-async def test_another_authoritys_site_at_a_peers_address(
-    federation: Federation, tmp_path: Path
-) -> None:
-    other = Federation.found(tmp_path / "other", "beta").identity("beta")
-    async with answering(federation, Answers([]), other), running(federation, "alpha") as alpha:
-        with pytest.raises(PeerUnreachable, match="whoever answers there cannot prove to be"):
-            await alpha.transport.send("beta", hint("alpha"))
-
-
-async def test_thanks_for_what_was_not_yet_sent(federation: Federation) -> None:
-    async with answering(federation, Answers([])), running(federation, "alpha") as alpha:
-        with pytest.raises(RemoteProtocolError, match="thanked for an object it had not yet got"):
-            await alpha.transport.push("beta", UPDATE, bytes(40 * MIB))
-
-
-async def test_refusals_tell_a_site_why(federation: Federation) -> None:
-    """What an operator at beta reads when alpha's manifest does not list beta."""
-    small = federation.manifest(without={"beta"})
-    async with (
-        running(federation, "alpha", manifest=small),
-        running(federation, "beta") as beta,
-    ):
-        with pytest.raises(PeerRefused, match="site 'alpha' refused: site 'beta' is not in") as why:
-            await beta.transport.send("alpha", hint("beta"))
-        assert isinstance(why.value, PeerError)
-        assert "have the federation's keeper sign a manifest that enables it" in str(why.value)

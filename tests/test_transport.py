@@ -31,7 +31,7 @@ from peers.messages import (
 from peers.transport import KeepInTouch, ListenError
 from proto import federation_pb2 as pb
 from tests.authority import Federation
-from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running, talking
+from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running, spooled, talking
 
 SIZES = [0, 1, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 3 * FRAME_BYTES + 17]
 
@@ -66,10 +66,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def versions(folder: Path) -> list[Path]:
     return list(folder.glob("version*"))
-
-
-def spooled(site: Site) -> list[Path]:
-    return sorted(site.spool.iterdir())
 
 
 # ---- messages ------------------------------------------------------------------
