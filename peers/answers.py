@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peers import effects as do
+from peers.messages import one_line
 from proto import federation_pb2 as pb
 
 
@@ -17,7 +18,7 @@ def promise(
         accepted=head.accepted,
         num_examples=situation.num_examples,
         willing=situation.willing,
-        reason=situation.reason[:500],
+        reason=one_line(situation.reason),
         shape_digest=shape_digest,
         certificate=certificate,
     )

@@ -75,9 +75,12 @@ class Contacts:
         """A call to a peer did not get through."""
         self._note(site, connected=False, last_error=error)
 
-    def failed(self, site: str, error: str) -> None:
-        """A call got through and failed: the peer refused or misbehaved."""
-        self._note(site, connected=True, last_contact=time.monotonic(), last_error=error)
+    def failed(self, site: str, error: str, *, connected: bool) -> None:
+        """A call got through and failed: the peer refused or misbehaved.
+
+        ``connected``: it had taken our greeting, so it deals with us all the same.
+        """
+        self._note(site, connected=connected, last_contact=time.monotonic(), last_error=error)
 
     def refused(self, site: str) -> None:
         """A peer's call was turned down here."""

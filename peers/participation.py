@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from peers import effects as do
 from peers.manifest import FederationManifest
-from peers.messages import RemoteProtocolError
+from peers.messages import RemoteProtocolError, one_line
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
 
@@ -116,7 +116,7 @@ class Participation:
 
     def failed(self, event: do.WorkFailed) -> list[do.Effect]:
         """Our part failed: say so at once, so that nobody waits for the deadline."""
-        reason = f"{event.phase}: {event.reason}"[:500]
+        reason = one_line(f"{event.phase}: {event.reason}")
         message: do.Body
         if event.phase == "train" and not self._trained:
             self._trained = True
@@ -202,7 +202,7 @@ class Participation:
             round=self.plan.round,
             attempt=self.plan.attempt,
             accepted=not objection,
-            reason=objection[:500],
+            reason=one_line(objection),
         )
 
     def _progress(

@@ -33,7 +33,7 @@ from peers.adoption import Adoption, sources
 from peers.coordination import AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
-from peers.messages import LocalProtocolError, RemoteProtocolError
+from peers.messages import LocalProtocolError, RemoteProtocolError, one_line
 from peers.participation import Participation, Policy
 from peers.roles import coordinator_of
 from peers.runs import RunRefused
@@ -317,7 +317,7 @@ class Protocol:
 
     def _fail_attempt(self, coordination: Coordination, reason: str) -> None:
         message = pb.AttemptFailed(
-            round=coordination.round, attempt=coordination.attempt, reason=reason[:500]
+            round=coordination.round, attempt=coordination.attempt, reason=one_line(reason)
         )
         self._coordination = None
         for site in self.manifest.enabled_ids:

@@ -319,7 +319,9 @@ class Transport:
                     log.info("peer answers", peer=link.peer.id)
                 told = ""
             except PeerError as error:
-                pause = self._terms.keep_in_touch.silent_s
+                # Who refuses us will not change its mind within a second.
+                if isinstance(error, PeerUnreachable):
+                    pause = self._terms.keep_in_touch.silent_s
                 if str(error) != told:
                     log.warning("peer does not answer", peer=link.peer.id, cause=str(error))
                 told = str(error)

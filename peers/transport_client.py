@@ -157,6 +157,7 @@ class PeerLink:
     # ---- how each is done -----------------------------------------------------
 
     async def _say_hello(self) -> pb.HelloReply:
+        self._greeted = False  # until the peer has taken this greeting
         request = self._introduce()
         before = time.time()
         raw = await self._send(self._hello, _serialised(request))
@@ -316,7 +317,7 @@ class PeerLink:
             self._greeted = False  # whoever answers next may be a fresh process
             self._contacts.unreachable(self.peer.id, text)
         else:
-            self._contacts.failed(self.peer.id, text)
+            self._contacts.failed(self.peer.id, text, connected=self._greeted)
 
     def _translated(self, error: Exception) -> PeerError:
         site = f"site {self.peer.id!r}"

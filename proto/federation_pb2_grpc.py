@@ -75,7 +75,9 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Push(self, request_iterator, context):
-        """A large object to the peer, in frames.
+        """A large object to the peer, in frames. After the first frame the sender waits
+        for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
+        than one frame, and its reason arrives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,10 @@ class FederationStub:
     what it leads to comes back as messages of its own.
     """
     Push: _grpc.StreamUnaryMultiCallable[_federation_pb2.PushFrame, _federation_pb2.Receipt]
-    """A large object to the peer, in frames."""
+    """A large object to the peer, in frames. After the first frame the sender waits
+    for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
+    than one frame, and its reason arrives.
+    """
     Pull: _grpc.UnaryStreamMultiCallable[_federation_pb2.PullRequest, _federation_pb2.Frame]
     """A large object from the peer, in frames, from a byte offset."""
 
@@ -61,7 +64,10 @@ class FederationAsyncStub(FederationStub):
     what it leads to comes back as messages of its own.
     """
     Push: _aio.StreamUnaryMultiCallable[_federation_pb2.PushFrame, _federation_pb2.Receipt]  # type: ignore[assignment]
-    """A large object to the peer, in frames."""
+    """A large object to the peer, in frames. After the first frame the sender waits
+    for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
+    than one frame, and its reason arrives.
+    """
     Pull: _aio.UnaryStreamMultiCallable[_federation_pb2.PullRequest, _federation_pb2.Frame]  # type: ignore[assignment]
     """A large object from the peer, in frames, from a byte offset."""
 
@@ -90,7 +96,10 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_federation_pb2.PushFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.Receipt, _abc.Awaitable[_federation_pb2.Receipt]]:
-        """A large object to the peer, in frames."""
+        """A large object to the peer, in frames. After the first frame the sender waits
+        for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
+        than one frame, and its reason arrives.
+        """
 
     @_abc_1.abstractmethod
     def Pull(

@@ -254,7 +254,8 @@ async def test_sealed_keys_go_to_key_holders_only_and_open_for_one(trained: Trai
     }
     assert sealed_for[report.coordinator] == []
     holders = set(SITES) - {report.coordinator, report.key_dealer}
-    assert all(len(sealed_for[site]) == 1 for site in holders)
+    # A push may have been repeated until the holder expected it: the same bytes again.
+    assert all(len(set(sealed_for[site])) == 1 for site in holders)
     assert len({sealed_for[site][0] for site in holders}) == len(holders)
 
 
@@ -397,6 +398,6 @@ def _pushed_to(site: LiveSite, round_: int) -> dict[int, list[bytes]]:
     return whole
 
 
-def test_shape_manifests_of_two_encoders_differ() -> None:
+async def test_shape_manifests_of_two_encoders_differ() -> None:
     groups = (("a", (2, 3)),)
     assert ShapeManifest("one", groups).digest != ShapeManifest("two", groups).digest
