@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -30,6 +30,9 @@ from proto import control_pb2 as control
 from proto.control_pb2_grpc import ControlStub
 from tests.authority import Federation
 from tests.small_models import small_encoder
+
+if TYPE_CHECKING:
+    from proto.control_pb2_grpc import ControlAsyncStub
 
 _TOPICS = (
     "anchor winch",
@@ -101,7 +104,7 @@ class LiveSite:
     id: str
     folder: Path
     process: asyncio.subprocess.Process
-    control: ControlStub
+    stub: ControlAsyncStub
     corpus: Corpus
 
     @property
@@ -109,11 +112,10 @@ class LiveSite:
         return (self.folder / "fedd.log").read_text()
 
     async def status(self) -> control.StatusReply:
-        reply: control.StatusReply = await self.control.Status(control.StatusRequest(), timeout=60)
-        return reply
+        return await self.stub.Status(control.StatusRequest(), timeout=60)
 
     async def rounds(self) -> list[control.Round]:
-        reply = await self.control.Rounds(control.RoundsRequest(), timeout=60)
+        reply = await self.stub.Rounds(control.RoundsRequest(), timeout=60)
         return list(reply.rounds)
 
     async def ingest(self) -> control.IngestProgress:
@@ -123,7 +125,7 @@ class LiveSite:
             yield control.IngestRequest(documents=self.corpus.documents, pairs=self.corpus.pairs)
 
         last = control.IngestProgress()
-        async for progress in self.control.Ingest(batches(), timeout=120):
+        async for progress in self.stub.Ingest(batches(), timeout=120):
             last = progress
         return last
 
@@ -161,7 +163,7 @@ class LiveFederation:
         folder = self.federation.root / name
         live = self.federation
         (folder / "manifest.json").write_bytes(self._signed_manifest())
-        settings = {
+        settings: dict[str, dict[str, Any]] = {
             "site": {"state_dir": "state"},
             "identity": {"directory": ".", "manifest": "manifest.json"},
             "network": {"bind": f"127.0.0.1:{live.ports[name]}"},
@@ -187,7 +189,7 @@ class LiveFederation:
             )
         self._stack.push_async_callback(_end, process)
         channel = grpc.aio.insecure_channel(f"unix:{folder / 'fedd.sock'}")
-        self._stack.push_async_callback(channel.close)
+        self._stack.push_async_callback(channel.close, None)
         site = LiveSite(name, folder, process, ControlStub(channel), Corpus.of(name))
         self.sites[name] = site
         return site
@@ -218,10 +220,10 @@ class LiveFederation:
     async def train(self, at: str, rounds: int) -> list[control.TrainingProgress]:
         """Ask one site for more rounds, watch until the run is over everywhere."""
         site = self.sites[at]
-        reply = await site.control.Train(control.TrainRequest(rounds=rounds), timeout=30)
+        reply = await site.stub.Train(control.TrainRequest(rounds=rounds), timeout=30)
         seen = [
             progress
-            async for progress in site.control.WatchTraining(
+            async for progress in site.stub.WatchTraining(
                 control.WatchTrainingRequest(), timeout=240
             )
         ]

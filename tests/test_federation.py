@@ -275,7 +275,7 @@ async def test_watching_shows_phases_and_ends_with_the_run(trained: Trained) -> 
 async def test_a_question_is_answered_with_citations(trained: Trained) -> None:
     site = trained.live.sites["cedar"]
     question = "who looks after the capstan brake of cedar?"
-    reply = await site.control.Ask(control.AskRequest(question=question), timeout=60)
+    reply = await site.stub.Ask(control.AskRequest(question=question), timeout=60)
     assert reply.citations
     assert all(c.document_id.startswith("cedar/") for c in reply.citations)
     assert re.search(r"\[1\]", reply.answer)
@@ -283,7 +283,7 @@ async def test_a_question_is_answered_with_citations(trained: Trained) -> None:
 
 async def test_the_head_version_answers_after_the_run(trained: Trained) -> None:
     site = trained.live.sites["alder"]
-    judged = await site.control.Evaluate(control.EvaluateRequest(), timeout=60)
+    judged = await site.stub.Evaluate(control.EvaluateRequest(), timeout=60)
     status = await site.status()
     assert judged.model_digest == status.model_digest == status.index_digest
     assert judged.questions == 4
@@ -298,12 +298,12 @@ async def test_a_second_ingest_of_the_same_is_free(trained: Trained) -> None:
 
 async def test_a_second_run_while_one_is_under_way_is_refused(trained: Trained) -> None:
     first, second = trained.live.sites["alder"], trained.live.sites["birch"]
-    reply = await first.control.Train(control.TrainRequest(rounds=1), timeout=30)
+    reply = await first.stub.Train(control.TrainRequest(rounds=1), timeout=30)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await first.control.Train(control.TrainRequest(rounds=1), timeout=30)
+        await first.stub.Train(control.TrainRequest(rounds=1), timeout=30)
     assert "is under way" in (refused.value.details() or "")
     # Re-attached from another site, and watched to the end.
-    async for progress in second.control.WatchTraining(control.WatchTrainingRequest(), timeout=120):
+    async for progress in second.stub.WatchTraining(control.WatchTrainingRequest(), timeout=120):
         last = progress
     assert last.finished
     await trained.live.until_head(reply.run.target_round)
@@ -328,7 +328,7 @@ async def test_a_site_disabled_in_the_manifest_is_refused_after_sighup(trained: 
         outcast = live.sites["dogwood"]
         while (await outcast.status()).peers_connected:
             await asyncio.sleep(0.1)
-    peers = await outcast.control.Peers(control.PeersRequest(), timeout=10)
+    peers = await outcast.stub.Peers(control.PeersRequest(), timeout=10)
     assert any("dogwood" in peer.last_error for peer in peers.peers)
 
 
