@@ -22,6 +22,7 @@ from daemon.learning.terms import LearningError
 from daemon.retrieval import jobs as answering_jobs
 from daemon.retrieval.answering import Answered
 from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.index import IndexDamaged
 from daemon.retrieval.library import IngestCounts, LibraryCounts
 from daemon.retrieval.schema import LibraryError
 from daemon.versions import VersionError
@@ -32,6 +33,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _RETRY_S = 5.0
+# What indexing may fail with; the old version goes on answering.
+_FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
 
 
 class NotIndexedYet(Exception):
@@ -140,10 +143,10 @@ class Collection:
             self._dirty.clear()
             try:
                 await self._index_and_open(self._wanted_digest)
-            except (LearningError, LibraryError, VersionError, WorkerCrashed, OSError) as error:
+            except _FAILURES as error:
                 self.last_error = f"the index could not be made: {error}"
                 log.warning("index not made, the old version goes on answering", cause=str(error))
-                if isinstance(error, WorkerCrashed | OSError):
+                if isinstance(error, IndexDamaged | WorkerCrashed | OSError):
                     await asyncio.sleep(_RETRY_S)
                     self._dirty.set()
             else:

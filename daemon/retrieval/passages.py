@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import sentencex  # type: ignore[import-untyped]  # ships no types
+import sentencex
 
 from daemon.retrieval.documents import Document
 
