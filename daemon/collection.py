@@ -147,8 +147,9 @@ class Collection:
                 self.last_error = f"the index could not be made: {error}"
                 log.warning("index not made, the old version goes on answering", cause=str(error))
                 if isinstance(error, IndexDamaged | WorkerCrashed | OSError):
+                    self._settled.set()  # who waits learns of the error now, not after retries
                     await asyncio.sleep(_RETRY_S)
-                    self._dirty.set()
+                    self._want(self._wanted_digest)
             else:
                 self.last_error = ""
             if not self._dirty.is_set():
@@ -189,6 +190,8 @@ class Collection:
     async def evaluate(self, split: str) -> answering_jobs.Evaluation:
         """Judge retrieval on this site's pairs; waits for an index that is being made."""
         await self._settled.wait()
+        if self.last_error:
+            raise NotIndexedYet(self.last_error)
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )

@@ -191,7 +191,8 @@ class Node:
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
         self.identity, self.trust = identity, trust
-        self._start_task(self.feed(do.ManifestChanged(manifest)))
+        changed = do.ManifestChanged(manifest, identity.certificate_der)
+        self._start_task(self.feed(changed))
 
     async def _carry_out(self, effect: do.Effect) -> None:
         match effect:

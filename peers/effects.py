@@ -93,9 +93,13 @@ class Situation:
 
 @dataclass(frozen=True)
 class ManifestChanged:
-    """The operator installed a newer manifest; it takes effect between attempts."""
+    """The operator installed a newer manifest or certificate.
+
+    A manifest takes effect between attempts; a certificate at once: keys are sealed for it.
+    """
 
     manifest: FederationManifest
+    own_certificate: bytes
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,8 @@ class Protocol:
                     self._request_run(run_id, rounds, plan)
                 case do.StopRequested(run_id):
                     self._request_stop(run_id)
-                case do.ManifestChanged(manifest):
-                    self._change_manifest(manifest)
+                case do.ManifestChanged():
+                    self._change_manifest(event)
                 case do.PeerAhead(site, head_round):
                     if head_round > self.head_round:
                         self._emit(do.FetchCertificates(site, self.head_round))
@@ -617,8 +617,9 @@ class Protocol:
         extra = self._timing.train(attempt) if train else 0.0
         self._expected_by = self._now + extra + self._timing.patience(attempt)
 
-    def _change_manifest(self, manifest: FederationManifest) -> None:
-        self._next_manifest = manifest
+    def _change_manifest(self, event: do.ManifestChanged) -> None:
+        self._own_certificate = event.own_certificate
+        self._next_manifest = event.manifest
         if self._part is None and self._coordination is None:
             self._apply_next_manifest()
 

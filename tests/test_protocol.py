@@ -230,7 +230,7 @@ def test_a_manifest_takes_effect_between_attempts_only() -> None:
         world.step()
     newer = replace(world.manifest, version=2)
     for name in "abc":
-        world._feed(name, do.ManifestChanged(newer))
+        world._feed(name, do.ManifestChanged(newer, name.encode()))
     assert world.site("b").manifest.version == 1
     world.run_until_committed(1)
     assert {world.site(name).manifest.version for name in "abc"} == {2}
