@@ -151,6 +151,7 @@ class Node:
                     event, answer = await self._events.get()
             except TimeoutError:
                 event, answer = do.Tick(), None
+            was_busy = self.protocol.busy
             try:
                 effects = self.protocol.step(event, time.monotonic())
             except Exception as error:
@@ -160,6 +161,8 @@ class Node:
                 answer.set_result(None)
             for effect in effects:
                 await self._carry_out(effect)
+            if was_busy and not self.protocol.busy:
+                self.progress.stopped(self.protocol.head_round)
 
     def _blame(
         self, event: do.Event, error: Exception, answer: asyncio.Future[None] | None

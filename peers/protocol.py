@@ -133,13 +133,18 @@ class Protocol:
 
     @property
     def head_round(self) -> int:
-        """The last committed round that this site knows; 0: none."""
+        """The last committed round; 0: none."""
         return self.durable.head_round
 
     @property
     def run(self) -> pb.Run | None:
         """The run under way, or the last one."""
         return self.durable.run
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run is under way, or an attempt that a stopped run has begun."""
+        return self._active or self._part is not None or self._coordination is not None
 
     def expects(self, sender: str, name: pb.BlobName) -> bool:
         """Whether a large object offered by ``sender`` belongs to the attempt under way."""

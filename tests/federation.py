@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from safetensors import safe_open
 
 from proto import control_pb2 as control
 from proto.control_pb2_grpc import ControlStub
@@ -111,6 +112,12 @@ class LiveSite:
     def log(self) -> str:
         return (self.folder / "fedd.log").read_text()
 
+    def shared_values(self) -> int:
+        """Length of the exchanged vector, read from the version on this site's disk."""
+        path = next((self.folder / "state" / "versions").glob("*.safetensors"))
+        with safe_open(path, framework="numpy") as file:
+            return int(file.get_tensor("shared").size)
+
     async def status(self) -> control.StatusReply:
         return await self.stub.Status(control.StatusRequest(), timeout=60)
 
@@ -138,20 +145,21 @@ class LiveSite:
 class LiveFederation:
     """Several daemons that this test started and will stop."""
 
-    def __init__(self, federation: Federation, encoder: Path) -> None:
+    def __init__(self, federation: Federation, encoder: Path, adapt: str) -> None:
         self.federation = federation
         self.encoder = encoder
+        self.adapt = adapt
         self.sites: dict[str, LiveSite] = {}
         self._stack = AsyncExitStack()
 
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, root: Path, names: Sequence[str], **training: Any
+        cls, root: Path, names: Sequence[str], *, adapt: str = "head", **training: Any
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected."""
         encoder = small_encoder(root / "encoder", words=_words())
-        live = cls(Federation.found(root, *names), encoder)
+        live = cls(Federation.found(root, *names), encoder, adapt)
         async with live._stack:
             for name in names:
                 await live.launch(name, **training)
@@ -168,7 +176,11 @@ class LiveFederation:
             "identity": {"directory": ".", "manifest": "manifest.json"},
             "network": {"bind": f"127.0.0.1:{live.ports[name]}"},
             "control": {"socket": "fedd.sock"},
-            "retriever": {"encoder": str(self.encoder), "max_tokens": 64},
+            "retriever": {
+                "encoder": str(self.encoder),
+                "max_tokens": 64,
+                "adapt": self.adapt,
+            },
             "retrieval": {"passage_tokens": 60},
             "training": {"local_epochs": 2, "learning_rate": 1e-3, **training},
             "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
@@ -184,7 +196,11 @@ class LiveFederation:
                 str(folder / "fedd.toml"),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "HANSE_TAPE": str(folder)},
+                env={
+                    **os.environ,
+                    "HANSE_TAPE": str(folder),
+                    "NOTIFY_SOCKET": str(folder / "notify"),
+                },
                 start_new_session=True,
             )
         self._stack.push_async_callback(_end, process)

@@ -126,23 +126,24 @@ def _watch_until_interrupted(session: Session) -> Exit:
 async def _watch(session: Session) -> Exit:
     """Show progress until the run is over; its outcome as the exit code."""
     first: int | None = None
+    target = 0  # the last round that was wanted: a stopped run's own target is where it ended
     last: TrainingProgress | None = None
     async with connected(socket_path(session)) as daemon:
         with TrainingView(session.notes, quiet=session.json) as view:
             async for progress in watched(daemon):
                 first = progress.head_round if first is None else first
+                target = max(target, progress.target_round)
                 last = progress
                 session.line(as_plain(progress))
                 view.show(progress)
     if last is None or first is None or not last.target_round:
         raise CommandError("nothing is being trained", "`fedctl train --rounds 3` starts a run")
-    if last.head_round >= last.target_round:
+    if last.head_round >= target:
         if not session.json:
             session.console.print(_outcome(last))
         return Exit.OK
     session.note(
-        f"fedctl: the run ended at round {last.head_round} of {last.target_round}. "
-        + visible(last.message)
+        f"fedctl: the run ended at round {last.head_round} of {target}. " + visible(last.message)
     )
     return Exit.PARTLY if last.head_round > first else Exit.FAILED
 

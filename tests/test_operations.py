@@ -1,0 +1,173 @@
+"""A day of an operator: three real daemons that adapt by LoRA, and fedctl beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from proto import control_pb2 as control
+from tests.federation import LiveFederation, LiveSite
+
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+SITES = ["elm", "fir", "oak"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFederation]:
+    root = tmp_path_factory.mktemp("operations")
+    (root / "elm").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(root / "elm" / "notify"))
+        systemd.setblocking(False)
+        async with LiveFederation.start(root, SITES, adapt="lora") as federation:
+            told = systemd.recv(4096).decode()
+            assert told.startswith("READY=1\nSTATUS=site elm, round 0")
+            await federation.ingest_all()
+            yield federation
+        assert systemd.recv(4096).decode().startswith("STOPPING=1")
+
+
+async def started(site: LiveSite, *words: str) -> asyncio.subprocess.Process:
+    """The command as a person types it, running."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "daemon.fedctl",
+        "--socket",
+        str(site.folder / "fedd.sock"),
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def fedctl(site: LiveSite, *words: str) -> tuple[int, str, str]:
+    """The command to its end: exit code, stdout, stderr."""
+    process = await started(site, *words)
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_systemd_is_told_when_the_daemon_is_ready(live: LiveFederation) -> None:
+    """The fixture has received READY=1 from elm; the others found no socket and say so."""
+    assert "systemd not notified" in live.sites["fir"].log
+    assert "systemd not notified" not in live.sites["elm"].log
+
+
+async def test_questions_are_answered_while_a_lora_run_goes_on(live: LiveFederation) -> None:
+    site = live.sites["oak"]
+    before = (await site.status()).index_digest
+    running = asyncio.create_task(live.train("fir", rounds=2))
+    answered: list[bytes] = []
+    while not running.done():
+        reply = await site.stub.Ask(
+            control.AskRequest(question="who looks after the anchor winch of oak?"), timeout=60
+        )
+        assert reply.citations
+        answered.append(reply.model_digest)
+    await running
+    assert answered[0] == before, "the old version answers until the new one is indexed"
+    rounds = await site.rounds()
+    known = {before, *(r.certificate.body.model_digest for r in rounds)}
+    assert set(answered) <= known
+    assert len({(await s.status()).model_digest for s in live.sites.values()}) == 1
+
+
+async def test_rounds_are_shown_as_they_were(live: LiveFederation) -> None:
+    code, out, _ = await fedctl(live.sites["elm"], "rounds", "--json")
+    assert code == 0
+    rounds = json.loads(out)["rounds"]
+    assert [r["round"] for r in rounds] == [1, 2]
+    assert rounds[0]["shared_values"] == live.sites["elm"].shared_values()
+    assert rounds[0]["committed_unix_ms"] > 1_700_000_000_000
+    assert rounds[0]["signed_by"]
+    code, out, _ = await fedctl(live.sites["elm"], "peers", "--json")
+    peers = json.loads(out)["peers"]
+    assert [peer["site"] for peer in peers] == ["fir", "oak"]
+    assert all(peer["connected"] and peer["head_round"] <= 2 for peer in peers)
+
+
+async def test_bad_input_costs_only_itself(live: LiveFederation, tmp_path: Path) -> None:
+    """The transcript of a careless ingest, against the real daemon."""
+    site = live.sites["fir"]
+    before = (await site.status()).documents
+    (tmp_path / "good.txt").write_text("The boathouse key hangs behind the tide table.")
+    (tmp_path / "binary.txt").write_bytes(b"\x7fELF\0\0\1")
+    (tmp_path / "empty.md").write_bytes(b"")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 du port")
+    with (tmp_path / "records.jsonl").open("w") as records:
+        records.write('{"id": "fir/r1", "title": "Tides", "text": "High water is at noon."}\n')
+        records.write('{"id": "fir/r2", "title": "broken\n')
+        records.write('{"id": "fir/r3", "title": "Ebb", "text": "Low water is at six."}\n')
+    with (tmp_path / "long.jsonl").open("wb") as long:
+        long.write(b'{"id": "fir/long", "text": "')
+        for _ in range(64):
+            long.write(b"x" * (16 << 20))  # 1 GiB without a line's end
+        long.write(b'"}\n{"id": "fir/r4", "title": "Slack", "text": "Slack water is brief."}\n')
+    code, out, err = await fedctl(
+        site, "ingest", str(tmp_path), str(tmp_path / "vanished"), "--json"
+    )
+    assert code == 3, err
+    told = json.loads(out)
+    causes = {(Path(p["path"]).name, p["line"]): p["cause"] for p in told["problems"]}
+    assert set(causes) == {
+        ("binary.txt", None),
+        ("empty.md", None),
+        ("latin.txt", None),
+        ("records.jsonl", 2),
+        ("long.jsonl", 1),
+        ("vanished", None),
+    }
+    assert told["documents_new"] == 4
+    assert (await site.status()).documents == before + 4
+    code, out, _ = await fedctl(site, "ask", "where does the boathouse key hang?", "--json")
+    assert code == 0
+    assert any("boathouse" in c["text"] for c in json.loads(out)["citations"])
+
+
+async def test_fedctl_errors_are_one_line_with_cause_and_remedy(live: LiveFederation) -> None:
+    site = live.sites["elm"]
+    code, _, err = await fedctl(site, "ask", "   ")
+    assert code in (1, 2)
+    assert len(err.strip().splitlines()) == 1
+    code, _, err = await fedctl(site, "train", "--stop")
+    assert code == 1
+    assert "no run is under way" in err
+    code, _, err = await fedctl(site, "eval", "--split", "valid")
+    assert code == 1
+    assert "Traceback" not in err
+
+
+async def test_a_run_can_be_detached_watched_again_and_stopped(live: LiveFederation) -> None:
+    site, other = live.sites["elm"], live.sites["oak"]
+    code, out, _ = await fedctl(site, "train", "--rounds", "200", "--detach", "--json")
+    assert code == 0
+    target = json.loads(out)["run"]["target_round"]
+    watching = await started(other, "train", "--attach", "--json")
+    assert watching.stdout is not None
+    seen = [json.loads(await watching.stdout.readline())]
+    while seen[-1]["target_round"] != target:  # until it shows this run
+        seen.append(json.loads(await watching.stdout.readline()))
+    code, _, _ = await fedctl(other, "train", "--stop")
+    assert code == 0
+    rest, _ = await asyncio.wait_for(watching.communicate(), 60)
+    assert watching.returncode == 3, "it ended before its last round"
+    out = rest.decode()
+    last = json.loads(out.splitlines()[-1])
+    assert last["finished"]
+    assert last["head_round"] < target
+    await asyncio.sleep(1)
+    heads = {(await s.status()).head_round for s in live.sites.values()}
+    assert len(heads) == 1
