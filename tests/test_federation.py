@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -355,6 +356,11 @@ async def test_a_killed_daemon_starts_again_where_it_was(trained: Trained) -> No
     assert after.head_round == before.head_round
     assert after.model_digest == before.model_digest
     assert after.documents == before.documents
+
+
+async def test_the_control_socket_is_for_its_owner_and_group_alone(trained: Trained) -> None:
+    for site in trained.live.sites.values():
+        assert stat.S_IMODE((site.folder / "fedd.sock").stat().st_mode) == 0o660
 
 
 async def test_sigterm_ends_a_daemon_cleanly(trained: Trained) -> None:
