@@ -47,6 +47,8 @@ from proto import federation_pb2 as pb
 log = structlog.get_logger()
 
 _MESSAGE_BYTES = 32 << 20
+_ROUNDS_A_REPLY = 500  # a certificate of many sites is some 10 KiB; a reply has 32 MiB
+_CHAIN_PART = 100
 _REFUSALS = (
     RunRefused,
     NotIndexedYet,
@@ -268,11 +270,37 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
     async def Rounds(
         self, request: control.RoundsRequest, _context: Context
     ) -> control.RoundsReply:
-        """Committed rounds, oldest first."""
-        commits = await asyncio.to_thread(self._node.store.rounds, request.first, request.limit)
-        return control.RoundsReply(
-            rounds=[control.Round(certificate=c.certificate, report=c.report) for c in commits]
-        )
+        """Committed rounds, oldest first, each with the attempts that this site saw."""
+        limit = min(request.limit or _ROUNDS_A_REPLY, _ROUNDS_A_REPLY)
+        commits = await asyncio.to_thread(self._node.store.rounds, request.first, limit)
+        reply = control.RoundsReply(open_round=self._node.protocol.head_round + 1)
+        first = commits[0].certificate.body.round if commits else reply.open_round
+        seen = await self._attempts(first, reply.open_round)
+        for commit in commits:
+            reply.rounds.add(
+                certificate=commit.certificate,
+                report=commit.report,
+                attempts=seen.get(commit.certificate.body.round, []),
+            )
+        reply.open_attempts.extend(seen.get(reply.open_round, []))
+        return reply
+
+    async def _attempts(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
+        journal = self._node.progress.journal
+        if journal is None:
+            return {}
+        return await asyncio.to_thread(journal.attempts, first, last)
+
+    async def Chain(
+        self, request: control.ChainRequest, _context: Context
+    ) -> AsyncIterator[control.ChainPart]:
+        """Every certificate from a round on, with the manifests they were signed under."""
+        store = self._node.store
+        yield control.ChainPart(manifests=await asyncio.to_thread(store.manifests))
+        first = max(1, request.first)
+        while commits := await asyncio.to_thread(store.rounds_from, first, _CHAIN_PART):
+            yield control.ChainPart(certificates=[c.certificate for c in commits])
+            first = commits[-1].certificate.body.round + 1
 
     async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
         """The result of ``work``; what it refuses is told to the person as it is."""

@@ -208,6 +208,8 @@ class Peer(_message.Message):
     BYTES_SENT_FIELD_NUMBER: _builtins.int
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_MS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """site id"""
     address: _builtins.str
@@ -230,6 +232,10 @@ class Peer(_message.Message):
     """from it since start"""
     last_error: _builtins.str
     """why the last contact failed; empty when it did not"""
+    round_trip_ms: _builtins.float
+    """of the last hello; negative: never met"""
+    certificate_expires_unix_s: _builtins.int
+    """of the peer's certificate; 0: not seen yet"""
     def __init__(
         self,
         *,
@@ -244,10 +250,12 @@ class Peer(_message.Message):
         bytes_sent: _builtins.int = ...,
         bytes_received: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        round_trip_ms: _builtins.float = ...,
+        certificate_expires_unix_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,18 +290,28 @@ class RoundsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUNDS_FIELD_NUMBER: _builtins.int
+    OPEN_ROUND_FIELD_NUMBER: _builtins.int
+    OPEN_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    open_round: _builtins.int
+    """the round that is not committed yet: head + 1"""
     @_builtins.property
     def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Round]:
         """oldest first"""
+
+    @_builtins.property
+    def open_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
+        """its attempts that this site saw, oldest first"""
 
     def __init__(
         self,
         *,
         rounds: _abc.Iterable[Global___Round] | None = ...,
+        open_round: _builtins.int = ...,
+        open_attempts: _abc.Iterable[Global___Attempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_attempts", b"open_attempts", "open_round", b"open_round", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -305,6 +323,7 @@ class Round(_message.Message):
 
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def certificate(self) -> _federation_pb2.Certificate:
         """what was committed and who voted"""
@@ -313,19 +332,138 @@ class Round(_message.Message):
     def report(self) -> _federation_pb2.RoundReport:
         """how it came about, as the coordinator saw it"""
 
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attempt]:
+        """all of this round that this site saw, oldest first"""
+
     def __init__(
         self,
         *,
         certificate: _federation_pb2.Certificate | None = ...,
         report: _federation_pb2.RoundReport | None = ...,
+        attempts: _abc.Iterable[Global___Attempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "certificate", b"certificate", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Round: _TypeAlias = Round  # noqa: Y015
+
+@_typing.final
+class Attempt(_message.Message):
+    """One attempt of a round, as this site saw it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    STARTED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    BYTES_SENT_FIELD_NUMBER: _builtins.int
+    BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """0 .."""
+    coordinator: _builtins.str
+    """site id"""
+    outcome: _builtins.str
+    """under way, committed, failed or abandoned (a later attempt began)"""
+    phase: _builtins.str
+    """the last that it reached at this site"""
+    reason: _builtins.str
+    """why it failed, naming the site at whose side"""
+    started_unix_ms: _builtins.int
+    """this site's clock"""
+    seconds: _builtins.float
+    """until its outcome"""
+    bytes_sent: _builtins.int
+    """to peers by this site meanwhile"""
+    bytes_received: _builtins.int
+    """from peers by this site meanwhile"""
+    @_builtins.property
+    def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """site ids; empty when it failed before the plan, or was not ours"""
+
+    @_builtins.property
+    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose updates were in the sum, as far as this site knows"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        coordinator: _builtins.str = ...,
+        participants: _abc.Iterable[_builtins.str] | None = ...,
+        contributors: _abc.Iterable[_builtins.str] | None = ...,
+        outcome: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        started_unix_ms: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        bytes_sent: _builtins.int = ...,
+        bytes_received: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "contributors", b"contributors", "coordinator", b"coordinator", "outcome", b"outcome", "participants", b"participants", "phase", b"phase", "reason", b"reason", "seconds", b"seconds", "started_unix_ms", b"started_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
+
+@_typing.final
+class ChainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """1 .. : the first round wanted"""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainRequest: _TypeAlias = ChainRequest  # noqa: Y015
+
+@_typing.final
+class ChainPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFESTS_FIELD_NUMBER: _builtins.int
+    CERTIFICATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def manifests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """every signed manifest of the past; in the first part only"""
+
+    @_builtins.property
+    def certificates(self) -> _containers.RepeatedCompositeFieldContainer[_federation_pb2.Certificate]:
+        """oldest first, without gaps; <= 100"""
+
+    def __init__(
+        self,
+        *,
+        manifests: _abc.Iterable[_builtins.bytes] | None = ...,
+        certificates: _abc.Iterable[_federation_pb2.Certificate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificates", b"certificates", "manifests", b"manifests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainPart: _TypeAlias = ChainPart  # noqa: Y015
 
 @_typing.final
 class Document(_message.Message):

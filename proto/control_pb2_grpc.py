@@ -49,6 +49,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.RoundsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.RoundsReply.FromString,
                 _registered_method=True)
+        self.Chain = channel.unary_stream(
+                '/hanse.control.v1.Control/Chain',
+                request_serializer=proto_dot_control__pb2.ChainRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ChainPart.FromString,
+                _registered_method=True)
         self.Ingest = channel.stream_stream(
                 '/hanse.control.v1.Control/Ingest',
                 request_serializer=proto_dot_control__pb2.IngestRequest.SerializeToString,
@@ -98,6 +103,13 @@ class ControlServicer:
 
     def Rounds(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chain(self, request, context):
+        """The whole chain of certificates, for a check by someone who trusts only the authority.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -155,6 +167,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Rounds,
                     request_deserializer=proto_dot_control__pb2.RoundsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.RoundsReply.SerializeToString,
+            ),
+            'Chain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Chain,
+                    request_deserializer=proto_dot_control__pb2.ChainRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ChainPart.SerializeToString,
             ),
             'Ingest': grpc.stream_stream_rpc_method_handler(
                     servicer.Ingest,
@@ -268,6 +285,33 @@ class Control:
             '/hanse.control.v1.Control/Rounds',
             proto_dot_control__pb2.RoundsRequest.SerializeToString,
             proto_dot_control__pb2.RoundsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/Chain',
+            proto_dot_control__pb2.ChainRequest.SerializeToString,
+            proto_dot_control__pb2.ChainPart.FromString,
             options,
             channel_credentials,
             insecure,

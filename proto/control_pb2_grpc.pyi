@@ -38,6 +38,8 @@ class ControlStub:
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
     Peers: _grpc.UnaryUnaryMultiCallable[_control_pb2.PeersRequest, _control_pb2.PeersReply]
     Rounds: _grpc.UnaryUnaryMultiCallable[_control_pb2.RoundsRequest, _control_pb2.RoundsReply]
+    Chain: _grpc.UnaryStreamMultiCallable[_control_pb2.ChainRequest, _control_pb2.ChainPart]
+    """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _grpc.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
     Evaluate: _grpc.UnaryUnaryMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateReply]
@@ -51,6 +53,8 @@ class ControlAsyncStub(ControlStub):
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
     Peers: _aio.UnaryUnaryMultiCallable[_control_pb2.PeersRequest, _control_pb2.PeersReply]  # type: ignore[assignment]
     Rounds: _aio.UnaryUnaryMultiCallable[_control_pb2.RoundsRequest, _control_pb2.RoundsReply]  # type: ignore[assignment]
+    Chain: _aio.UnaryStreamMultiCallable[_control_pb2.ChainRequest, _control_pb2.ChainPart]  # type: ignore[assignment]
+    """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _aio.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]  # type: ignore[assignment]
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
     Evaluate: _aio.UnaryUnaryMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateReply]  # type: ignore[assignment]
@@ -79,6 +83,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.RoundsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RoundsReply, _abc.Awaitable[_control_pb2.RoundsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Chain(
+        self,
+        request: _control_pb2.ChainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ChainPart], _abc.AsyncIterator[_control_pb2.ChainPart]]:
+        """The whole chain of certificates, for a check by someone who trusts only the authority."""
 
     @_abc_1.abstractmethod
     def Ingest(

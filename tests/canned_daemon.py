@@ -75,6 +75,10 @@ class CannedDaemon(ControlServicer):
         found = [r for r in self.rounds if r.certificate.body.round >= request.first]
         return control.RoundsReply(rounds=found[-request.limit :])
 
+    def Chain(self, request: Any, context: Any) -> Iterator[control.ChainPart]:
+        self._hear(request, context)
+        yield control.ChainPart(certificates=[r.certificate for r in self.rounds])
+
     def Ingest(self, request_iterator: Any, context: Any) -> Iterator[control.IngestProgress]:
         documents = pairs = 0
         for request in request_iterator:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from crypto.identity import create_authority
 from proto import control_pb2 as control
 from tests.federation import LiveFederation, LiveSite
 
@@ -171,3 +172,46 @@ async def test_a_run_can_be_detached_watched_again_and_stopped(live: LiveFederat
     await asyncio.sleep(1)
     heads = {(await s.status()).head_round for s in live.sites.values()}
     assert len(heads) == 1
+
+
+async def test_the_chain_is_verified_by_someone_who_trusts_only_the_authority(
+    live: LiveFederation, tmp_path: Path
+) -> None:
+    site = live.sites["fir"]
+    authority = live.federation.authority / "ca.crt"
+    code, out, err = await fedctl(site, "rounds", "verify", "--authority", str(authority), "--json")
+    assert code == 0, err
+    verified = json.loads(out)
+    status = await site.status()
+    assert verified["rounds"] == status.head_round
+    assert verified["head_digest"] == status.model_digest.hex()
+    assert verified["manifests"] == [1]
+    create_authority(tmp_path / "other", live.federation.federation_id)
+    stranger = tmp_path / "other" / "ca.crt"
+    code, _, err = await fedctl(site, "rounds", "verify", "--authority", str(stranger))
+    assert code == 1
+    assert "the chain breaks after round 0" in err
+
+
+async def test_a_failed_attempt_says_why_and_at_whose_side(live: LiveFederation) -> None:
+    """Last in this file: one site goes away, and a run that needs three can't go on."""
+    elm, oak = live.sites["elm"], live.sites["oak"]
+    assert await oak.terminate() == 0
+    code, _, _ = await fedctl(elm, "train", "--rounds", "1", "--detach")
+    assert code == 0
+    number = (await elm.status()).head_round + 1
+    failed: list[dict[str, object]] = []
+    async with asyncio.timeout(90):
+        while not failed:
+            await asyncio.sleep(0.5)
+            code, out, _ = await fedctl(elm, "rounds", "show", str(number), "--json")
+            assert code == 0
+            attempts = json.loads(out)["attempts"]
+            failed = [a for a in attempts if a["outcome"] == "failed"]
+    assert "oak: did not answer" in str(failed[0]["reason"])
+    assert "the plan needs 3" in str(failed[0]["reason"])
+    assert "oak: did not answer" in (await elm.status()).last_error
+    code, out, _ = await fedctl(elm, "rounds", "show", "1", "--json")
+    shown = json.loads(out)
+    assert [a["outcome"] for a in shown["attempts"]] == ["committed"]
+    assert shown["attempts"][0]["bytes_sent"] > 0

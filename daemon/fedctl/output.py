@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.console import Console
 
+    from proto.control_pb2 import Attempt
     from proto.federation_pb2 import Certificate, RoundReport
 
 
@@ -185,6 +186,23 @@ def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]
         "shared_values": report.shared_values,
         "mean_loss": loss if math.isfinite(loss) else None,
         "seconds": {phase.phase: phase.seconds for phase in report.phases},
+    }
+
+
+def plain_attempt(attempt: Attempt) -> dict[str, Any]:
+    """An attempt as this site saw it, with the reason where it failed."""
+    return {
+        "attempt": attempt.attempt,
+        "coordinator": attempt.coordinator,
+        "participants": list(attempt.participants),
+        "contributors": list(attempt.contributors),
+        "outcome": attempt.outcome,
+        "phase": attempt.phase,
+        "reason": attempt.reason,
+        "started_unix_ms": attempt.started_unix_ms,
+        "seconds": attempt.seconds,
+        "bytes_sent": attempt.bytes_sent,
+        "bytes_received": attempt.bytes_received,
     }
 
 

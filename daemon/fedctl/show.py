@@ -16,6 +16,7 @@ from daemon.fedctl.output import (
     as_plain,
     byte_count,
     duration,
+    plain_attempt,
     plain_round,
     short,
     visible,
@@ -105,7 +106,9 @@ def _peers_table(reply: PeersReply) -> Table:
         "round",
         "manifest",
         ">last contact",
+        ">lag",
         ">clock",
+        ">certificate",
         ">sent",
         ">received",
         "last error",
@@ -119,12 +122,21 @@ def _peers_table(reply: PeersReply) -> Table:
             str(peer.head_round),
             str(peer.manifest_version),
             "never" if never else f"{duration(peer.last_contact_s)} ago",
+            "" if peer.round_trip_ms < 0 or never else f"{peer.round_trip_ms:.1f} ms",
             "" if never else f"{peer.clock_offset_ms:+.0f} ms",
+            _expiry(peer.certificate_expires_unix_s),
             byte_count(peer.bytes_sent),
             byte_count(peer.bytes_received),
             plain_text(peer.last_error),
         )
     return table
+
+
+def _expiry(unix_s: int) -> str:
+    if not unix_s:
+        return ""
+    left = unix_s - time.time()
+    return duration(left) if left > 0 else "EXPIRED"
 
 
 @rounds_app.callback(invoke_without_command=True)
@@ -146,15 +158,62 @@ def rounds_show(
     session: Session,
     number: Annotated[int, typer.Argument(metavar="N", min=1, help="The round.")],
 ) -> None:
-    """Show one round in full: contributors, signatures, phases."""
+    """Show one round in full: signatures, phases, and every attempt with why it failed."""
     reply = run(_rounds(session, first=number))
+    if number == reply.open_round:
+        attempts = [plain_attempt(attempt) for attempt in reply.open_attempts]
+        plain: dict[str, Any] = {"round": number, "attempts": attempts}
+        session.result(plain, lambda console: _show_open(console, plain))
+        return
     found = next((r for r in reply.rounds if r.certificate.body.round == number), None)
     if found is None:
         raise CommandError(
             f"round {number} is not committed here", "`fedctl rounds` lists those that are"
         )
     plain = plain_round(found.certificate, found.report)
-    session.result(plain, lambda console: console.print(_round_facts(plain)))
+    plain["attempts"] = [plain_attempt(attempt) for attempt in found.attempts]
+    session.result(plain, lambda console: _show_round(console, plain))
+
+
+def _show_round(console: Console, plain: dict[str, Any]) -> None:
+    console.print(_round_facts(plain))
+    if plain["attempts"]:
+        console.print(_attempts_table(plain["attempts"]))
+
+
+def _show_open(console: Console, plain: dict[str, Any]) -> None:
+    if not plain["attempts"]:
+        console.print(f"Round {plain['round']} has not begun.")
+        return
+    console.print(f"Round {plain['round']} is not committed yet.")
+    console.print(_attempts_table(plain["attempts"]))
+
+
+def _attempts_table(attempts: list[dict[str, Any]]) -> Table:
+    table = columns(
+        ">attempt",
+        "coordinator",
+        "outcome",
+        "last phase",
+        "contributors",
+        ">seconds",
+        ">sent",
+        ">received",
+        "reason",
+    )
+    for item in attempts:
+        table.add_row(
+            str(item["attempt"]),
+            item["coordinator"],
+            item["outcome"],
+            item["phase"],
+            ", ".join(item["contributors"]),
+            f"{item['seconds']:.1f}",
+            byte_count(item["bytes_sent"]),
+            byte_count(item["bytes_received"]),
+            plain_text(item["reason"]),
+        )
+    return table
 
 
 async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> RoundsReply:
