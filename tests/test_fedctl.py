@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -444,9 +444,11 @@ def test_daemon_that_hangs_up_while_watched(fedctl: Fedctl, daemon: CannedDaemon
 
 
 def test_ctrl_c_leaves_the_run_going(daemon: CannedDaemon, path: Path) -> None:
+    interrupted = threading.Event()
+
     def slowly() -> Iterator[Any]:
         yield progress(round=1, phase="train", head_round=0)
-        time.sleep(30)
+        interrupted.wait(30)
 
     daemon.training = slowly()  # type: ignore[assignment]
     with _process("train", "--attach", "--socket", path) as process:
@@ -455,6 +457,7 @@ def test_ctrl_c_leaves_the_run_going(daemon: CannedDaemon, path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(10) == Exit.INTERRUPTED
+    interrupted.set()
     assert "the training goes on" in rest
     assert "fedctl train --attach" in rest
     assert "Traceback" not in rest
