@@ -233,27 +233,29 @@ def _show_rounds(console: Console, found: list[dict[str, Any]]) -> None:
 
 def rounds_table(found: list[dict[str, Any]]) -> Table:
     """Rounds side by side, with the seconds of each phase."""
+    phases = list(dict.fromkeys(phase for item in found for phase in item["seconds"]))
     table = columns(
         ">round",
         ">attempt",
         "coordinator",
         "key dealer",
-        "contributors",
+        ">from",
         "version",
         ">loss",
-        "seconds per phase",
+        *(f">{phase}" for phase in phases),
     )
     for item in found:
         loss = item["mean_loss"]
+        seconds = (item["seconds"].get(phase) for phase in phases)
         table.add_row(
             str(item["round"]),
             str(item["attempt"]),
             item["coordinator"] or "–",
             item["key_dealer"] or "–",
-            ", ".join(item["contributors"]),
+            f"{len(item['contributors'])} sites",
             short(item["model_digest"]),
             "" if loss is None else f"{loss:.3f}",
-            ", ".join(f"{phase} {s:.1f}" for phase, s in item["seconds"].items()),
+            *("" if s is None else f"{s:.1f} s" for s in seconds),
         )
     return table
 
