@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.fedctl.output import byte_count, duration
-from daemon.fedctl.show import columns, plain_text, rounds_table
+from daemon.fedctl.show import columns, phases_table, plain_text, rounds_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +75,7 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
             )
     console.print()
     console.print(rounds_table(outcome.rounds))
+    console.print(phases_table(outcome.rounds))
     table = columns(
         "site", ">Recall@10 before", ">after", ">MRR@10 before", ">after", ">sent", ">received"
     )

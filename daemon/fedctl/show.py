@@ -229,34 +229,39 @@ def _show_rounds(console: Console, found: list[dict[str, Any]]) -> None:
         console.print("No round is committed yet; `fedctl train --rounds 1` starts one.")
         return
     console.print(rounds_table(found))
+    if any(item["seconds"] for item in found):
+        console.print(phases_table(found))
 
 
 def rounds_table(found: list[dict[str, Any]]) -> Table:
-    """Rounds side by side, with the seconds of each phase."""
-    phases = list(dict.fromkeys(phase for item in found for phase in item["seconds"]))
+    """Who made each round, and of what."""
     table = columns(
-        ">round",
-        ">attempt",
-        "coordinator",
-        "key dealer",
-        ">from",
-        "version",
-        ">loss",
-        *(f">{phase}" for phase in phases),
+        ">round", ">attempt", "coordinator", "key dealer", "contributors", "version", ">loss"
     )
     for item in found:
         loss = item["mean_loss"]
-        seconds = (item["seconds"].get(phase) for phase in phases)
         table.add_row(
             str(item["round"]),
             str(item["attempt"]),
             item["coordinator"] or "–",
             item["key_dealer"] or "–",
-            f"{len(item['contributors'])} sites",
+            ", ".join(item["contributors"]),
             short(item["model_digest"]),
             "" if loss is None else f"{loss:.3f}",
-            *("" if s is None else f"{s:.1f} s" for s in seconds),
         )
+    return table
+
+
+def phases_table(found: list[dict[str, Any]]) -> Table:
+    """The seconds of each round's phases, as its coordinator saw them."""
+    phases = list(dict.fromkeys(phase for item in found for phase in item["seconds"]))
+    table = columns(">round", *(f">{phase}" for phase in phases), ">seconds")
+    for item in found:
+        spent = item["seconds"]
+        # The key is dealt while others train: a span of its own, no part of the sum.
+        total = sum(seconds for phase, seconds in spent.items() if phase != "key")
+        cells = (f"{spent[phase]:.2f}" if phase in spent else "" for phase in phases)
+        table.add_row(str(item["round"]), *cells, f"{total:.2f}" if spent else "")
     return table
 
 
