@@ -79,7 +79,10 @@ async def test_another_authoritys_site_at_a_peers_address(
 
 async def test_thanks_for_what_was_not_yet_sent(federation: Federation) -> None:
     async with answering(federation, Answers([])), running(federation, "alpha") as alpha:
-        with pytest.raises(RemoteProtocolError, match="thanked for an object it had not yet got"):
+        # Where the thanks meet a write, grpc.aio says INTERNAL instead (grpc/grpc#36066):
+        # refused either way, and never taken for success.
+        early = "thanked for an object it had not yet got|ended the transfer early"
+        with pytest.raises(PeerError, match=early):
             await alpha.transport.push("beta", UPDATE, bytes(40 * MIB))
 
 
