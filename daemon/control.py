@@ -286,10 +286,10 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         return reply
 
     async def _attempts(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
-        journal = self._node.progress.journal
-        if journal is None:
+        log_of_attempts = self._node.progress.attempts
+        if log_of_attempts is None:
             return {}
-        return await asyncio.to_thread(journal.attempts, first, last)
+        return await asyncio.to_thread(log_of_attempts.attempts, first, last)
 
     async def Chain(
         self, request: control.ChainRequest, _context: Context

@@ -26,10 +26,10 @@ from config.settings import Settings, SettingsError, load
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import round_crypto
+from daemon.attempts import AttemptLog
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
-from daemon.journal import Journal
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, RetrieverDescription
@@ -183,9 +183,9 @@ class Daemon:
         node = await self._make_node(workers, stack)
         transport = self._make_transport(node)
         node.traffic = lambda: _traffic(transport)
-        journal = Journal(self._settings.site.state_dir / "journal.sqlite3", node.traffic)
-        stack.push_async_callback(asyncio.to_thread, journal.close)
-        node.progress.journal = journal
+        attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
+        stack.push_async_callback(asyncio.to_thread, attempts.close)
+        node.progress.attempts = attempts
         async with asyncio.TaskGroup() as group:
             running = asyncio.Event()
             tasks = [

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 
-from daemon.journal import Journal
+from daemon.attempts import AttemptLog
 from daemon.learning.terms import TrainingProgress
 from peers import effects as do
 from proto import control_pb2 as control
@@ -24,7 +24,7 @@ class ProgressBoard:
         self._traffic = traffic
         self._state = control.TrainingProgress(phase="idle", loss=math.nan)
         self._watchers: set[asyncio.Queue[control.TrainingProgress]] = set()
-        self.journal: Journal | None = None
+        self.attempts: AttemptLog | None = None
 
     @property
     def current_phase(self) -> str:
@@ -33,8 +33,8 @@ class ProgressBoard:
 
     def phase(self, effect: do.Progress, target_round: int, head_round: int) -> None:
         """The protocol went on."""
-        if self.journal is not None:
-            self.journal.note(effect)
+        if self.attempts is not None:
+            self.attempts.note(effect)
         state = self._state
         if (effect.round, effect.attempt) != (state.round, state.attempt):
             state.ClearField("participants")

@@ -30,13 +30,13 @@ CREATE TABLE IF NOT EXISTS attempts (
 _KEPT_ROUNDS = 10_000
 
 
-class Journal:
+class AttemptLog:
     """Attempts of the rounds, newest kept. `note` returns at once; a thread writes."""
 
     def __init__(self, path: Path, traffic: Callable[[], tuple[int, int]]) -> None:
         """``traffic`` gives bytes sent to and received from peers so far."""
         self._traffic = traffic
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="attempts")
         self._db: sqlite3.Connection | None = None
         self._writer.submit(self._open, path)
         self._round = 0
@@ -112,7 +112,7 @@ class Journal:
             self._db.execute(_SCHEMA)
         except sqlite3.Error as error:
             self._db = None
-            log.warning("no journal of attempts is kept", cause=str(error))
+            log.warning("no log of attempts is kept", cause=str(error))
 
     def _save(self, round_: int, attempt: int, seen: bytes) -> None:
         if self._db is None:
@@ -123,7 +123,7 @@ class Journal:
             )
             self._db.execute("DELETE FROM attempts WHERE round < ?", (round_ - _KEPT_ROUNDS,))
         except sqlite3.Error as error:
-            log.warning("an attempt is not in the journal", cause=str(error))
+            log.warning("an attempt is not in the log", cause=str(error))
 
     def _load(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
         found: dict[int, list[control.Attempt]] = {}
