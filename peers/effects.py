@@ -256,6 +256,13 @@ class BeginAttempt:
 
 
 @dataclass(frozen=True)
+class Coordinate:
+    """We coordinate this plan: its key will come to us, whether we train or not."""
+
+    plan: pb.Plan
+
+
+@dataclass(frozen=True)
 class DealKey:
     """Make the round key; public part to the coordinator, secret part sealed to each holder."""
 
@@ -372,6 +379,7 @@ Effect = (
     Persist
     | Send
     | BeginAttempt
+    | Coordinate
     | DealKey
     | Train
     | EncryptUpdate

@@ -13,7 +13,7 @@ from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders, next_after, weights
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
-from tests.simulation import Faults, World, coordinator, plan
+from tests.simulation import GENESIS, Faults, World, coordinator, plan
 
 
 def test_three_sites_commit_three_rounds_and_the_coordinator_rotates() -> None:
@@ -82,7 +82,7 @@ def test_a_second_run_is_refused_while_one_is_under_way() -> None:
     world = World(sites=3, seed=1)
     world.train("a", rounds=5)
     world.run_until_committed(1)
-    with pytest.raises(RunRefused, match=r"run-5 of a is under way until round 5"):
+    with pytest.raises(RunRefused, match=r"run-1-5 of a is under way until round 5"):
         world.site("c").step(do.RunRequested("other", 1, plan()), world.now)
 
 
@@ -125,7 +125,7 @@ def test_a_federation_goes_on_without_an_unwilling_site_if_enough_remain() -> No
 def test_a_prepare_out_of_turn_is_refused() -> None:
     world = World(sites=3, seed=1)
     stranger = next(s for s in "abc" if s != coordinator(world, 1) and s != "a")
-    prepare = pb.Prepare(round=1, attempt=0, head_digest=b"x" * 32, manifest_version=1)
+    prepare = pb.Prepare(round=1, attempt=0, head_digest=GENESIS, manifest_version=1)
     with pytest.raises(RemoteProtocolError, match="not its turn"):
         world.site("a").step(do.Received(stranger, prepare), 0.0)
 
