@@ -129,7 +129,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     sites = SIZES[seed % len(SIZES)]
     names = string.ascii_lowercase[:sites]
-    peace = chance.uniform(20.0, 200.0)
+    peace = chance.uniform(15.0, 90.0)
     most = sites - max(sites // 2 + 1, 2)
     down = tuple(sorted(chance.sample(names, chance.randint(0, most))))
     if chance.random() < 0.7:
@@ -137,7 +137,7 @@ def draw(seed: int) -> Scenario:
     noise = Faults(
         drop=chance.choice((0.0, 0.0, 0.02, 0.1, 0.25)),
         duplicate=chance.choice((0.0, 0.05, 0.3)),
-        delay_s=(0.001, chance.choice((0.05, 0.5, 3.0))),
+        delay_s=(0.001, chance.choice((0.05, 0.05, 0.5, 3.0, 15.0))),
         cut=chance.choice((0.0, 0.2, 0.5)),
         fail=chance.choice((0.0, 0.0, 0.02)),
     )
@@ -159,13 +159,13 @@ def draw(seed: int) -> Scenario:
 
 def _fault(chance: random.Random, names: str, peace: float) -> Fault:
     at, site = chance.uniform(0.0, peace), chance.choice(names)
-    for_s = chance.uniform(1.0, 80.0)
+    for_s = chance.choice((1.0, 5.0, 20.0, 60.0)) * chance.random()
     kind = chance.choices((Crash, Cut, Slow, Failing, Unwilling, Stop), weights=(8, 5, 2, 2, 1, 1))[
         0
     ]
     if kind is Crash:
         long = chance.random() < 0.2
-        down_s = chance.uniform(100.0, 300.0) if long else chance.uniform(0.01, 40.0)
+        down_s = chance.uniform(100.0, 300.0) if long else chance.choice((1.0, 10.0, 40.0)) * chance.random()
         return Crash(at, site, chance.randint(0, 5), chance.random() < 0.7, down_s)
     if kind is Cut:
         return Cut(at, for_s, _links(chance, names, site))
