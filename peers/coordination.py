@@ -31,7 +31,6 @@ from peers.roles import key_holders, next_after, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
-
 Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
 
 

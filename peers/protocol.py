@@ -174,11 +174,12 @@ class Protocol:
             if coordination is None:
                 raise LocalProtocolError(f"an attempt failed without one: {failure}") from failure
             self._fail_attempt(coordination, str(failure))
-        if coordination is not None and self._coordination is coordination:
-            if coordination.phase != before:
-                # The attempt that we run ourselves got on: its phases are our patience.
-                self._renew_patience(train=coordination.phase in ("plan", "train"))
-                self._progress(coordination.phase, contributors=coordination.contributors())
+        if coordination is None or coordination is not self._coordination:
+            return
+        if coordination.phase != before:
+            # The attempt that we run ourselves got on: its phases are our patience.
+            self._renew_patience(train=coordination.phase in ("plan", "train"))
+            self._progress(coordination.phase, contributors=coordination.contributors())
 
     def _dispatch(self, event: Event) -> None:
         match event:

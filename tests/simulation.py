@@ -54,13 +54,17 @@ POLICY = Policy(min_participants=2, max_local_epochs=10)
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances a message, a push or a piece of work; seconds of delay."""
+    """Chances a message, a push or a piece of work; seconds of delay.
+
+    Of messages of the kind ``scarce``, two in three are lost.
+    """
 
     drop: float = 0.0
     duplicate: float = 0.0
     delay_s: tuple[float, float] = (0.001, 0.05)
     cut: float = 0.0
     fail: float = 0.0
+    scarce: str = ""
 
 
 @dataclass
@@ -137,6 +141,7 @@ class World:
         self._skewed = skewed
         self._machine = machine
         self._clocks: dict[str, Clock] = {}
+        self._armed: dict[str, float] = {}
         self._doomed: dict[str, tuple[int, bool, float]] = {}
         self._boots: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
@@ -218,6 +223,7 @@ class World:
         if self._skewed:
             clock = Clock(self.random.uniform(0, 1e6), self.random.uniform(0.95, 1.05))
         self._clocks[name] = clock
+        self._armed[name] = math.inf
         machine = self._machine(
             site=name,
             federation_id=FEDERATION,
@@ -308,14 +314,22 @@ class World:
 
     def _arm(self, name: str) -> None:
         machine = self.machines.get(name)
-        if machine is not None and (due := machine.next_wakeup()) < math.inf:
+        if machine is None:
+            return
+        due = machine.next_wakeup()
+        if due < self._armed[name]:
             # A hair later: the sums of two clocks are rounded.
+            self._armed[name] = due
             when = max(self._clocks[name].world(due) + 1e-6, self.now)
-            self._push(when, name, self._boots[name], self._tick, (name,))
+            self._push(when, name, self._boots[name], self._tick, (name, due))
 
-    def _tick(self, name: str) -> None:
+    def _tick(self, name: str, due: float) -> None:
+        if self._armed[name] == due:
+            self._armed[name] = math.inf
         if self.machines[name].next_wakeup() <= self._clocks[name].local(self.now):
             self._feed(name, do.Tick())
+        else:
+            self._arm(name)
 
     def _heartbeats(self) -> None:
         """Each site hears where the peers stand that it reaches, and that reach it."""
@@ -397,7 +411,10 @@ class World:
     def _send(self, sender: str, to: str, body: do.Body) -> None:
         self.watch.sent(sender, body, self.steps)
         faults, chance = self.faults, self.random.random
-        if faults.drop and chance() < faults.drop:
+        lost = faults.drop
+        if faults.scarce and type(body).__name__ == faults.scarce:
+            lost = 2 / 3
+        if lost and chance() < lost:
             self._say(f"{sender} -> {to}: {type(body).__name__} LOST")
             return
         copies = 2 if faults.duplicate and chance() < faults.duplicate else 1

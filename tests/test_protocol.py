@@ -29,11 +29,13 @@ def test_three_sites_commit_three_rounds_and_the_coordinator_rotates() -> None:
 
 
 def test_a_round_speaks_its_phases_in_order() -> None:
-    world = World(sites=3, seed=4)
+    world = World(sites=3, seed=4, faults=Faults(delay_s=(0.01, 0.01)))
     world.train("b", rounds=1)
     world.run_until_committed(1)
     sent_by_b = [line.split(": ")[1].split()[0] for line in world.transcript if " b -> c: " in line]
-    assert sent_by_b == ["Run", "Prepare", "Plan", "Scale", "Apply", "Commit"]
+    # At one delay for all; the first two leave together.
+    assert sorted(sent_by_b[:2]) == ["Prepare", "Run"]
+    assert sent_by_b[2:] == ["Plan", "Scale", "Apply", "Commit"]
     sent_by_c = [line.split(": ")[1].split()[0] for line in world.transcript if " c -> b: " in line]
     assert sent_by_c == ["Promise", "PlanAnswer", "Trained", "Vote"]
 
@@ -247,44 +249,6 @@ def test_rounds_are_committed_through_loss_duplicates_and_a_crash(seed: int) -> 
     world.run_for(world.random.uniform(0, 100))
     world.start(victim)
     world.run_until_committed(3, within_s=100_000)
-
-
-class _VotesBeforePersisting(Protocol):
-    """A planted bug: the vote is signed before the value is on disk."""
-
-    def step(self, event: do.Event, now: float) -> list[do.Effect]:
-        effects = super().step(event, now)
-        return sorted(effects, key=lambda effect: not isinstance(effect, do.SignVote))
-
-
-class _IgnoresAcceptedValue(Protocol):
-    """A planted bug: a promise does not tell what was accepted."""
-
-    def _promise(self) -> pb.Promise:
-        promise = super()._promise()
-        promise.ClearField("accepted")
-        return promise
-
-
-@pytest.mark.parametrize(
-    ("bug", "invariant"),
-    [
-        (_VotesBeforePersisting, "persisted before it is signed"),
-        (_IgnoresAcceptedValue, "two versions of round"),
-    ],
-)
-def test_the_simulation_catches_a_planted_bug(bug: type[Protocol], invariant: str) -> None:
-    with pytest.raises(AssertionError, match=invariant):
-        for seed in range(400):
-            world = World(
-                sites=3,
-                seed=seed,
-                faults=Faults(drop=0.15, delay_s=(0.001, 2.0)),
-                min_participants=2,
-                machine=bug,
-            )
-            world.train("a", rounds=4)
-            world.run_for(300)
 
 
 def test_every_site_agrees_who_coordinates() -> None:
