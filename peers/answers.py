@@ -6,6 +6,14 @@ from peers import effects as do
 from peers.messages import one_line
 from proto import federation_pb2 as pb
 
+# An older manifest is good for what was accepted under it, not for training: it may
+# name a site that was disabled since.
+UNDER_OLDER_MANIFEST = do.Situation(
+    0,
+    willing=False,
+    reason="has a newer federation manifest: install it at the coordinator too (SIGHUP)",
+)
+
 
 def promise(
     head: do.Durable, situation: do.Situation, shape_digest: bytes, certificate: bytes

@@ -374,6 +374,20 @@ class Progress:
     model_digest: bytes = b""
     report: pb.RoundReport | None = field(default=None, compare=False)
 
+    @classmethod
+    def of_commit(cls, commit: pb.Commit) -> Progress:
+        """A round is committed."""
+        body, report = commit.certificate.body, commit.report
+        return cls(
+            body.round,
+            commit.certificate.attempt,
+            "committed",
+            report.coordinator,
+            contributors=tuple(body.contributors),
+            model_digest=body.model_digest,
+            report=report,
+        )
+
 
 Effect = (
     Persist

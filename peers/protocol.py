@@ -428,10 +428,7 @@ class Protocol:
             self._emit(do.Send(sender, self.durable.run))
 
     def _promise(self) -> pb.Promise:
-        situation = self._situation
-        if self._tenure.outdated:
-            reason = "has a newer federation manifest: install it at the coordinator too (SIGHUP)"
-            situation = replace(situation, willing=False, reason=reason)
+        situation = answers.UNDER_OLDER_MANIFEST if self._tenure.outdated else self._situation
         return answers.promise(self.durable, situation, self._shape_digest, self._own_certificate)
 
     def _on_answer(
@@ -578,17 +575,7 @@ class Protocol:
         self._pending_accept = None
         self._emit(do.BeginAttempt(body.round + 1, 0))
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
-        self._emit(
-            do.Progress(
-                body.round,
-                last.certificate.attempt,
-                "committed",
-                last.report.coordinator,
-                contributors=tuple(body.contributors),
-                model_digest=body.model_digest,
-                report=last.report,
-            )
-        )
+        self._emit(do.Progress.of_commit(last))
         self._expected, self._expected_by = 0, math.inf
         self._settle()
         if self._active:

@@ -241,7 +241,7 @@ class _Play:
                 world.at(world.now + for_s, world.heal, links)
             case Slow(_, for_s, site, factor):
                 world.slowness[site] = factor
-                world.at(world.now + for_s, world.slowness.pop, site, None)
+                world.at(world.now + for_s, self._fast, site)
             case Failing(_, for_s, site, phase):
                 world.failing.add((site, phase))
                 world.at(world.now + for_s, world.failing.discard, (site, phase))
@@ -253,6 +253,9 @@ class _Play:
                 world.at(world.now + pause_s, world.train, starter, self.scenario.rounds)
             case Change(_, site, spread_s):
                 self._change(site, spread_s)
+
+    def _fast(self, site: str) -> None:
+        self.world.slowness.pop(site, None)
 
     def _willing(self, site: str) -> None:
         self.world.set_willing(site, willing=True)

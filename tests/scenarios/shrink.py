@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from peers.protocol import Protocol
-from tests.scenarios.schedule import Change, Cut, Scenario, Stop, play_in, world_of
+from tests.scenarios.schedule import Change, Cut, Fault, Scenario, Stop, play_in, world_of
 from tests.simulation import Faults
 
 MOST_TRIALS = 400
@@ -84,7 +84,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
 def _with_sites(scenario: Scenario, sites: int) -> Scenario:
     """The same with fewer sites; what happened to the others does not happen."""
     names = set(string.ascii_lowercase[:sites])
-    schedule = []
+    schedule: list[Fault] = []
     for fault in scenario.schedule:
         if isinstance(fault, Cut):
             links = tuple(link for link in fault.links if names.issuperset(link))
