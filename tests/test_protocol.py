@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from peers import effects as do
+from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError
 from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders, next_after, weights
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
-from tests.simulation import GENESIS, Faults, World, coordinator, plan
+from tests.simulation import GENESIS, LONGEST_WORK_S, TIMING, Faults, World, coordinator, plan
 
 
 def test_three_sites_commit_three_rounds_and_the_coordinator_rotates() -> None:
@@ -249,6 +250,203 @@ def test_rounds_are_committed_through_loss_duplicates_and_a_crash(seed: int) -> 
     world.run_for(world.random.uniform(0, 100))
     world.start(victim)
     world.run_until_committed(3, within_s=100_000)
+
+
+# ---- failure paths ---------------------------------------------------------------
+
+
+def until(world: World, text: str) -> None:
+    """Let time pass until the transcript says this."""
+    end = world.now + 1_000
+    while text not in "\n".join(world.transcript[-40:]):
+        assert world.now < end, f"never: {text}\n{world.text()}"
+        world.step()
+
+
+def dealer(world: World) -> str:
+    """The key dealer of round 1, attempt 0, with everybody willing."""
+    names = sorted(world.machines)
+    return next_after(coordinator(world, 1), names)
+
+
+def test_a_key_dealer_that_fails_ends_the_attempt_at_once_with_its_reason() -> None:
+    world = World(sites=3, seed=1, min_participants=2)
+    world.failing.add((dealer(world), "key"))
+    world.train("a", rounds=1)
+    until(world, f"failed the key dealer {dealer(world)} failed to key: hm")
+    assert world.now < LONGEST_WORK_S + 1.0
+
+
+def test_a_key_dealer_that_dies_costs_a_phase_not_the_training_deadline() -> None:
+    world = World(sites=5, seed=1, min_participants=3)
+    world.train("a", rounds=1)
+    until(world, f"{dealer(world)} -> {coordinator(world, 1)}: PlanAnswer")
+    world.crash(dealer(world))
+    until(world, "failed no round key came from the key dealer")
+    assert world.now < TIMING.phase(0) + 2.0
+    world.run_until_committed(1)
+
+
+def test_a_site_that_never_got_the_plan_is_not_waited_for_in_training() -> None:
+    world = World(sites=5, seed=2, min_participants=3)
+    lead = coordinator(world, 1)
+    deaf = next(s for s in world.machines if s not in (lead, dealer(world)))
+    world.train("a", rounds=1)
+    until(world, f"{deaf} -> {lead}: Promise")
+    world.cut(((lead, deaf), (deaf, lead)))
+    while len(world.committed) < 1:
+        world.step()
+    assert world.now < TIMING.phase(0) + 10.0
+    assert world.certificate(1).attempt == 0
+    assert deaf not in world.certificate(1).body.contributors
+
+
+@pytest.mark.parametrize("phase", ["encrypt", "train"])
+def test_a_participant_that_fails_is_left_out_at_once(phase: str) -> None:
+    world = World(sites=5, seed=3, min_participants=3)
+    weak = next(s for s in world.machines if s not in (coordinator(world, 1), dealer(world)))
+    world.failing.add((weak, phase))
+    world.train("a", rounds=1)
+    world.run_until_committed(1)
+    assert world.now < 10.0
+    assert weak not in world.certificate(1).body.contributors
+
+
+def test_a_key_holder_that_cannot_apply_fetches_the_version_and_votes() -> None:
+    world = World(sites=3, seed=4, min_participants=2)
+    world.failing.add((dealer(world), "apply"))
+    world.train("a", rounds=1)
+    world.run_until_committed(1)
+    assert world.certificate(1).attempt == 0
+    assert world.now < 12.0
+
+
+def test_no_key_holder_that_can_apply_ends_the_attempt_with_their_reasons() -> None:
+    world = World(sites=3, seed=4, min_participants=2)
+    world.failing |= {(name, "apply") for name in world.machines}
+    world.train("a", rounds=1)
+    until(world, "failed no key holder could apply the sum; a: apply: hm; c: apply: hm")
+    assert world.now < 12.0
+
+
+def test_an_unwilling_site_coordinates_all_the_same() -> None:
+    world = World(sites=3, seed=1, min_participants=2)
+    world.set_willing(coordinator(world, 1), willing=False)
+    world.train("a", rounds=1)
+    world.run_until_committed(1)
+    assert world.certificate(1).attempt == 0
+    assert coordinator(world, 1) not in world.certificate(1).body.contributors
+
+
+def test_a_failure_heard_one_commit_too_early_is_remembered() -> None:
+    """It is behind by a commit: it neither promises for nothing nor waits its patience."""
+    world = World(sites=3, seed=1)
+    world.train("a", rounds=3)
+    world.run_until_committed(1)
+    machine, lead = world.site("a"), coordinator(world, 3)
+    prepare = pb.Prepare(round=3, head_digest=b"x" * 32, run=machine.run, manifest_version=1)
+    over = pb.AttemptFailed(round=3, reason="over")
+    assert machine.head_round == 1
+    machine.step(do.Received(lead, prepare), world.now)
+    machine.step(do.Received(lead, over), world.now)
+    assert [type(event.body) for event in machine._too_early] == [pb.Prepare, pb.AttemptFailed]
+
+
+def test_a_coordinator_that_is_too_late_waits_for_the_attempt_under_way() -> None:
+    world = World(sites=3, seed=1)
+    world.train("a", rounds=1)
+    until(world, "Prepare 1.0")
+    lead = world.site(coordinator(world, 1))
+    effects = lead.step(do.Received("a", pb.Nack(round=1, promised_attempt=7)), world.now)
+    said = [e.body for e in effects if isinstance(e, do.Send)]
+    assert all(isinstance(body, pb.AttemptFailed) for body in said)
+    assert lead.next_wakeup() == world.now + TIMING.patience(7)
+
+
+def test_whoever_knows_that_the_run_was_stopped_tells_the_next_coordinator() -> None:
+    world = World(sites=3, seed=2, min_participants=2)
+    world.train("a", rounds=50)
+    world.run_until_committed(1)
+    others = tuple((a, b) for a in "abc" for b in "abc" if a != b)
+    world.cut(others)
+    world.stop("c")
+    world.run_for(1)
+    world.heal(others)
+    world.run_for(500)
+    heads = [machine.head_round for machine in world.machines.values()]
+    assert max(heads) <= 3
+    assert not any(machine.busy for machine in world.machines.values())
+
+
+# ---- manifests -------------------------------------------------------------------
+
+
+def successor(world: World, *, without: str) -> FederationManifest:
+    """The next manifest, with one site disabled."""
+    sites = tuple(replace(s, enabled=s.id != without) for s in world.manifest.sites)
+    newer = FederationManifest("simulated", 2, sites)
+    world.manifests[2] = newer
+    return newer
+
+
+def test_a_manifest_that_disables_the_coordinator_waits_for_its_attempt() -> None:
+    world = World(sites=5, seed=1, min_participants=3)
+    world.train("a", rounds=4)
+    lead = coordinator(world, 1)
+    until(world, "Plan 1.0")
+    newer = successor(world, without=lead)
+    for name in "abcde":
+        world.install(name, newer)
+    assert world.site("a").manifest.version == 1
+    world.run_for(200)
+    up = [name for name in "abcde" if name != lead]
+    assert all(world.site(name).head_round == 4 for name in up)
+    assert lead not in world.certificate(4).body.contributors
+    assert world.certificate(4).body.manifest_version == 2
+
+
+def test_a_site_that_voted_stays_with_the_manifest_of_its_vote_over_a_restart() -> None:
+    world = World(sites=5, seed=1, min_participants=3)
+    world.train("a", rounds=1)
+    while not (voters := [n for n in "abcde" if world.disks[n].durable.accepted]):
+        world.step()
+    newer = successor(world, without=next(n for n in "abcde" if n not in voters))
+    voter = voters[0]
+    world.crash(voter)
+    world.installed[voter] = newer
+    world.start(voter)
+    assert world.site(voter).manifest.version == 1
+    world.run_until_committed(1)
+    assert world.site(voter).manifest.version == 2
+
+
+def test_an_older_manifest_is_good_for_an_accepted_value_not_for_training() -> None:
+    world = World(sites=3, seed=1)
+    newer = successor(world, without="c")
+    world.install("a", newer)
+    prepare = pb.Prepare(round=1, head_digest=GENESIS, run=pb.Run(), manifest_version=1)
+    effects = world.site("a").step(do.Received("b", prepare), 0.0)
+    promise = next(e.body for e in effects if isinstance(e, do.Send))
+    assert isinstance(promise, pb.Promise)
+    assert not promise.willing
+    assert "newer federation manifest" in promise.reason
+
+
+def test_a_site_that_is_enabled_again_takes_part_again() -> None:
+    world = World(sites=5, seed=1, min_participants=3)
+    newer = successor(world, without="e")
+    for name in "abcde":
+        world.install(name, newer)
+    world.train("a", rounds=200)
+    world.run_for(30)
+    assert world.site("a").head_round > world.site("e").head_round == 0
+    again = replace(world.manifest, version=3)
+    world.manifests[3] = again
+    for name in "abcde":
+        world.install(name, again)
+    world.run_for(100)
+    head = world.site("a").head_round
+    assert "e" in world.certificate(head).body.contributors
 
 
 def test_every_site_agrees_who_coordinates() -> None:
