@@ -1,4 +1,4 @@
-"""What a site may answer to a `Prepare`. PURE."""
+"""What a site answers to a `Prepare`, and says of an attempt that it lost. PURE."""
 
 from __future__ import annotations
 
@@ -54,3 +54,9 @@ def other_manifest(asked: pb.Prepare, version: int) -> pb.AttemptFailed:
         "install the newer one at both (SIGHUP)"
     )
     return pb.AttemptFailed(round=asked.round, attempt=asked.attempt, reason=reason)
+
+
+def restarted(round_: int, attempt: int) -> pb.AttemptFailed:
+    """Keys, training and votes of this attempt went with the process that had them."""
+    reason = "take part any longer: its daemon was restarted"
+    return pb.AttemptFailed(round=round_, attempt=max(0, attempt), reason=reason)

@@ -146,7 +146,7 @@ class Coordination:
         return []
 
     def _refused_before_scale(self, sender: str, reason: str, now: float) -> list[do.Effect]:
-        if sender == self._plan.key_dealer:
+        if sender == self._plan.key_dealer and not self._context_held:
             raise AttemptFails(f"the key dealer {sender} failed to {reason}")
         if sender not in self.participants:
             return []

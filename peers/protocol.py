@@ -15,6 +15,8 @@ the code below obeys:
 6. A version is committed by equal votes of a majority of the manifest, and by
    nothing else. A site adopts a version only with such a certificate.
 7. A site never goes back: messages of rounds <= head change nothing.
+8. The manifest of an attempt is fixed at its start, and a site that has accepted a
+   value stays with its manifest until the round is over (peers/tenure.py).
 
 Time is an argument (seconds, monotonic); what must happen later is a deadline
 that `next_wakeup` tells. Messages that are late are dropped silently; messages
@@ -27,7 +29,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from peers import answers, runs
+from peers import answers, objections, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
@@ -131,8 +133,22 @@ class Protocol:
         self._now = now
         self._effects = []
         if self._active:
-            self._expect(self.durable.promised + 1, delay=self._timing.retry(0))
+            self._resume()
         return self._effects
+
+    def _resume(self) -> None:
+        """Our part in the attempt under way is lost: nobody should wait for it."""
+        attempt = self.durable.promised
+        lead = coordinator_of(self.manifest, self.head_round + 1, max(0, attempt))
+        waiting = [lead] if lead != self.site else self.manifest.enabled_ids
+        over = answers.restarted(self.head_round + 1, attempt)
+        if attempt >= 0:
+            self._emit(*(do.Send(peer, over) for peer in waiting if peer != self.site))
+        if attempt < 0 or lead == self.site:
+            self._expect(attempt + 1, delay=self._timing.retry(0))
+        else:  # it may well succeed without us: don't be in its way
+            self._expected = attempt
+            self._renew_patience(train=True)
 
     @property
     def manifest(self) -> FederationManifest:
@@ -381,12 +397,7 @@ class Protocol:
         if message.round > self.head_round + 1:
             self._catch_up_for(sender, message)
             return
-        if message.head_digest != self.durable.head_digest:
-            raise RemoteProtocolError(
-                f"{sender} builds round {message.round} on version "
-                f"{message.head_digest.hex()[:12]}, committed here is "
-                f"{self.durable.head_digest.hex()[:12]}"
-            )
+        objections.check_history(sender, message, self.durable)
         manifest: FederationManifest | None = self.manifest
         if message.attempt != self.durable.promised:
             manifest = self._tenure.of_attempt(message.manifest_version, self.durable.accepted)
@@ -394,11 +405,7 @@ class Protocol:
             self._adopt_run_of(sender, message)
             self._emit(do.Send(sender, answers.other_manifest(message, self.manifest.version)))
             return
-        if sender != coordinator_of(manifest, message.round, message.attempt):
-            raise RemoteProtocolError(
-                f"{sender} prepared attempt {message.attempt} of round {message.round}, "
-                "which is not its turn"
-            )
+        objections.check_turn(sender, manifest, message.round, message.attempt)
         self._adopt_run_of(sender, message)
         if message.attempt < self.durable.promised:
             self._emit(do.Send(sender, answers.nack(message, self.durable.promised)))
@@ -511,12 +518,7 @@ class Protocol:
     def _on_accept(self, sender: str, message: pb.Accept) -> None:
         if message.round != self.head_round + 1 or message.attempt < self.durable.promised:
             return
-        if sender != coordinator_of(self.manifest, message.round, message.attempt):
-            raise RemoteProtocolError(f"{sender} does not coordinate attempt {message.attempt}")
-        if message.value.parent_digest != self.durable.head_digest:
-            raise RemoteProtocolError(f"{sender} proposes a version with another parent")
-        if message.value.manifest_version != self.manifest.version:
-            raise RemoteProtocolError(f"{sender} proposes a version of another manifest")
+        objections.check_proposal(sender, message, self.manifest, self.durable)
         if message.attempt > self.durable.promised:
             self._enter_attempt(message.attempt)
         self._pending_accept = message
@@ -599,8 +601,7 @@ class Protocol:
         """Whether this belongs to the attempt under way and comes from its coordinator."""
         if not self._is_current(round_, attempt):
             return False
-        if sender != coordinator_of(self.manifest, round_, attempt):
-            raise RemoteProtocolError(f"{sender} does not coordinate attempt {attempt}")
+        objections.check_turn(sender, self.manifest, round_, attempt)
         return True
 
     def _coordinated(self, round_: int, attempt: int) -> Coordination | None:

@@ -187,6 +187,24 @@ def test_promise_and_accepted_value_survive_a_crash() -> None:
     assert world.committed[1] == accepted.value.model_digest
 
 
+def test_of_two_accepted_values_the_later_one_is_proposed_again() -> None:
+    """The earlier one was given up when the later one was chosen; the reverse is a fork."""
+    world = World(sites=5, seed=3)
+    world.train("a", rounds=1)
+    until(world, "Prepare 1.0")
+    lead = coordinator(world, 1)
+    others = [name for name in "abcde" if name != lead]
+    bodies = [pb.VoteBody(round=1, model_digest=bytes([n]) * 32) for n in range(2)]
+    said: list[do.Effect] = []
+    for name, attempt, body in zip(others, (3, 5, 3, 3), (0, 1, 0, 0), strict=True):
+        accepted = pb.Accepted(attempt=attempt, value=bodies[body])
+        promise = pb.Promise(round=1, attempt=0, accepted=accepted)
+        said += world.site(lead).step(do.Received(name, promise), world.now)
+    proposed = [e.body for e in said if isinstance(e, do.Send) and isinstance(e.body, pb.Accept)]
+    assert proposed
+    assert all(accept.value == bodies[1] for accept in proposed)
+
+
 def test_an_attempt_number_is_never_used_twice_by_a_restarted_coordinator() -> None:
     world = World(sites=3, seed=5)
     world.train("a", rounds=1)
@@ -299,6 +317,32 @@ def test_a_site_that_never_got_the_plan_is_not_waited_for_in_training() -> None:
     assert world.now < TIMING.phase(0) + 10.0
     assert world.certificate(1).attempt == 0
     assert deaf not in world.certificate(1).body.contributors
+
+
+def test_a_coordinator_that_was_restarted_says_at_once_that_its_attempt_is_over() -> None:
+    world = World(sites=5, seed=2, min_participants=3)
+    world.train("a", rounds=1)
+    lead = coordinator(world, 1)
+    until(world, "Trained 1.0")
+    world.crash(lead)
+    world.start(lead)
+    began = world.now
+    world.run_until_committed(1)
+    assert world.now < began + 15.0, "nobody waited a patience for it"
+    assert world.certificate(1).attempt == 1
+
+
+def test_a_participant_that_was_restarted_is_neither_waited_for_nor_in_the_way() -> None:
+    """The next coordinator restarts: it does not begin its attempt while this one gets on."""
+    world = World(sites=5, seed=2, min_participants=3)
+    world.train("a", rounds=1)
+    following = coordinator(world, 1, 1)
+    until(world, f"{following} -> {coordinator(world, 1)}: PlanAnswer")
+    world.crash(following)
+    world.start(following)
+    world.run_until_committed(1)
+    assert world.certificate(1).attempt == int(following == dealer(world))
+    assert world.now < 15.0
 
 
 @pytest.mark.parametrize("phase", ["encrypt", "train"])

@@ -86,13 +86,6 @@ def _plan_whatever_was_accepted(self: Coordination, now: float) -> do.Effects:
     return _propose(self, now)
 
 
-def _propose_the_lowest(self: Coordination, now: float) -> do.Effects:
-    with_value = [p for p in self._promises.values() if p.HasField("accepted")]
-    for promise in sorted(with_value, key=lambda p: p.accepted.attempt)[1:]:
-        promise.ClearField("accepted")
-    return _propose(self, now)
-
-
 def _count_every_vote(self: Coordination, vote: pb.Vote, now: float) -> do.Effects:
     if vote.site not in self._votes or self.phase != "vote":
         return _voted(self, vote, now)
@@ -228,8 +221,6 @@ BUGS = (
         (Protocol, "_enter_attempt", _forget_value),)),
     Bug("ignore an accepted value", "two versions of round", 2000, (
         (Coordination, "_plan_or_propose", _plan_whatever_was_accepted),)),
-    Bug("propose the lowest accepted value", "two versions of round", 2000, (
-        (Coordination, "_plan_or_propose", _propose_the_lowest),)),
     Bug("count a duplicate vote", "a vote counts twice", 100, (
         (Coordination, "voted", _count_every_vote), _UNVERIFIED)),
     Bug("reuse an attempt after a crash", "has not persisted|used twice", 20, (
