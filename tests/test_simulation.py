@@ -10,11 +10,12 @@ import re
 
 import pytest
 
+from peers import effects as do
 from tests import simulate
 from tests.scenarios import bugs
 from tests.scenarios.bugs import BUGS, Bug
 from tests.scenarios.invariants import Violation
-from tests.scenarios.schedule import Crash, draw, play, play_in, world_of
+from tests.scenarios.schedule import draw, play, play_in, world_of
 from tests.scenarios.shrink import fails, failure, shrunken
 from tests.simulation import TIMING, World, coordinator
 
@@ -164,11 +165,45 @@ def test_a_coordinator_that_dies_costs_one_attempt(phase: str) -> None:
     assert longest < PATIENCE[phase] + TIMING.phase(1) + 20.0
 
 
-def test_a_site_that_dies_before_its_vote_is_sent_votes_once_after_all() -> None:
-    """Between the write of what it accepted and the vote: the value is proposed again."""
-    scenario = draw(1)
-    for after in range(6):
-        crash = Crash(at=2.0, site="a", after=after, writing=True, down_s=5.0)
-        replaced = world_of(scenario, record=True)
-        replaced.doom(crash.site, crash.after, crash.down_s, writing=True)
-        play_in(replaced, scenario)
+# ---- a crash at every boundary -----------------------------------------------------
+
+
+class Doomed(World):
+    """A world in which one site dies at one boundary: behind the n-th effect of its m-th step."""
+
+    victim = ""
+    boundary = (-1, -1)
+    lengths: tuple[int, ...] = ()
+
+    def _carry_out_all(self, name: str, effects: list[do.Effect]) -> None:
+        if name == self.victim and effects:
+            if len(self.lengths) == self.boundary[0]:
+                self.doom(name, self.boundary[1], 1.0, writing=False)
+            self.lengths = (*self.lengths, len(effects))
+        super()._carry_out_all(name, effects)
+
+
+def doomed(victim: str, boundary: tuple[int, int]) -> Doomed:
+    """Two rounds of three sites, with one crash."""
+    world = Doomed(sites=3, seed=2, min_participants=2, record=False)
+    world.victim, world.boundary = victim, boundary
+    world.train("a", rounds=2)
+    world.run_until_committed(2, within_s=1_000.0)
+    return world
+
+
+@pytest.mark.parametrize("victim", "abc")
+def test_a_crash_at_any_boundary_of_any_step_costs_attempts_only(victim: str) -> None:
+    """The request itself (a's first step) aside: what was not written was never asked for."""
+    whole = doomed(victim, (-1, -1)).lengths
+    boundaries = [
+        (step, after)
+        for step, effects in enumerate(whole)
+        for after in range(effects + 1)
+        if (victim, step, after) != ("a", 0, 0)
+    ]
+    assert len(boundaries) > 60
+    for boundary in boundaries:
+        world = doomed(victim, boundary)
+        attempts = [world.certificate(round_).attempt for round_ in (1, 2)]
+        assert sum(attempts) <= 2, f"{victim} at {boundary}: attempts {attempts}"
