@@ -112,13 +112,18 @@ class Membership:
             manifest = parse_signed(signed, self.trust)
             self._past[manifest.version] = manifest
 
+    def manifest_of(self, version: int) -> FederationManifest | None:
+        """A manifest that was installed here, if it was."""
+        return self._past.get(version)
+
     def verify_vote(self, vote: pb.Vote) -> None:
         """With whom we trust now; a vote under an expired certificate counts for nothing."""
-        verify_vote(vote, self.trust, self.manifest, at=datetime.now(UTC))
+        manifest = self.manifest_of(vote.body.manifest_version) or self.manifest
+        verify_vote(vote, self.trust, manifest, at=datetime.now(UTC))
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """A certificate stays valid after its signers' certificates expired."""
-        manifest = self._past.get(certificate.body.manifest_version, self.manifest)
+        manifest = self.manifest_of(certificate.body.manifest_version) or self.manifest
         verify_certificate(certificate, self.trust, manifest, at=None)
 
 
@@ -304,6 +309,7 @@ class Daemon:
             ),
             verify_vote=membership.verify_vote,
             verify_certificate=membership.verify_certificate,
+            past_manifest=membership.manifest_of,
         )
 
     def _make_transport(self, node: Node) -> Transport:

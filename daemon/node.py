@@ -205,6 +205,8 @@ class Node:
                 self._out.put(to, body)
             case do.BeginAttempt():
                 await self._begin_attempt(effect)
+            case do.Coordinate(plan):
+                self._attempt.plan = plan
             case do.DealKey():
                 self._start(effect.plan, "key", self._deal_key(effect))
             case do.Train():

@@ -1,10 +1,18 @@
-"""What a site may answer to a `Prepare`. PURE."""
+"""What a site answers to a `Prepare`, and says of an attempt that it lost. PURE."""
 
 from __future__ import annotations
 
 from peers import effects as do
 from peers.messages import one_line
 from proto import federation_pb2 as pb
+
+# An older manifest is good for what was accepted under it, not for training: it may
+# name a site that was disabled since.
+UNDER_OLDER_MANIFEST = do.Situation(
+    0,
+    willing=False,
+    reason="has a newer federation manifest: install it at the coordinator too (SIGHUP)",
+)
 
 
 def promise(
@@ -46,3 +54,9 @@ def other_manifest(asked: pb.Prepare, version: int) -> pb.AttemptFailed:
         "install the newer one at both (SIGHUP)"
     )
     return pb.AttemptFailed(round=asked.round, attempt=asked.attempt, reason=reason)
+
+
+def restarted(round_: int, attempt: int) -> pb.AttemptFailed:
+    """Keys, training and votes of this attempt went with the process that had them."""
+    reason = "take part any longer: its daemon was restarted"
+    return pb.AttemptFailed(round=round_, attempt=max(0, attempt), reason=reason)

@@ -8,7 +8,9 @@ The phases, in order:
   promise carries an accepted value, that value is proposed again and everything
   up to the vote is skipped: it may already be committed somewhere.
 * plan, train and aggregate end when every site asked has answered, or at the
-  phase's deadline with those that did, if they are ``min_participants``.
+  phase's deadline with those that did, if they are ``min_participants``. Who did
+  not answer the plan in time is not waited for any longer, and a key that is not
+  there one phase after the plan ends the attempt: training would be in vain.
 * vote ends with equal votes of a majority of the manifest.
 
 The coordinator never holds the round's secret key: key holders are the
@@ -28,6 +30,8 @@ from peers.messages import RemoteProtocolError
 from peers.roles import key_holders, next_after, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
+
+Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
 
 
 class AttemptFails(Exception):
@@ -63,6 +67,9 @@ class Coordination:
     _exponents: tuple[int, ...] = ()
     _added: set[str] = field(default_factory=set)
     _finishing: bool = False
+    _extended: bool = False
+    _unable: set[str] = field(default_factory=set)
+    _proposed: pb.VoteBody | None = None
     _votes: dict[str, pb.Vote] = field(default_factory=dict)
     _phases: list[tuple[str, float]] = field(default_factory=list)
     _phase_began: float = 0.0
@@ -70,6 +77,35 @@ class Coordination:
     def __post_init__(self) -> None:
         self._phase_began = self.now
         self.deadline = self.now + self.timing.phase(self.attempt)
+
+    def answered(self, sender: str, message: Answer, now: float) -> list[do.Effect]:
+        """A site answers; a vote is verified already."""
+        match message:
+            case pb.Promise():
+                return self.promised(sender, message, now)
+            case pb.PlanAnswer():
+                return self.plan_answered(sender, message, now)
+            case pb.Trained():
+                return self.trained(sender, message, now)
+            case pb.Vote():
+                return self.voted(message, now)
+
+    def worked(self, event: do.Worked, now: float) -> list[do.Effect]:
+        """Our own work for this attempt is done, or failed."""
+        match event:
+            case do.ContextHeld():
+                return self.context_held(now)
+            case do.UpdateArrived():
+                return self.update_arrived(event.site)
+            case do.UpdateAdded():
+                return self.update_added(event.site)
+            case do.UpdateRefused():
+                return self.update_refused(event.site, event.reason)
+            case do.SumFinished():
+                return self.sum_finished(event.sum_digest, now)
+            case do.WorkFailed(phase="key" | "aggregate"):
+                raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
+        return []
 
     # ---- prepare ---------------------------------------------------------------
 
@@ -97,10 +133,36 @@ class Coordination:
         return []
 
     def refused(self, sender: str, reason: str, now: float) -> list[do.Effect]:
-        """A site can't take part; once all have answered there is nothing to wait for."""
+        """A site can't go on; once all have answered there is nothing to wait for."""
         self._refusals[sender] = reason
         if self.phase == "prepare" and self._all_have_answered():
             return self._plan_or_propose(now)
+        if self.phase in ("plan", "train"):
+            return self._refused_before_scale(sender, reason, now)
+        if self.phase == "aggregate" and self.expects_update(sender):
+            return self.update_refused(sender, reason)
+        if self.phase in ("apply", "vote") and self.plan is not None:
+            return self._refused_to_apply(sender)
+        return []
+
+    def _refused_before_scale(self, sender: str, reason: str, now: float) -> list[do.Effect]:
+        if sender == self._plan.key_dealer and not self._context_held:
+            raise AttemptFails(f"the key dealer {sender} failed to {reason}")
+        if sender not in self.participants:
+            return []
+        self._trained[sender] = pb.Trained(failed=True, reason=reason)
+        return self._all_planned(now) or self._scale_if_all_trained(now)
+
+    def _refused_to_apply(self, sender: str) -> list[do.Effect]:
+        """It can still fetch the version and vote, if another holder makes it."""
+        if sender not in key_holders(self._plan, self.site):
+            return []
+        self._unable.add(sender)
+        if self._proposed is not None:
+            proposal = pb.Accept(round=self.round, attempt=self.attempt, value=self._proposed)
+            return [do.Send(sender, proposal)]
+        if self._unable >= set(key_holders(self._plan, self.site)):
+            raise AttemptFails(f"no key holder could apply the sum{self._why_not()}")
         return []
 
     def behind(self, sender: str, head_round: int) -> None:
@@ -159,7 +221,8 @@ class Coordination:
             train_deadline_ms=min(round(self.timing.train(self.attempt) * 1000), 86_400_000),
         )
         self._enter("plan", now, self.timing.phase(self.attempt))
-        return [do.Send(site, self.plan) for site in sorted(self._promises)]
+        plans = [do.Send(site, self.plan) for site in sorted(self._promises)]
+        return [do.Coordinate(self.plan), *plans]
 
     def plan_answered(self, sender: str, answer: pb.PlanAnswer, now: float) -> list[do.Effect]:
         """A participant took or declined the plan; a declining key dealer ends the attempt."""
@@ -170,15 +233,31 @@ class Coordination:
             self._refusals[sender] = answer.reason
             if sender == self.plan.key_dealer:
                 raise AttemptFails(f"the key dealer {sender} declined the plan: {answer.reason}")
-        if self.phase == "plan" and len(self._answers) == len(self.participants):
-            self._enter("train", now, self.timing.train(self.attempt))
-            return self._scale_if_all_trained(now)
-        return []
+        return self._all_planned(now)
+
+    def _all_planned(self, now: float) -> list[do.Effect]:
+        """Every participant has answered the plan, or has failed since."""
+        heard = self._answers.keys() | self._trained.keys()
+        if self.phase != "plan" or not heard >= set(self.participants):
+            return []
+        return self._begin_training(now)
+
+    def _begin_training(self, now: float) -> list[do.Effect]:
+        phase, train = self.timing.phase(self.attempt), self.timing.train(self.attempt)
+        self._enter("train", now, train if self._context_held else min(phase, train))
+        return self._scale_if_all_trained(now)
+
+    def expects_context(self, sender: str) -> bool:
+        """Whether the key dealer's public context belongs here now."""
+        waiting = self.phase in ("plan", "train") and not self._context_held
+        return waiting and self.plan is not None and sender == self.plan.key_dealer
 
     def context_held(self, now: float) -> list[do.Effect]:
         """The public context is here: updates can be added from now on."""
         if not self._context_held:
             self._context_held = True
+            if self.phase == "train":
+                self.deadline = self._phase_began + self.timing.train(self.attempt)
             # Runs beside training, so it is a span since the plan, not a phase.
             self._phases.append(("key", now - self._phase_began))
         return self._scale_if_all_trained(now)
@@ -192,21 +271,21 @@ class Coordination:
         if message.failed:
             self._refusals[sender] = message.reason
         self._trained[sender] = message
-        return self._scale_if_all_trained(now)
+        return self._all_planned(now) or self._scale_if_all_trained(now)
 
     def _scale_if_all_trained(self, now: float) -> list[do.Effect]:
-        declined = {site for site, answer in self._answers.items() if not answer.accepted}
-        waiting = set(self.participants) - set(self._trained) - declined
+        agreed = {site for site, answer in self._answers.items() if answer.accepted}
+        waiting = agreed - set(self._trained)
         if self.phase == "train" and self._context_held and not waiting:
             return self._scale(now)
         return []
 
     def _scale(self, now: float) -> list[do.Effect]:
         """One fixed-point scale for all: the largest exponent of each group."""
-        reports = {site: m for site, m in self._trained.items() if not m.failed}
-        self._need(len(reports), "have trained")
         if not self._context_held:
             raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
+        reports = {site: m for site, m in self._trained.items() if not m.failed}
+        self._need(len(reports), "have trained")
         lengths = {len(m.scale_exponents) for m in reports.values()}
         if len(lengths) != 1:
             raise AttemptFails(f"sites report different numbers of parameter groups: {lengths}")
@@ -220,7 +299,8 @@ class Coordination:
             scale_exponents=self._exponents,
             contributors=self._asked,
         )
-        return [do.Send(site, message) for site in self._asked]
+        # To all who promised: who is not asked learns that the attempt goes on.
+        return [do.Send(site, message) for site in sorted(self._promises)]
 
     # ---- aggregate ---------------------------------------------------------------
 
@@ -286,7 +366,8 @@ class Coordination:
         result: list[do.Effect] = []
         if self.phase == "apply":
             self._enter("vote", now, self.timing.phase(self.attempt))
-            holders = set(key_holders(self._plan, self.site))
+            self._proposed = vote.body
+            holders = set(key_holders(self._plan, self.site)) - self._unable
             proposal = pb.Accept(round=self.round, attempt=self.attempt, value=vote.body)
             result = [
                 do.Send(site, proposal) for site in self.manifest.enabled_ids if site not in holders
@@ -349,12 +430,19 @@ class Coordination:
         if self.phase == "prepare":
             return self._plan_or_propose(now)
         if self.phase == "plan":
-            self._enter("train", now, self.timing.train(self.attempt))
-            return self._scale_if_all_trained(now)
+            heard = {site: answer.accepted for site, answer in self._answers.items()}
+            heard |= {site: not message.failed for site, message in self._trained.items()}
+            for site in set(self.participants) - heard.keys():
+                self._refusals[site] = "did not answer the plan"
+            self._need(sum(heard.values()), "took the plan")
+            return self._begin_training(now)
         if self.phase == "train":
             return self._scale(now)
         if self.phase == "aggregate":
             # A site whose update is not in the sum by now is no contributor.
+            if self._extended:
+                raise AttemptFails("the sum was not finished in time")
+            self._extended = True
             self.deadline = now + self.timing.phase(self.attempt)
             self._asked = tuple(sorted(self._added))
             return self._finish()

@@ -256,6 +256,13 @@ class BeginAttempt:
 
 
 @dataclass(frozen=True)
+class Coordinate:
+    """We coordinate this plan: its key will come to us, whether we train or not."""
+
+    plan: pb.Plan
+
+
+@dataclass(frozen=True)
 class DealKey:
     """Make the round key; public part to the coordinator, secret part sealed to each holder."""
 
@@ -367,11 +374,26 @@ class Progress:
     model_digest: bytes = b""
     report: pb.RoundReport | None = field(default=None, compare=False)
 
+    @classmethod
+    def of_commit(cls, commit: pb.Commit) -> Progress:
+        """A round is committed."""
+        body, report = commit.certificate.body, commit.report
+        return cls(
+            body.round,
+            commit.certificate.attempt,
+            "committed",
+            report.coordinator,
+            contributors=tuple(body.contributors),
+            model_digest=body.model_digest,
+            report=report,
+        )
+
 
 Effect = (
     Persist
     | Send
     | BeginAttempt
+    | Coordinate
     | DealKey
     | Train
     | EncryptUpdate

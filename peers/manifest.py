@@ -15,6 +15,7 @@ import base64
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,12 +93,12 @@ class FederationManifest:
                     f"site {site.id!r} follows {before.id!r}: list each site once, sorted by id"
                 )
 
-    @property
+    @cached_property
     def enabled_ids(self) -> tuple[str, ...]:
         """The sites that take part, sorted."""
         return tuple(site.id for site in self.sites if site.enabled)
 
-    @property
+    @cached_property
     def majority(self) -> int:
         """How many sites decide: more than half of the enabled ones, whoever answers."""
         return len(self.enabled_ids) // 2 + 1

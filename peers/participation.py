@@ -76,13 +76,22 @@ class Participation:
     def expects(self, sender: str, kind: pb.BlobKind.ValueType) -> bool:
         """Whether such a large object from this sender belongs to our part just now."""
         from_dealer = sender == self.plan.key_dealer and not self.context_held
-        if kind == pb.PUBLIC_CONTEXT:
-            return from_dealer and self.site == self.coordinator
         if kind == pb.SEALED_CONTEXT:
             return from_dealer and self.holds_key
         return kind == pb.ENCRYPTED_SUM and self.holds_key and sender == self.coordinator
 
     # ---- key, train ------------------------------------------------------------
+
+    def worked(self, event: do.Worked) -> list[do.Effect]:
+        """Local work is done, or failed."""
+        match event:
+            case do.ContextHeld():
+                return self.key_arrived()
+            case do.LocalTrained():
+                return self.trained(event)
+            case do.WorkFailed():
+                return self.failed(event)
+        return []
 
     def begin(self) -> list[do.Effect]:
         """Take the plan: deal the key if that is our part, and train beside it."""

@@ -15,6 +15,8 @@ the code below obeys:
 6. A version is committed by equal votes of a majority of the manifest, and by
    nothing else. A site adopts a version only with such a certificate.
 7. A site never goes back: messages of rounds <= head change nothing.
+8. The manifest of an attempt is fixed at its start, and a site that has accepted a
+   value stays with its manifest until the round is over (peers/tenure.py).
 
 Time is an argument (seconds, monotonic); what must happen later is a deadline
 that `next_wakeup` tells. Messages that are late are dropped silently; messages
@@ -27,9 +29,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from peers import answers, runs
+from peers import answers, objections, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
+from peers.certificates import CertificateError
 from peers.coordination import AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
@@ -37,6 +40,7 @@ from peers.messages import LocalProtocolError, RemoteProtocolError, one_line
 from peers.participation import Participation, Policy
 from peers.roles import coordinator_of
 from peers.runs import RunRefused
+from peers.tenure import Tenure
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
@@ -60,11 +64,13 @@ class Protocol:
         verify_vote: Callable[[pb.Vote], None],
         verify_certificate: Callable[[pb.Certificate], None],
         unix_ms: Callable[[], int],
+        past_manifest: Callable[[int], FederationManifest | None],
     ) -> None:
         """``verify_*`` raise CertificateError; ``unix_ms`` dates certificates, for people."""
         self.site = site
-        self.manifest = manifest
         self.durable = durable
+        self._tenure = Tenure(manifest, past_manifest)
+        self._tenure.settle(durable.accepted)
         self._federation_id = federation_id
         self._head_certificate = head_certificate
         self._shape_digest = shape_digest
@@ -75,10 +81,9 @@ class Protocol:
         self._timing = timing
         self._verify_vote = verify_vote
         self._situation = do.Situation(0, willing=False, reason="still starting")
-        self._next_manifest: FederationManifest | None = None
         self._coordination: Coordination | None = None
         self._part: Participation | None = None
-        self._early_prepare: do.Received | None = None
+        self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []
         self._pending_accept: pb.Accept | None = None
         self._adoption = Adoption(site, verify_certificate)
@@ -115,7 +120,7 @@ class Protocol:
         """What is refused here must not undo what its cause has already asked for."""
         try:
             self._take(event)
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, CertificateError) as error:
             self._progress("waiting", message=str(error))
 
     def next_wakeup(self) -> float:
@@ -128,8 +133,27 @@ class Protocol:
         self._now = now
         self._effects = []
         if self._active:
-            self._expect(self.durable.promised + 1, delay=self._timing.retry(0))
+            self._resume()
         return self._effects
+
+    def _resume(self) -> None:
+        """Our part in the attempt under way is lost: nobody should wait for it."""
+        attempt = self.durable.promised
+        lead = coordinator_of(self.manifest, self.head_round + 1, max(0, attempt))
+        waiting = [lead] if lead != self.site else self.manifest.enabled_ids
+        over = answers.restarted(self.head_round + 1, attempt)
+        if attempt >= 0:
+            self._emit(*(do.Send(peer, over) for peer in waiting if peer != self.site))
+        if attempt < 0 or lead == self.site:
+            self._expect(attempt + 1, delay=self._timing.retry(0))
+        else:  # it may well succeed without us: don't be in its way
+            self._expected = attempt
+            self._renew_patience(train=True)
+
+    @property
+    def manifest(self) -> FederationManifest:
+        """The manifest in force: that of the attempt under way."""
+        return self._tenure.in_force
 
     @property
     def head_round(self) -> int:
@@ -153,42 +177,54 @@ class Protocol:
             return False
         if name.kind == pb.ENCRYPTED_UPDATE:
             return coordination is not None and coordination.expects_update(sender)
+        if name.kind == pb.PUBLIC_CONTEXT:
+            return coordination is not None and coordination.expects_context(sender)
         return part is not None and part.expects(sender, name.kind)
 
     def _take(self, event: Event) -> None:
         coordination = self._coordination
+        before = coordination.phase if coordination else ""
         try:
-            match event:
-                case do.Received(sender, body):
-                    self._receive(sender, body)
-                case do.Tick():
-                    self._tick()
-                case do.Situation():
-                    self._situation = event
-                case do.RunRequested(run_id, rounds, plan):
-                    self._request_run(run_id, rounds, plan)
-                case do.StopRequested(run_id):
-                    self._request_stop(run_id)
-                case do.ManifestChanged():
-                    self._change_manifest(event)
-                case do.PeerAhead(site, head_round):
-                    if head_round > self.head_round:
-                        self._emit(do.FetchCertificates(site, self.head_round))
-                case do.CertificatesArrived(_, certificates):
-                    everyone = self.manifest.enabled_ids
-                    self._emit(*self._adoption.certificates(certificates, self.durable, everyone))
-                case do.VersionHere(digest):
-                    self._version_here(digest)
-                case do.VersionMissing(digest, reason):
-                    self._version_missing(digest, reason)
-                case do.VoteSigned(vote):
-                    self._send_vote(vote)
-                case _:
-                    self._worked(event)
+            self._dispatch(event)
         except AttemptFails as failure:
             if coordination is None:
                 raise LocalProtocolError(f"an attempt failed without one: {failure}") from failure
             self._fail_attempt(coordination, str(failure))
+        if coordination is None or coordination is not self._coordination:
+            return
+        if coordination.phase != before:
+            # The attempt that we run ourselves got on: its phases are our patience.
+            self._renew_patience(train=coordination.phase in ("plan", "train"))
+            self._progress(coordination.phase, contributors=coordination.contributors())
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case do.Received(sender, body):
+                self._receive(sender, body)
+            case do.Tick():
+                self._tick()
+            case do.Situation():
+                self._situation = event
+            case do.RunRequested(run_id, rounds, plan):
+                self._request_run(run_id, rounds, plan)
+            case do.StopRequested(run_id):
+                self._request_stop(run_id)
+            case do.ManifestChanged():
+                self._change_manifest(event)
+            case do.PeerAhead(site, head_round):
+                if head_round > self.head_round:
+                    self._emit(do.FetchCertificates(site, self.head_round))
+            case do.CertificatesArrived(_, certificates):
+                everyone = self.manifest.enabled_ids
+                self._emit(*self._adoption.certificates(certificates, self.durable, everyone))
+            case do.VersionHere(digest):
+                self._version_here(digest)
+            case do.VersionMissing(digest, reason):
+                self._version_missing(digest, reason)
+            case do.VoteSigned(vote):
+                self._send_vote(vote)
+            case _:
+                self._worked(event)
 
     def _receive(self, sender: str, body: do.Body) -> None:
         match body:
@@ -227,6 +263,7 @@ class Protocol:
     def _request_run(self, run_id: str, rounds: int, plan: pb.TrainingPlan) -> None:
         if self._active:
             raise RunRefused(runs.under_way(self.durable.run))
+        self._settle()
         objection = self._policy.objection(plan) or runs.objection(plan, self.manifest)
         if objection:
             raise RunRefused(objection)
@@ -250,16 +287,18 @@ class Protocol:
             return
         was_active = self._active
         self._persist(replace(self.durable, run=run))
+        if self._part is not None or self._coordination is not None:
+            return  # the attempt under way goes on: its end decides what is next
         if self._active and not was_active:
             self._expect(self.durable.promised + 1, delay=0)
-        elif not self._active and self._part is None and self._coordination is None:
+        elif not self._active:
             self._expected_by = math.inf
 
     # ---- who begins, and when --------------------------------------------------
 
     def _expect(self, attempt: int, delay: float) -> None:
         """Wait for ``attempt``: to begin it ourselves, or for its coordinator to."""
-        self._apply_next_manifest()
+        self._settle()
         if self.site not in self.manifest.enabled_ids:
             self._expected_by = math.inf
             return
@@ -271,6 +310,11 @@ class Protocol:
             self._expected_by = self._now + delay
         else:
             self._expected_by = self._now + delay + self._timing.patience(attempt)
+
+    def _await(self, attempt: int) -> None:
+        """Somebody is at work on ``attempt``: give its coordinator time."""
+        self._expected = attempt
+        self._expected_by = self._now + self._timing.patience(attempt)
 
     def _tick(self) -> None:
         if self._coordination and self._now >= self._coordination.deadline:
@@ -317,8 +361,7 @@ class Protocol:
         self._pending_accept = None
         self._persist(replace(self.durable, promised=attempt))
         self._emit(do.BeginAttempt(self.head_round + 1, attempt))
-        self._expected = attempt
-        self._expected_by = self._now + self._timing.patience(attempt)
+        self._await(attempt)
 
     def _fail_attempt(self, coordination: Coordination, reason: str) -> None:
         message = pb.AttemptFailed(
@@ -329,11 +372,14 @@ class Protocol:
             self._emit(do.Send(site, message))
 
     def _on_attempt_failed(self, sender: str, message: pb.AttemptFailed) -> None:
-        if sender != coordinator_of(self.manifest, message.round, message.attempt):
-            coordination = self._coordinated(message.round, message.attempt)
-            if coordination is not None:
-                self._emit(*coordination.refused(sender, message.reason, self._now))
+        coordination = self._coordinated(message.round, message.attempt)
+        if coordination is not None:  # of a site that leaves the attempt, perhaps ourselves
+            self._emit(*coordination.refused(sender, message.reason, self._now))
             return
+        if sender != coordinator_of(self.manifest, message.round, message.attempt):
+            return
+        if message.round == self.head_round + 2 and self._too_early:
+            self._too_early = [self._too_early[0], do.Received(sender, message)]
         if message.round != self.head_round + 1 or message.attempt < self._expected:
             return
         self._part = None
@@ -344,12 +390,6 @@ class Protocol:
     # ---- prepare ---------------------------------------------------------------
 
     def _on_prepare(self, sender: str, message: pb.Prepare) -> None:
-        ours = message.manifest_version == self.manifest.version
-        if ours and sender != coordinator_of(self.manifest, message.round, message.attempt):
-            raise RemoteProtocolError(
-                f"{sender} prepared attempt {message.attempt} of round {message.round}, "
-                "which is not its turn"
-            )
         if message.round <= self.head_round:
             if self._head_certificate is not None:
                 self._emit(do.Send(sender, answers.ahead(message, self._head_certificate)))
@@ -357,42 +397,46 @@ class Protocol:
         if message.round > self.head_round + 1:
             self._catch_up_for(sender, message)
             return
-        if message.head_digest != self.durable.head_digest:
-            raise RemoteProtocolError(
-                f"{sender} builds round {message.round} on version "
-                f"{message.head_digest.hex()[:12]}, committed here is "
-                f"{self.durable.head_digest.hex()[:12]}"
-            )
-        self._adopt_run_of(message)
+        objections.check_history(sender, message, self.durable)
+        manifest: FederationManifest | None = self.manifest
+        if message.attempt != self.durable.promised:
+            manifest = self._tenure.of_attempt(message.manifest_version, self.durable.accepted)
+        if manifest is None or message.manifest_version != manifest.version:
+            self._adopt_run_of(sender, message)
+            self._emit(do.Send(sender, answers.other_manifest(message, self.manifest.version)))
+            return
+        objections.check_turn(sender, manifest, message.round, message.attempt)
+        self._adopt_run_of(sender, message)
         if message.attempt < self.durable.promised:
             self._emit(do.Send(sender, answers.nack(message, self.durable.promised)))
             return
-        self._apply_next_manifest()
-        if message.manifest_version != self.manifest.version:
-            self._emit(do.Send(sender, answers.other_manifest(message, self.manifest.version)))
-            return
         if message.attempt > self.durable.promised:
+            self._tenure.enter(manifest)
             self._enter_attempt(message.attempt)
             self._progress("prepare")
         self._emit(do.Send(sender, self._promise()))
 
     def _catch_up_for(self, sender: str, message: pb.Prepare) -> None:
         """A commit is still on its way to us: say so, and answer when we have caught up."""
-        self._adopt_run_of(message)
-        self._early_prepare = do.Received(sender, message)
+        self._adopt_run_of(sender, message)
+        self._too_early = [do.Received(sender, message)]
         self._emit(do.Send(sender, answers.behind(message, self.head_round)))
         if not self._adoption.under_way:
             self._emit(do.FetchCertificates(sender, self.head_round))
 
-    def _adopt_run_of(self, message: pb.Prepare) -> None:
-        """A run that we missed; its coordinator is at work, so there is nothing to begin."""
+    def _adopt_run_of(self, sender: str, message: pb.Prepare) -> None:
+        """A run that we missed, or that its coordinator missed."""
         if runs.supersedes(message.run, self.durable.run):
             self._persist(replace(self.durable, run=message.run))
+            if self._active and self._expected_by == math.inf:
+                # Its coordinator is at work, so there is nothing to begin yet.
+                self._await(max(message.attempt, self.durable.promised))
+        elif self.durable.run and runs.supersedes(self.durable.run, message.run):
+            self._emit(do.Send(sender, self.durable.run))
 
     def _promise(self) -> pb.Promise:
-        return answers.promise(
-            self.durable, self._situation, self._shape_digest, self._own_certificate
-        )
+        situation = answers.UNDER_OLDER_MANIFEST if self._tenure.outdated else self._situation
+        return answers.promise(self.durable, situation, self._shape_digest, self._own_certificate)
 
     def _on_answer(
         self, sender: str, message: pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
@@ -402,24 +446,18 @@ class Protocol:
         coordination = self._coordinated(round_, message.attempt)
         if coordination is None:
             return
-        before = coordination.phase
-        match message:
-            case pb.Promise():
-                self._emit(*coordination.promised(sender, message, self._now))
-            case pb.PlanAnswer():
-                self._emit(*coordination.plan_answered(sender, message, self._now))
-            case pb.Trained():
-                self._emit(*coordination.trained(sender, message, self._now))
-            case pb.Vote():
-                if message.site != sender:
-                    raise RemoteProtocolError(f"{sender} sent a vote of {message.site}")
-                self._verify_vote(message)
-                self._emit(*coordination.voted(message, self._now))
-        self._renew(coordination, before)
+        if isinstance(message, pb.Vote):
+            if message.site != sender:
+                raise RemoteProtocolError(f"{sender} sent a vote of {message.site}")
+            self._verify_vote(message)
+        self._emit(*coordination.answered(sender, message, self._now))
 
     def _on_nack(self, message: pb.Nack) -> None:
-        if self._coordinated(message.round, message.attempt):
-            raise AttemptFails(f"attempt {message.promised_attempt} is already under way")
+        coordination = self._coordinated(message.round, message.attempt)
+        if coordination is not None:
+            later = message.promised_attempt
+            self._fail_attempt(coordination, f"attempt {later} is already under way")
+            self._await(later)
 
     def _on_behind(self, sender: str, message: pb.Behind) -> None:
         coordination = self._coordinated(message.round, message.attempt)
@@ -428,7 +466,9 @@ class Protocol:
 
     def _on_ahead(self, sender: str, message: pb.Ahead) -> None:
         if message.certificate.body.round > self.head_round:
-            self._coordination = None
+            coordination = self._coordination
+            if coordination is not None and coordination.round == message.round:
+                self._fail_attempt(coordination, f"{sender} knows that round as committed")
             self._emit(do.FetchCertificates(sender, self.head_round))
 
     # ---- plan, key, train ---------------------------------------------------------
@@ -453,43 +493,20 @@ class Protocol:
         if not isinstance(event, do.Worked) or not self._is_current(event.round, event.attempt):
             return
         coordination, part = self._coordination, self._part
-        before = coordination.phase if coordination else ""
         if part is not None:
-            self._participate(part, event)
-        match event:
-            case do.ContextHeld() if coordination:
-                self._emit(*coordination.context_held(self._now))
-            case do.UpdateArrived() if coordination:
-                self._emit(*coordination.update_arrived(event.site))
-            case do.UpdateAdded() if coordination:
-                self._emit(*coordination.update_added(event.site))
-                self._progress("aggregate", contributors=coordination.contributors())
-            case do.UpdateRefused() if coordination:
-                self._emit(*coordination.update_refused(event.site, event.reason))
-            case do.SumFinished() if coordination:
-                self._emit(*coordination.sum_finished(event.sum_digest, self._now))
-            case do.WorkFailed() if coordination and event.phase in ("key", "aggregate"):
-                raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
+            self._emit(*part.worked(event))
+            if isinstance(event, do.Applied) and (value := part.applied(event)) is not None:
+                self._accept(event.attempt, value, event.mean_loss)
         if coordination is not None:
-            self._renew(coordination, before)
-
-    def _participate(self, part: Participation, event: do.Worked) -> None:
-        match event:
-            case do.ContextHeld():
-                self._emit(*part.key_arrived())
-            case do.LocalTrained():
-                self._emit(*part.trained(event))
-            case do.Applied():
-                value = part.applied(event)
-                if value is not None:
-                    self._accept(event.attempt, value, event.mean_loss)
-            case do.WorkFailed():
-                self._emit(*part.failed(event))
+            self._emit(*coordination.worked(event, self._now))
+            if isinstance(event, do.UpdateAdded):
+                self._progress("aggregate", contributors=coordination.contributors())
 
     def _on_scale(self, sender: str, message: pb.Scale) -> None:
-        if self._current(sender, message.round, message.attempt) and self._part is not None:
+        if self._current(sender, message.round, message.attempt):
             self._renew_patience()
-            self._emit(*self._part.scale(message))
+            if self._part is not None:
+                self._emit(*self._part.scale(message))
 
     def _on_apply(self, sender: str, message: pb.Apply) -> None:
         if self._current(sender, message.round, message.attempt) and self._part is not None:
@@ -501,10 +518,7 @@ class Protocol:
     def _on_accept(self, sender: str, message: pb.Accept) -> None:
         if message.round != self.head_round + 1 or message.attempt < self.durable.promised:
             return
-        if sender != coordinator_of(self.manifest, message.round, message.attempt):
-            raise RemoteProtocolError(f"{sender} does not coordinate attempt {message.attempt}")
-        if message.value.parent_digest != self.durable.head_digest:
-            raise RemoteProtocolError(f"{sender} proposes a version with another parent")
+        objections.check_proposal(sender, message, self.manifest, self.durable)
         if message.attempt > self.durable.promised:
             self._enter_attempt(message.attempt)
         self._pending_accept = message
@@ -563,24 +577,13 @@ class Protocol:
         self._pending_accept = None
         self._emit(do.BeginAttempt(body.round + 1, 0))
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
-        self._emit(
-            do.Progress(
-                body.round,
-                last.certificate.attempt,
-                "committed",
-                last.report.coordinator,
-                contributors=tuple(body.contributors),
-                model_digest=body.model_digest,
-                report=last.report,
-            )
-        )
-        self._expected_by = math.inf
-        self._apply_next_manifest()
+        self._emit(do.Progress.of_commit(last))
+        self._expected, self._expected_by = 0, math.inf
+        self._settle()
         if self._active:
             self._expect(0, delay=0)
-        if self._early_prepare is not None:
-            self._early.append(self._early_prepare)
-            self._early_prepare = None
+        self._early += self._too_early
+        self._too_early = []
 
     # ---- small parts ---------------------------------------------------------------
 
@@ -598,8 +601,7 @@ class Protocol:
         """Whether this belongs to the attempt under way and comes from its coordinator."""
         if not self._is_current(round_, attempt):
             return False
-        if sender != coordinator_of(self.manifest, round_, attempt):
-            raise RemoteProtocolError(f"{sender} does not coordinate attempt {attempt}")
+        objections.check_turn(sender, self.manifest, round_, attempt)
         return True
 
     def _coordinated(self, round_: int, attempt: int) -> Coordination | None:
@@ -611,27 +613,25 @@ class Protocol:
         target = coordinator_of(self.manifest, self.head_round + 1, self.durable.promised)
         self._emit(do.Send(target, body))
 
-    def _renew(self, coordination: Coordination, before: str) -> None:
-        """The attempt that we run ourselves got on: its phases are our patience."""
-        if self._coordination is coordination and coordination.phase != before:
-            self._renew_patience(train=coordination.phase == "train")
-            self._progress(coordination.phase, contributors=coordination.contributors())
-
     def _renew_patience(self, *, train: bool = False) -> None:
+        """The attempt got on: its next sign of life may take this long (peers/timing.py)."""
         attempt = max(0, self.durable.promised)
-        extra = self._timing.train(attempt) if train else 0.0
-        self._expected_by = self._now + extra + self._timing.patience(attempt)
+        silent = self._timing.patience(attempt, 1 if train else 3)
+        self._expected_by = self._now + silent + (self._timing.train(attempt) if train else 0.0)
 
     def _change_manifest(self, event: do.ManifestChanged) -> None:
+        """In force between attempts only: the one that an attempt runs under is fixed."""
         self._own_certificate = event.own_certificate
-        self._next_manifest = event.manifest
-        if self._part is None and self._coordination is None:
-            self._apply_next_manifest()
+        self._tenure.install(event.manifest)
+        idle = self._expected_by == math.inf
+        if idle or self.durable.promised < 0:
+            self._settle()
+        if idle and self._active:
+            self._expect(self.durable.promised + 1, self._timing.retry(0))
 
-    def _apply_next_manifest(self) -> None:
-        """Between attempts only: the version that an attempt runs under is fixed."""
-        if self._next_manifest is not None:
-            self.manifest, self._next_manifest = self._next_manifest, None
+    def _settle(self) -> None:
+        if self._part is None and self._coordination is None:
+            self._tenure.settle(self.durable.accepted)
 
     def _progress(
         self,

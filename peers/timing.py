@@ -1,4 +1,29 @@
-"""Deadlines of the round protocol: two settings and one growth, no more. PURE."""
+"""Deadlines of the round protocol: two settings and one growth, no more. PURE.
+
+P is ``phase_s``, T is ``train_s``; both grow with the attempt, so a federation
+that is slower than its settings gets through after a few attempts. How the rest
+follows, in the order of an attempt:
+
+    coordinator                       waits at most     a site that hears nothing gives up
+    prepare   promises                P                 2 P after its promise
+      ... after a majority promised   P / 20
+    plan      answers                 P
+    key       public context          P, beside train
+    train     exponents               T                 T + 2 P after the plan (P + T, and P)
+    aggregate updates, then the sum   P + P
+    apply     the first vote          P
+    vote      a majority              P                 4 P after the scale (3 P, and P)
+
+A site's patience is the coordinator's longest silence and one P more: for the
+way of the messages and for clocks whose rates differ (a quarter at worst). So
+the coordinator, who knows the cause, is the first to say that an attempt failed,
+and a site's patience ends only if the coordinator is gone.
+
+P must exceed the longest of: encrypting and uploading an update, finishing and
+sending the sum, decrypting it, fetching a version. T must exceed the local
+training of the slowest site. Both are measured: `fedctl rounds` shows each
+phase's seconds. A coordinator that dies costs one attempt, at most T + 2 P.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +50,9 @@ class Timing:
         """How long after a majority has promised it still waits for the others."""
         return self.phase(attempt) / 20
 
-    def patience(self, attempt: int) -> float:
-        """How long a site waits for a sign of progress before it gives an attempt up.
-
-        Longer than any phase of the coordinator, so that the coordinator, who
-        knows the cause, is the first to say that an attempt failed.
-        """
-        return 2 * self.phase(attempt)
+    def patience(self, attempt: int, silent_phases: int = 1) -> float:
+        """How long a site waits for a sign of progress before it gives an attempt up."""
+        return (silent_phases + 1) * self.phase(attempt)
 
     def retry(self, attempt: int) -> float:
         """Pause after a failed attempt, so that a lasting cause does not spin."""

@@ -8,9 +8,12 @@
 
 Everything that the real driver does is done here without IO: effects are
 carried out in order, local work takes a drawn time, messages are delayed,
-dropped, duplicated and reordered as `Faults` says. A crash loses everything but
-what was persisted. After every step the invariants of the protocol are checked;
-a run is a function of its seed.
+dropped, duplicated and reordered as `Faults` says, links are cut one way or both,
+each site's clock has its own rate and offset. A crash loses everything but what
+was persisted, and may come between any two effects of a step. Every heartbeat a
+site hears the heads of the peers that it reaches, as the real driver does. The
+invariants of tests/scenarios/invariants.py are checked at every write, message
+and vote; a run is a function of its seed.
 
 Signatures are stood in for by a digest with a site's name in it: what the
 protocol needs of them is that nobody votes for another, and the transport and
@@ -24,34 +27,58 @@ import heapq
 import math
 import random
 import string
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
 from peers import effects as do
-from peers.certificates import CertificateError, vote_payload
+from peers.certificates import CertificateError
 from peers.manifest import FederationManifest, ManifestSite
 from peers.messages import RemoteProtocolError
 from peers.participation import Policy
 from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders
+from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
+from tests.scenarios.invariants import Disk, Watch
 
 FEDERATION = "simulated"
 GENESIS = hashlib.sha256(b"genesis").digest()
 SHAPE = hashlib.sha256(b"shape").digest()
 TIMING = Timing(phase_s=10.0, train_s=60.0, growth=1.5)
+HEARTBEAT_S = 5.0
+LONGEST_WORK_S = 2.0
+POLICY = Policy(min_participants=2, max_local_epochs=10)
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances a message; seconds of delay."""
+    """Chances a message, a push or a piece of work; seconds of delay.
+
+    Of messages of the kind ``scarce``, two in three are lost.
+    """
 
     drop: float = 0.0
     duplicate: float = 0.0
     delay_s: tuple[float, float] = (0.001, 0.05)
+    cut: float = 0.0
+    fail: float = 0.0
+    scarce: str = ""
+
+
+@dataclass
+class Clock:
+    """A site's monotonic clock."""
+
+    offset: float = 0.0
+    rate: float = 1.0
+
+    def local(self, now: float) -> float:
+        return self.offset + now * self.rate
+
+    def world(self, local: float) -> float:
+        return (local - self.offset) / self.rate
 
 
 def plan(min_participants: int = 2) -> pb.TrainingPlan:
@@ -68,17 +95,10 @@ def plan(min_participants: int = 2) -> pb.TrainingPlan:
     )
 
 
-def signature(site: str, vote: pb.Vote) -> bytes:
-    return hashlib.sha256(site.encode() + vote_payload(vote.body, vote.attempt)).digest()
-
-
-@dataclass
-class Disk:
-    """What survives a crash of a site."""
-
-    durable: do.Durable
-    commits: dict[int, pb.Commit] = field(default_factory=dict)
-    versions: set[bytes] = field(default_factory=lambda: {GENESIS})
+def signature(site: str, attempt: int, body: pb.VoteBody) -> bytes:
+    return hashlib.sha256(
+        b"%s %d " % (site.encode(), attempt) + body.SerializeToString(deterministic=True)
+    ).digest()
 
 
 class World:
@@ -92,71 +112,158 @@ class World:
         faults: Faults | None = None,
         min_participants: int | None = None,
         machine: type[Protocol] = Protocol,
+        skewed: bool = False,
+        record: bool = True,
+        copies: bool = True,
     ) -> None:
+        """``copies``: a receiver gets a message of its own, as over a network."""
         names = string.ascii_lowercase[:sites]
         self.manifest = FederationManifest(
             FEDERATION, 1, tuple(ManifestSite(name, f"{name}:1", True) for name in names)
         )
+        self.manifests = {1: self.manifest}
+        self.installed = dict.fromkeys(names, self.manifest)
         self.random = random.Random(seed)
         self.faults = faults or Faults()
         self.min_participants = min_participants or min(3, sites)
         self.now = 0.0
+        self.recording = record
         self.transcript: list[str] = []
-        self.committed: dict[int, bytes] = {}
-        self.votes: dict[tuple[str, int, int], bytes] = {}
-        self._machine = machine
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._sequence = 0
-        self.disks = {name: Disk(do.Durable(0, GENESIS)) for name in names}
+        self.steps = 0
+        self.slowness: dict[str, float] = {}
+        self.willing: dict[str, bool] = {}
+        self.failing: set[tuple[str, str]] = set()
+        self.blocked: dict[tuple[str, str], int] = {}
+        self.disks: dict[str, Disk] = {}
         self.machines: dict[str, Protocol] = {}
-        self._generation: dict[str, int] = defaultdict(int)
+        self.watch = Watch(self.disks, self.manifests)
+        self._copies = copies
+        self._skewed = skewed
+        self._machine = machine
+        self._clocks: dict[str, Clock] = {}
+        self._armed: dict[str, float] = {}
+        self._doomed: dict[str, tuple[int, bool, float]] = {}
+        self._boots: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
+        self._queue: list[tuple[float, int, str, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
         for name in names:
-            self.start(name)
+            self.add(name)
+        self._later(HEARTBEAT_S, self._heartbeats)
 
     # ---- what a test says --------------------------------------------------------
+
+    @property
+    def committed(self) -> dict[int, bytes]:
+        """Round -> model digest, as the certificates say."""
+        return self.watch.committed
 
     def site(self, name: str) -> Protocol:
         return self.machines[name]
 
     def train(self, name: str, rounds: int) -> None:
-        """A person at a site asks for more rounds."""
-        self._feed(name, do.RunRequested(f"run-{rounds}", rounds, plan(self.min_participants)))
+        """A person at a site asks for more rounds; refused if a run is under way there."""
+        run = f"run-{self._sequence}-{rounds}"
+        self._feed(name, do.RunRequested(run, rounds, plan(self.min_participants)))
+
+    def stop(self, name: str) -> None:
+        """A person at a site stops the run."""
+        self._feed(name, do.StopRequested(f"stop-{self._sequence}"))
+
+    def add(self, name: str) -> None:
+        """A site's daemon starts for the first time."""
+        self.disks[name] = Disk(do.Durable(0, GENESIS), {GENESIS})
+        self._boots[name] = self._attempts[name] = 0
+        self.start(name)
 
     def crash(self, name: str) -> None:
         """The site loses everything but its disk."""
-        self._say(f"{name} crashes")
-        self.machines.pop(name, None)
-        self._generation[name] += 1
+        if name in self.machines:
+            self._say(f"{name} crashes")
+            del self.machines[name]
+        self._doomed.pop(name, None)
+        self._boots[name] += 1
+        self._attempts[name] += 1
+
+    def doom(self, name: str, after: int, down_s: float, *, writing: bool) -> None:
+        """Crash in its next step (that writes), behind ``after`` of its effects."""
+        self._doomed[name] = (after, writing, down_s)
+
+    def spare(self, name: str) -> None:
+        """The crash that waits for it does not come."""
+        self._doomed.pop(name, None)
+
+    def cut(self, links: tuple[tuple[str, str], ...]) -> None:
+        """Nothing gets through from the first of each pair to the second."""
+        self._say(f"cut: {' '.join(f'{a}->{b}' for a, b in links)}")
+        for link in links:
+            self.blocked[link] = self.blocked.get(link, 0) + 1
+
+    def heal(self, links: tuple[tuple[str, str], ...]) -> None:
+        """The end of a `cut`; a link that was cut twice is dead until both end."""
+        self._say(f"healed: {' '.join(f'{a}->{b}' for a, b in links)}")
+        for link in links:
+            left = self.blocked.pop(link, 0) - 1
+            if left > 0:
+                self.blocked[link] = left
+
+    def certificate(self, round_: int) -> pb.Certificate:
+        """The certificate of a committed round, as some site has it."""
+        return next(
+            d.commits[round_].certificate for d in self.disks.values() if round_ in d.commits
+        )
 
     def start(self, name: str) -> None:
         """The site's daemon starts from its disk."""
+        if name in self.machines:
+            return
         disk = self.disks[name]
         last = disk.commits.get(disk.durable.head_round)
+        clock = Clock()
+        if self._skewed:
+            clock = Clock(self.random.uniform(0, 1e6), self.random.uniform(0.95, 1.05))
+        self._clocks[name] = clock
+        self._armed[name] = math.inf
         machine = self._machine(
             site=name,
             federation_id=FEDERATION,
-            manifest=self.manifest,
+            manifest=self.installed[name],
             durable=disk.durable,
             head_certificate=last.certificate if last else None,
             shape_digest=SHAPE,
             shared_values=2,
             unix_ms=lambda: round(self.now * 1000),
             own_certificate=name.encode(),
-            policy=Policy(min_participants=2, max_local_epochs=10),
+            policy=POLICY,
             timing=TIMING,
             verify_vote=self._verify_vote,
             verify_certificate=self._verify_certificate,
+            past_manifest=self.manifests.get,
         )
+        self._say(f"{name} starts at round {disk.durable.head_round}")
         self.machines[name] = machine
-        self._feed(name, do.Situation(num_examples=10 + ord(name), willing=True))
-        self._carry_out_all(name, machine.start(self.now))
+        self._boots[name] += 1
+        self.set_willing(name, self.willing.get(name, True))
+        self._carry_out_all(name, machine.start(clock.local(self.now)))
         self._arm(name)
+
+    def set_willing(self, name: str, willing: bool) -> None:
+        """Whether a site trains."""
+        self.willing[name] = willing
+        reason = "" if willing else "off here"
+        self._feed(name, do.Situation(10 + ord(name), willing=willing, reason=reason))
+
+    def install(self, name: str, manifest: FederationManifest) -> None:
+        """The operator of a site installs a manifest."""
+        self._say(f"{name} has manifest {manifest.version}: {' '.join(manifest.enabled_ids)}")
+        self.installed[name] = manifest
+        self._feed(name, do.ManifestChanged(manifest, name.encode()))
 
     def run_until_committed(self, round_: int, *, within_s: float = 5_000.0) -> None:
         """Let time pass until every running site has this round; fails after ``within_s``."""
         end = self.now + within_s
         while not all(m.head_round >= round_ for m in self.machines.values()):
-            if not self._queue or self.now > end:
+            if self.now > end:
                 heads = {name: m.head_round for name, m in self.machines.items()}
                 raise AssertionError(f"stuck at {heads}, t={self.now:.1f}\n{self.text()}")
             self.step()
@@ -170,13 +277,25 @@ class World:
 
     def step(self) -> None:
         """The next thing happens."""
-        self.now, _, action = heapq.heappop(self._queue)
-        action()
-        self._check()
+        self.now, _, name, boot, action, arguments = heapq.heappop(self._queue)
+        if not name or (self._boots[name] == boot and name in self.machines):
+            action(*arguments)
+
+    def at(self, when: float, action: Callable[..., None], *arguments: object) -> None:
+        """Do this at that time."""
+        self._push(when, "", 0, action, arguments)
 
     def text(self) -> str:
         """The transcript, its last lines."""
         return "\n".join(self.transcript[-120:])
+
+    def reaches(self, sender: str, to: str) -> bool:
+        """Whether a message gets through now: the link, the site, and its manifest."""
+        return (
+            to in self.machines
+            and (sender, to) not in self.blocked
+            and sender in self.installed[to].enabled_ids
+        )
 
     # ---- the driver ----------------------------------------------------------------
 
@@ -184,144 +303,257 @@ class World:
         machine = self.machines.get(name)
         if machine is None:
             return
+        self.steps += 1
         try:
-            effects = machine.step(event, self.now)
-        except (RemoteProtocolError, CertificateError) as error:
+            effects = machine.step(event, self._clocks[name].local(self.now))
+        except (RemoteProtocolError, CertificateError, RunRefused) as error:
             self._say(f"{name} refuses: {error}")
             return
         self._carry_out_all(name, effects)
         self._arm(name)
 
     def _arm(self, name: str) -> None:
-        due = self.machines[name].next_wakeup()
-        if due < math.inf:
-            self._later_at(name, max(due, self.now), lambda: self._tick(name))
+        machine = self.machines.get(name)
+        if machine is None:
+            return
+        due = machine.next_wakeup()
+        if due < self._armed[name]:
+            # A hair later: the sums of two clocks are rounded.
+            self._armed[name] = due
+            when = max(self._clocks[name].world(due) + 1e-6, self.now)
+            self._push(when, name, self._boots[name], self._tick, (name, due))
 
-    def _tick(self, name: str) -> None:
-        if self.machines[name].next_wakeup() <= self.now:
+    def _tick(self, name: str, due: float) -> None:
+        if self._armed[name] == due:
+            self._armed[name] = math.inf
+        if self.machines[name].next_wakeup() <= self._clocks[name].local(self.now):
             self._feed(name, do.Tick())
+        else:
+            self._arm(name)
+
+    def _heartbeats(self) -> None:
+        """Each site hears where the peers stand that it reaches, and that reach it."""
+        self._later(HEARTBEAT_S, self._heartbeats)
+        newest = max(disk.durable.head_round for disk in self.disks.values())
+        for name, machine in list(self.machines.items()):
+            if machine.head_round == newest:
+                continue
+            for peer, other in list(self.machines.items()):
+                ahead = other.head_round > machine.head_round
+                if ahead and self.reaches(name, peer) and self.reaches(peer, name):
+                    self._feed(name, do.PeerAhead(peer, other.head_round))
+                    break
 
     def _carry_out_all(self, name: str, effects: list[do.Effect]) -> None:
-        for effect in effects:
+        doom = self._doomed.get(name)
+        boundary = math.inf
+        if doom is not None and effects:
+            after, writing, down_s = doom
+            if not writing or any(isinstance(e, do.Persist) for e in effects):
+                boundary = min(after, len(effects))
+        boot = self._boots[name]
+        for position, effect in enumerate(effects):
+            if position == boundary:
+                break
             self._carry_out(name, effect)
+            if self._boots[name] != boot:
+                return
+        if boundary < math.inf:
+            self._say(f"{name} dies behind {boundary} of {len(effects)} effects")
+            self.crash(name)
+            self._later(down_s, self.start, name)
 
     def _carry_out(self, name: str, effect: do.Effect) -> None:
-        disk = self.disks[name]
         match effect:
+            case do.Send(to, body):
+                self._send(name, to, body)
             case do.Persist(durable, commits):
-                assert durable.head_round >= disk.durable.head_round, "a site never goes back"
+                self.watch.persisted(name, durable, commits)
+                disk = self.disks[name]
                 disk.durable = durable
                 for commit in commits:
                     disk.commits[commit.certificate.body.round] = commit
-            case do.Send(to, body):
-                self._send(name, to, body)
+            case do.BeginAttempt():
+                self._attempts[name] += 1
             case do.DealKey(deal_plan, coordinator):
-                for holder in [*key_holders(deal_plan, coordinator), coordinator]:
-                    kind = pb.PUBLIC_CONTEXT if holder == coordinator else pb.SEALED_CONTEXT
-                    self._work(name, partial(self._give_key, name, holder, deal_plan, kind))
+                self._work(name, "key", deal_plan, self._deal, name, deal_plan, coordinator)
             case do.Train(train_plan):
-                at = (train_plan.round, train_plan.attempt)
-                self._work(name, lambda: self._feed(name, do.LocalTrained(*at, (1, 2))))
+                done = do.LocalTrained(train_plan.round, train_plan.attempt, (1, 2))
+                self._work(name, "train", train_plan, self._feed, name, done)
             case do.EncryptUpdate():
-                self._work(name, lambda: self._upload(name, effect))
+                self._work(name, "encrypt", effect, self._upload, name, effect)
             case do.AddUpdate(round_, attempt, site):
-                self._work(name, lambda: self._feed(name, do.UpdateAdded(round_, attempt, site)))
+                added = do.UpdateAdded(round_, attempt, site)
+                self._work(name, "aggregate", effect, self._feed, name, added)
             case do.FinishSum(round_, attempt):
-                self._work(
-                    name,
-                    lambda: self._feed(name, do.SumFinished(round_, attempt, b"\0" * 32)),
-                    longest=0.0,
-                )
+                digest = self.random.randbytes(32)
+                finished = do.SumFinished(round_, attempt, digest)
+                self._work(name, "aggregate", effect, self._feed, name, finished)
             case do.SendSum(holders, apply):
                 for holder in holders:
-                    self._send(name, holder, apply)
+                    self._push_blob(name, holder, pb.ENCRYPTED_SUM, apply, self._send, apply)
             case do.ApplySum():
-                self._work(name, lambda: self._apply(name, effect))
+                self.watch.decrypts(name, effect.round, effect.attempt)
+                self._work(name, "apply", effect, self._apply, name, effect)
             case do.SignVote():
                 self._vote(name, effect)
             case do.FetchVersion():
                 self._fetch(name, effect)
             case do.FetchCertificates(site, after):
-                self._later(name, lambda: self._certificates(name, site, after), 0.05)
-            case do.Progress() if effect.message or effect.phase == "committed":
-                self._say(f"{name} {effect.round}.{effect.attempt} {effect.phase} {effect.message}")
+                self._at(name, 0.05, self._certificates, name, site, after)
+            case do.Progress() if self.recording:
+                if effect.message or effect.phase == "committed":
+                    at = f"{effect.round}.{effect.attempt}"
+                    self._say(f"{name} {at} {effect.phase} {effect.message}")
+
+    # ---- messages and blobs ----------------------------------------------------------
 
     def _send(self, sender: str, to: str, body: do.Body) -> None:
-        kind = type(body).__name__
-        copies = 2 if self.random.random() < self.faults.duplicate else 1
-        if self.random.random() < self.faults.drop:
-            self._say(f"{sender} -> {to}: {kind} LOST")
+        self.watch.sent(sender, body, self.steps)
+        faults, chance = self.faults, self.random.random
+        lost = faults.drop
+        if faults.scarce and type(body).__name__ == faults.scarce:
+            lost = 2 / 3
+        if lost and chance() < lost:
+            self._say(f"{sender} -> {to}: {type(body).__name__} LOST")
             return
+        copies = 2 if faults.duplicate and chance() < faults.duplicate else 1
         for _ in range(copies):
-            copy = type(body)()
-            copy.CopyFrom(body)  # type: ignore[arg-type]
-            delay = self.random.uniform(*self.faults.delay_s)
-            self._push(self.now + delay, partial(self._arrive, sender, to, copy))
+            if self._copies:
+                copy = type(body)()
+                copy.CopyFrom(body)  # type: ignore[arg-type]
+                body = copy
+            low, high = faults.delay_s
+            delay = low + (high - low) * chance()
+            delay *= self.slowness.get(sender, 1.0) * self.slowness.get(to, 1.0)
+            self._push(self.now + delay, "", 0, self._arrive, (sender, to, body))
 
     def _arrive(self, sender: str, to: str, body: do.Body) -> None:
-        if to in self.machines:
-            self._say(f"{sender} -> {to}: {type(body).__name__} {_at(body)}")
-            self._feed(to, do.Received(sender, body))
+        if not self.reaches(sender, to):
+            self._say(f"{sender} -> {to}: {type(body).__name__} UNREACHABLE")
+            return
+        if self.recording:
+            self._say(f"{sender} -> {to}: {type(body).__name__} {_place(body)}")
+        self._feed(to, do.Received(sender, body))
 
-    def _work(self, name: str, action: Callable[[], None], longest: float = 2.0) -> None:
-        self._later(name, action, self.random.uniform(0.0, longest))
+    def _push_blob(
+        self,
+        sender: str,
+        to: str,
+        kind: pb.BlobKind.ValueType,
+        at: pb.Plan | pb.Apply | do.EncryptUpdate,
+        arrived: Callable[..., None],
+        *arguments: object,
+        pause: float = 0.1,
+    ) -> None:
+        """Push until the peer takes it whole, while the attempt lasts at the sender."""
+        token = self._attempts[sender]
 
-    def _give_key(self, dealer: str, holder: str, deal_plan: pb.Plan, kind: int) -> None:
-        name = pb.BlobName(kind=kind, round=deal_plan.round, attempt=deal_plan.attempt)  # type: ignore[arg-type]
-        machine = self.machines.get(holder)
-        if holder == dealer or (machine is not None and machine.expects(dealer, name)):
-            self._feed(holder, do.ContextHeld(deal_plan.round, deal_plan.attempt))
-        elif machine is not None:  # not yet: pushed again, as the real driver does
-            self._later(dealer, lambda: self._give_key(dealer, holder, deal_plan, kind), delay=0.5)
+        def attempt(pause: float) -> None:
+            if self._attempts[sender] != token:
+                return
+            name = pb.BlobName(kind=kind, round=at.round, attempt=at.attempt)
+            cut = self.faults.cut and self.random.random() < self.faults.cut
+            taken = self.reaches(sender, to) and self.machines[to].expects(sender, name)
+            if cut or not taken:
+                self._at(sender, pause, attempt, min(2.0, 2 * pause))
+            else:
+                arrived(*(sender, to, *arguments))
+
+        self._at(sender, self._drawn(sender, 0.3), attempt, pause)
+
+    # ---- local work --------------------------------------------------------------------
+
+    def _drawn(self, name: str, longest: float) -> float:
+        return self.random.random() * longest * self.slowness.get(name, 1.0)
+
+    def _work(
+        self,
+        name: str,
+        phase: str,
+        at: pb.Plan | do.EncryptUpdate | do.AddUpdate | do.FinishSum | do.ApplySum,
+        done: Callable[..., None],
+        *arguments: object,
+    ) -> None:
+        """Work of an attempt takes a while, may fail, and ends with the attempt."""
+        faults = self.faults
+        if (name, phase) in self.failing or (faults.fail and self.random.random() < faults.fail):
+            done, arguments = self._feed, (name, do.WorkFailed(at.round, at.attempt, phase, "hm"))
+            if isinstance(at, do.AddUpdate):
+                refused = do.UpdateRefused(at.round, at.attempt, at.site, "malformed")
+                arguments = (name, refused)
+        self._at(name, self._drawn(name, LONGEST_WORK_S), self._unless_over, name,
+                 self._attempts[name], done, arguments)  # fmt: skip
+
+    def _unless_over(
+        self, name: str, token: int, done: Callable[..., None], arguments: tuple[object, ...]
+    ) -> None:
+        if self._attempts[name] == token:
+            done(*arguments)
+
+    def _deal(self, dealer: str, deal_plan: pb.Plan, coordinator: str) -> None:
+        self._push_blob(dealer, coordinator, pb.PUBLIC_CONTEXT, deal_plan, self._key, deal_plan)
+        for holder in key_holders(deal_plan, coordinator):
+            if holder == dealer:
+                self._key(dealer, dealer, deal_plan)
+            else:
+                self._push_blob(dealer, holder, pb.SEALED_CONTEXT, deal_plan, self._key, deal_plan)
+
+    def _key(self, _dealer: str, holder: str, deal_plan: pb.Plan) -> None:
+        self._feed(holder, do.ContextHeld(deal_plan.round, deal_plan.attempt))
 
     def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
-        at = (effect.round, effect.attempt)
-        blob = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=at[0], attempt=at[1])
-        coordinator = self.machines.get(effect.coordinator)
-        if effect.coordinator == name or (coordinator and coordinator.expects(name, blob)):
-            self._feed(effect.coordinator, do.UpdateArrived(*at, name))
+        if effect.coordinator == name:
+            self._uploaded(name, name, effect)
+        else:
+            self._push_blob(
+                name, effect.coordinator, pb.ENCRYPTED_UPDATE, effect, self._uploaded, effect
+            )
+
+    def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate) -> None:
+        self._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender))
 
     def _apply(self, name: str, effect: do.ApplySum) -> None:
         digest = hashlib.sha256(
-            repr((effect.round, effect.attempt, effect.total_weight)).encode()
+            b"%d %d %r" % (effect.round, effect.attempt, effect.total_weight)
             + effect.parent_digest
+            + effect.sum_digest
         ).digest()
         self.disks[name].versions.add(digest)
-        self._feed(name, do.Applied(effect.round, effect.attempt, digest, 1.0))
+        applied = do.Applied(effect.round, effect.attempt, digest, 1.0)
+        self._at(name, 0.001, self._unless_over, name, self._attempts[name], self._feed,
+                 (name, applied))  # fmt: skip
 
     def _vote(self, name: str, effect: do.SignVote) -> None:
+        self.watch.voted(name, effect.attempt, effect.body)
         vote = pb.Vote(
-            attempt=effect.attempt, body=effect.body, site=name, mean_loss=effect.mean_loss
+            attempt=effect.attempt,
+            body=effect.body,
+            site=name,
+            signature=signature(name, effect.attempt, effect.body),
+            mean_loss=effect.mean_loss,
         )
-        vote.signature = signature(name, vote)
-        self._later(name, lambda: self._feed(name, do.VoteSigned(vote)), 0.001)
-        # The invariants of a vote, at the moment it exists.
-        disk = self.disks[name]
-        assert effect.body.model_digest in disk.versions, "a vote means: it is on my disk"
-        accepted = disk.durable.accepted
-        assert accepted and accepted.value == effect.body, "persisted before it is signed"
-        key = (name, effect.body.round, effect.attempt)
-        assert key not in self.votes, f"{name} votes once per attempt"
-        self.votes[key] = effect.body.model_digest
+        self._at(name, 0.001, self._feed, name, do.VoteSigned(vote))
 
     def _fetch(self, name: str, effect: do.FetchVersion) -> None:
         digest = effect.model_digest
         if digest in self.disks[name].versions:
-            self._later(name, lambda: self._feed(name, do.VersionHere(digest)), 0.001)
-            return
+            self._at(name, 0.001, self._feed, name, do.VersionHere(digest))
+        else:
+            self._at(name, self._drawn(name, 0.4), self._fetched, name, effect)
 
-        def arrive() -> None:
-            up = [s for s in effect.sites if s in self.machines]
-            if any(digest in self.disks[s].versions for s in up):
+    def _fetched(self, name: str, effect: do.FetchVersion) -> None:
+        digest, event = effect.model_digest, None
+        for site in effect.sites:
+            cut = self.faults.cut and self.random.random() < self.faults.cut
+            if self.reaches(name, site) and digest in self.disks[site].versions and not cut:
                 self.disks[name].versions.add(digest)
-                self._feed(name, do.VersionHere(digest))
-            else:
-                self._feed(name, do.VersionMissing(digest, "nobody has it"))
-
-        self._later(name, arrive, 0.2)
+                event = do.VersionHere(digest)
+                break
+        self._feed(name, event or do.VersionMissing(digest, "nobody has it"))
 
     def _certificates(self, name: str, source: str, after: int) -> None:
-        if source in self.machines:
+        if self.reaches(name, source):
             commits = self.disks[source].commits
             found = tuple(commits[r].certificate for r in sorted(commits) if r > after)
             self._feed(name, do.CertificatesArrived(source, found))
@@ -329,52 +561,45 @@ class World:
     # ---- trust ---------------------------------------------------------------------
 
     def _verify_vote(self, vote: pb.Vote) -> None:
-        if vote.signature != signature(vote.site, vote):
-            raise CertificateError(f"bad signature of {vote.site}")
+        self._check_signature(vote.site, vote.attempt, vote.body, vote.signature)
 
     def _verify_certificate(self, certificate: pb.Certificate) -> None:
-        voters = set()
         for vote in certificate.votes:
-            full = pb.Vote(attempt=certificate.attempt, body=certificate.body, site=vote.site)
-            if vote.signature != signature(vote.site, full):
-                raise CertificateError(f"bad signature of {vote.site}")
-            voters.add(vote.site)
-        if len(voters) < self.manifest.majority:
+            attempt = certificate.attempt
+            self._check_signature(vote.site, attempt, certificate.body, vote.signature)
+        voters = {vote.site for vote in certificate.votes}
+        if len(voters) < self.manifests[certificate.body.manifest_version].majority:
             raise CertificateError("no majority")
 
-    # ---- invariants ----------------------------------------------------------------
-
-    def _check(self) -> None:
-        for name, disk in self.disks.items():
-            for round_, commit in disk.commits.items():
-                digest = commit.certificate.body.model_digest
-                known = self.committed.setdefault(round_, digest)
-                assert known == digest, f"two versions of round {round_}, one at {name}"
-        for digest in self.committed.values():
-            holders = sum(digest in disk.versions for disk in self.disks.values())
-            assert holders >= self.manifest.majority, "a committed version is held by a majority"
+    def _check_signature(self, site: str, attempt: int, body: pb.VoteBody, signed: bytes) -> None:
+        if site not in self.manifests[body.manifest_version].enabled_ids:
+            raise CertificateError(f"{site} has no vote")
+        if signed != signature(site, attempt, body):
+            raise CertificateError(f"bad signature of {site}")
 
     # ---- the clock -------------------------------------------------------------------
 
-    def _later(self, name: str, action: Callable[[], None], delay: float) -> None:
-        self._later_at(name, self.now + delay, action)
+    def _later(self, delay: float, action: Callable[..., None], *arguments: object) -> None:
+        self._push(self.now + delay, "", 0, action, arguments)
 
-    def _later_at(self, name: str, when: float, action: Callable[[], None]) -> None:
+    def _at(self, name: str, delay: float, action: Callable[..., None], *arguments: object) -> None:
         """Unless the site crashes before."""
-        generation = self._generation[name]
+        self._push(self.now + delay, name, self._boots[name], action, arguments)
 
-        def unless_crashed() -> None:
-            if self._generation[name] == generation and name in self.machines:
-                action()
-
-        self._push(when, unless_crashed)
-
-    def _push(self, when: float, action: Callable[[], None]) -> None:
+    def _push(
+        self,
+        when: float,
+        name: str,
+        boot: int,
+        action: Callable[..., None],
+        arguments: tuple[object, ...],
+    ) -> None:
         self._sequence += 1
-        heapq.heappush(self._queue, (when, self._sequence, action))
+        heapq.heappush(self._queue, (when, self._sequence, name, boot, action, arguments))
 
     def _say(self, line: str) -> None:
-        self.transcript.append(f"{self.now:9.3f} {line}")
+        if self.recording:
+            self.transcript.append(f"{self.now:9.3f} {line}")
 
 
 def coordinator(world: World, round_: int, attempt: int = 0) -> str:
@@ -382,7 +607,7 @@ def coordinator(world: World, round_: int, attempt: int = 0) -> str:
     return coordinator_of(world.manifest, round_, attempt)
 
 
-def _at(body: do.Body) -> str:
+def _place(body: do.Body) -> str:
     if isinstance(body, pb.Run):
         return f"to {body.target_round}"
     if isinstance(body, pb.Vote):

@@ -1,0 +1,1 @@
+"""Drawn scenarios for the simulation: schedules of faults, invariants, planted bugs."""
