@@ -128,7 +128,10 @@ async def test_two_objects_of_one_name_are_never_mixed(federation: Federation, a
     other = one[:alike] + os.urandom(6 * MIB - alike)
     async with over_a_line(federation) as ends:
         await ends.cut_after(4 * MIB, one)
-        await ends.pushed(other)
+        try:
+            await ends.pushed(other)
+        except PeerUnreachable:  # beta's reason met a write and was lost
+            await ends.pushed(other)
         assert arrived(ends.beta) == [other]
         assert sizes(ends.beta) == []
 
