@@ -76,9 +76,10 @@ class Waiting:
 
 def _subject(body: Body) -> Hashable:
     """Of two messages on one subject, the later one says all."""
+    kind = type(body).__name__
     if isinstance(body, _NEWEST_SAYS_ALL):
-        return type(body)
-    return type(body), body.SerializeToString(deterministic=True)  # the same message again
+        return kind
+    return kind, body.SerializeToString(deterministic=True)  # the same message again
 
 
 class Outbox:

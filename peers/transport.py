@@ -55,7 +55,16 @@ from peers.transport_client import (
 )
 from proto import federation_pb2 as pb
 
-__all__ = ["Inbox", "Limits", "ListenError", "Patience", "PeerStatistics", "Received", "Transport"]
+__all__ = [
+    "Inbox",
+    "Keepalive",
+    "Limits",
+    "ListenError",
+    "Patience",
+    "PeerStatistics",
+    "Received",
+    "Transport",
+]
 
 T = TypeVar("T")
 

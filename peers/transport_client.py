@@ -112,6 +112,8 @@ class Keepalive:
             *_OPTIONS,
             ("grpc.keepalive_time_ms", int(self.ping_s * 1000)),
             ("grpc.keepalive_timeout_ms", int(self.answer_s * 1000)),
+            # What in truth ends a connection whose pings are not answered: 60 s if not set.
+            ("grpc.http2.ping_timeout_ms", int(self.answer_s * 1000)),
         ]
 
     def server_options(self) -> Options:

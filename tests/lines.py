@@ -14,6 +14,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ class Line:
     port: int = 0
     connections: int = 0
     forwarded: int = 0  # bytes from who called to who was called
+    delay_s: float = 0.0  # for every piece, in each direction
+    a_byte_every_s: float = 0.0  # how slowly answers come, if not at once
     cut_after: int | None = None  # cut everything once so many bytes were forwarded
     open_to_traffic: asyncio.Event = field(default_factory=asyncio.Event)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -92,6 +95,10 @@ class Line:
         with suppress(ConnectionError):
             while piece := await reader.read(_PIECE):
                 await self.open_to_traffic.wait()
+                await asyncio.sleep(self.delay_s)
+                if self.a_byte_every_s and not counted:
+                    await self._drip(piece, writer)
+                    continue
                 writer.write(piece)
                 await writer.drain()
                 if counted:
@@ -102,33 +109,29 @@ class Line:
         writer.transport.abort()
         self._writers.discard(writer)
 
+    async def _drip(self, piece: bytes, writer: asyncio.StreamWriter) -> None:
+        for byte in piece:
+            await asyncio.sleep(self.a_byte_every_s)
+            writer.write(bytes([byte]))
+            await writer.drain()
+
 
 @asynccontextmanager
-async def silent() -> AsyncIterator[int]:
-    """The port of someone who accepts connections and never says a word."""
-    async with answering_slowly(b"", 3600) as port:
-        yield port
-
-
-@asynccontextmanager
-async def answering_slowly(says: bytes, every_s: float) -> AsyncIterator[int]:
-    """The port of someone who says one byte at a time, whatever it hears."""
+async def mute(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port of someone who accepts connections and says nothing; with ``tls``: after TLS."""
     writers: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         with suppress(ConnectionError):
-            for byte in says:
-                writer.write(bytes([byte]))
-                await writer.drain()
-                await asyncio.sleep(every_s)
             while await reader.read(_PIECE):
                 pass
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for writer in writers:
             writer.transport.abort()
+        await asyncio.sleep(0)

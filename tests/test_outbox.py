@@ -39,7 +39,7 @@ def queued(*bodies: Body) -> list[Body]:
 
 
 def test_messages_wait_in_order() -> None:
-    said = [prepare(0), vote(0), pb.Commit()]
+    said: list[Body] = [prepare(0), vote(0), pb.Commit()]
     assert queued(*said) == said
 
 
