@@ -127,11 +127,13 @@ class Keepalive:
 class Patience:
     """How long a peer may take (seconds), and how often a broken call is made again.
 
-    ``call_s`` for a message, ``frame_s`` for each frame of a large object;
-    ``pauses_s`` before the second, third, … try of a call whose connection broke,
-    each up to half of it more or less.
+    ``hello_s`` for a greeting and the connection that it may need, so that whoever
+    waits for one of several peers soon asks the next; ``call_s`` for a message,
+    ``frame_s`` for each frame of a large object; ``pauses_s`` before the second,
+    third, … try of a call whose connection broke, each up to half of it more or less.
     """
 
+    hello_s: float = 5.0
     call_s: float = 10.0
     frame_s: float = 30.0
     pauses_s: tuple[float, ...] = (0.1, 0.3, 1.0, 2.0)
@@ -181,7 +183,7 @@ class PeerLink:
     async def deliver(self, envelope: pb.Envelope) -> None:
         """One message."""
         raw = _serialised(envelope)
-        await self._call(lambda: self._send(self._deliver, raw))
+        await self._call(lambda: self._send(self._deliver, raw, self._patience.call_s))
 
     async def push(self, name: pb.BlobName, source: Source) -> None:
         """A large object, from where an earlier push of it broke off."""
@@ -205,7 +207,7 @@ class PeerLink:
         request = self._introduce()
         was_up = self._channel.get_state() is grpc.ChannelConnectivity.READY
         before, started = time.time(), time.perf_counter()
-        raw = await self._send(self._hello, _serialised(request))
+        raw = await self._send(self._hello, _serialised(request), self._patience.hello_s)
         middle_ms = (before + time.time()) * 500
         round_trip_ms = (time.perf_counter() - started) * 1000
         reply = decode(pb.HelloReply, raw)
@@ -224,8 +226,10 @@ class PeerLink:
             self._contacts.timed(self.peer.id, round_trip_ms)
         return reply
 
-    async def _send(self, method: Callable[..., Awaitable[bytes]], raw: bytes) -> bytes:
-        call = method(raw, timeout=self._patience.call_s)
+    async def _send(
+        self, method: Callable[..., Awaitable[bytes]], raw: bytes, timeout_s: float
+    ) -> bytes:
+        call = method(raw, timeout=timeout_s)
         self._contacts.sent(self.peer.id, raw)
         answer = await call
         self._contacts.received(self.peer.id, answer)

@@ -14,6 +14,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -57,7 +58,10 @@ class Line:
     async def to(cls, target: int) -> AsyncIterator[Line]:
         line = cls(target)
         line.open_to_traffic.set()
-        server = await asyncio.start_server(line._accept, "127.0.0.1", 0)
+        listening = socket.create_server(("127.0.0.1", 0))
+        # Little is under way inside the kernel: what has not arrived, the sender still holds.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        server = await asyncio.start_server(line._accept, sock=listening)
         line.port = server.sockets[0].getsockname()[1]
         try:
             yield line

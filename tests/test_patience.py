@@ -31,10 +31,10 @@ from tests.strangers import Answers, answering, framed
 
 IMPATIENT = replace(
     QUICK,
-    patience=Patience(call_s=0.5, frame_s=0.5, pauses_s=()),
+    patience=Patience(hello_s=0.5, call_s=0.5, frame_s=0.5, pauses_s=()),
     limits=replace(QUICK.limits, handshake_s=0.5),
 )
-# Greeting (call_s), then the call (call_s, or frame_s for what is written and what is read).
+# Greeting (hello_s), then the call (call_s, or frame_s for what is written and what is read).
 ENOUGH_S = 4 * 0.5
 
 CALLS: dict[str, Callable[[Transport, Path], Awaitable[object]]] = {
