@@ -24,6 +24,8 @@ from peers.manifest import FederationManifest
 from tests.authority import Federation
 
 _PIECE = 16 * 1024
+# Little is under way inside the kernel: what has not arrived, the sender still holds.
+_KERNEL_BYTES = 256 * 1024
 
 
 async def until(condition: Callable[[], bool], within: float = 10) -> None:
@@ -50,7 +52,8 @@ class Line:
     a_byte_every_s: float = 0.0  # how slowly answers come, if not at once
     cut_after: int | None = None  # cut everything once so many bytes were forwarded
     open_to_traffic: asyncio.Event = field(default_factory=asyncio.Event)
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = field(default_factory=list)
+    _ended: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
@@ -59,8 +62,7 @@ class Line:
         line = cls(target)
         line.open_to_traffic.set()
         listening = socket.create_server(("127.0.0.1", 0))
-        # Little is under way inside the kernel: what has not arrived, the sender still holds.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _KERNEL_BYTES)
         server = await asyncio.start_server(line._accept, sock=listening)
         line.port = server.sockets[0].getsockname()[1]
         try:
@@ -68,13 +70,26 @@ class Line:
         finally:
             line.open_to_traffic.set()
             server.close()
-            line.cut()
-            await asyncio.gather(*line._tasks)
+            for back, forth in line._pairs:
+                back.transport.abort()
+                forth.transport.abort()
+            await asyncio.gather(*line._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """Reset every connection; new ones are let through."""
-        for writer in self._writers:
-            writer.transport.abort()
+        """End every connection; new ones are let through.
+
+        Who called sees a reset; who was called gets what was forwarded, then the
+        end, so that a test knows what must have arrived.
+        """
+        for back, forth in self._pairs:
+            back.transport.abort()
+            self._end(forth)
+
+    def _end(self, forth: asyncio.StreamWriter) -> None:
+        if forth not in self._ended:
+            self._ended.add(forth)
+            with suppress(OSError):
+                forth.write_eof()
 
     def stall(self) -> None:
         """Take nothing and bring nothing, as a line whose other end has vanished."""
@@ -82,36 +97,50 @@ class Line:
 
     async def _accept(self, here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         self.connections += 1
+        towards = socket.socket()
+        towards.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _KERNEL_BYTES)
+        towards.setblocking(False)
         try:
-            there, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            await asyncio.get_running_loop().sock_connect(towards, ("127.0.0.1", self.target))
         except ConnectionError:  # nobody listens there just now
+            towards.close()
             back.transport.abort()
             return
-        self._writers |= {back, forth}
-        for reader, writer, counted in ((here, forth, True), (there, back, False)):
-            task = asyncio.create_task(self._carry(reader, writer, counted))
+        there, forth = await asyncio.open_connection(sock=towards)
+        self._pairs.append((back, forth))
+        for carrying in (self._carry_forth(here, forth), self._carry_back(there, back)):
+            task = asyncio.create_task(carrying)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool
-    ) -> None:
+    async def _carry_forth(self, here: asyncio.StreamReader, forth: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
-            while piece := await reader.read(_PIECE):
+            while piece := await here.read(_PIECE):
                 await self.open_to_traffic.wait()
                 await asyncio.sleep(self.delay_s)
-                if self.a_byte_every_s and not counted:
-                    await self._drip(piece, writer)
-                    continue
-                writer.write(piece)
-                await writer.drain()
-                if counted:
-                    self.forwarded += len(piece)
-                    if self.cut_after is not None and self.forwarded >= self.cut_after:
-                        self.cut_after = None
-                        self.cut()
-        writer.transport.abort()
-        self._writers.discard(writer)
+                if forth in self._ended:
+                    break
+                forth.write(piece)
+                await forth.drain()
+                self.forwarded += len(piece)
+                if self.cut_after is not None and self.forwarded >= self.cut_after:
+                    self.cut_after = None
+                    self.cut()
+        self._end(forth)
+
+    async def _carry_back(self, there: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while piece := await there.read(_PIECE):
+                await self.open_to_traffic.wait()
+                await asyncio.sleep(self.delay_s)
+                if back.is_closing():
+                    continue  # read on, so that who was called can end in peace
+                if self.a_byte_every_s:
+                    await self._drip(piece, back)
+                else:
+                    back.write(piece)
+                    await back.drain()
+        back.transport.abort()
 
     async def _drip(self, piece: bytes, writer: asyncio.StreamWriter) -> None:
         for byte in piece:
