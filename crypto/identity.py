@@ -344,6 +344,14 @@ class Trust:
         return site_id, keys.p256(parsed.public_key(), "the certificate")
 
 
+def expiry_of(certificate: bytes) -> datetime:
+    """The moment (UTC) until which a certificate (DER or PEM) is valid; raises IdentityError.
+
+    Says nothing about who issued it: ask `Trust` that.
+    """
+    return _parse_certificate(certificate).not_valid_after_utc
+
+
 # ---- parsing and checks -----------------------------------------------------
 
 

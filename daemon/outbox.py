@@ -1,19 +1,85 @@
-"""Messages to peers, in order for each peer, sent without holding up the driver."""
+"""Messages to peers, in order for each peer, sent without holding up the driver.
+
+A peer that is slow or away must not fill our memory, and when it is back it
+should hear what is true now before all. So what waits for one peer is bounded in
+messages and bytes, the oldest going first; and of a message that a later one
+makes needless only the later one waits. All of this is safe, for the protocol
+tolerates the loss of any message; its deadlines deal with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final
 
 import structlog
 
 from peers.effects import Body
+from peers.messages import MIB
+from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
-# A peer that is away for long must not fill our memory; the protocol tolerates loss.
-_WAITING_AT_MOST = 1000
+_MESSAGES_AT_MOST: Final = 1000
+_BYTES_AT_MOST: Final = 8 * MIB  # four messages of the largest size that a peer takes
+
+# These say how things stand at this site, and that only moves on: runs by
+# (generation, run id), attempts and heads by number. So the newest of a kind says
+# whatever an older one said. Promises, plans, votes and commits are not among them:
+# each is a step of its own attempt, and a vote or a commit may be the one that a
+# majority still lacks.
+_NEWEST_SAYS_ALL: Final = (pb.Run, pb.Prepare, pb.Nack, pb.Behind, pb.Ahead)
+
+
+class Waiting:
+    """What waits for one peer, oldest first."""
+
+    def __init__(
+        self, messages_at_most: int = _MESSAGES_AT_MOST, bytes_at_most: int = _BYTES_AT_MOST
+    ) -> None:
+        self.bytes = 0
+        self._messages_at_most = messages_at_most
+        self._bytes_at_most = bytes_at_most
+        self._bodies: dict[Hashable, Body] = {}  # by what makes another one needless
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def add(self, body: Body) -> int:
+        """Queue a message in the place of the one that it makes needless; how many were lost.
+
+        The newest is never lost, however large it is.
+        """
+        subject = _subject(body)
+        if subject in self._bodies:
+            self._remove(subject)
+        self._bodies[subject] = body
+        self.bytes += body.ByteSize()
+        lost = 0
+        while len(self) > 1 and (
+            len(self) > self._messages_at_most or self.bytes > self._bytes_at_most
+        ):
+            self.take()
+            lost += 1
+        return lost
+
+    def take(self) -> Body:
+        """The oldest message, which waits no longer."""
+        return self._remove(next(iter(self._bodies)))
+
+    def _remove(self, subject: Hashable) -> Body:
+        body = self._bodies.pop(subject)
+        self.bytes -= body.ByteSize()
+        return body
+
+
+def _subject(body: Body) -> Hashable:
+    """Of two messages on one subject, the later one says all."""
+    kind = type(body).__name__
+    if isinstance(body, _NEWEST_SAYS_ALL):
+        return kind
+    return kind, body.SerializeToString(deterministic=True)  # the same message again
 
 
 class Outbox:
@@ -24,18 +90,21 @@ class Outbox:
     ) -> None:
         self._send = send
         self._group = group
-        self._waiting: dict[str, deque[Body]] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._lost: dict[str, int] = {}
         self._wake: dict[str, asyncio.Event] = {}
 
     def put(self, to: str, body: Body) -> None:
-        """Queue a message; the oldest one is dropped when too many wait."""
+        """Queue a message; the oldest ones are dropped when too much waits."""
         if to not in self._waiting:
-            self._waiting[to] = deque(maxlen=_WAITING_AT_MOST)
+            self._waiting[to] = Waiting()
+            self._lost[to] = 0
             self._wake[to] = asyncio.Event()
             self._group.create_task(self._serve(to))
-        if len(self._waiting[to]) == _WAITING_AT_MOST:
-            log.warning("message dropped: too many wait for this peer", peer=to)
-        self._waiting[to].append(body)
+        lost = self._waiting[to].add(body)
+        if lost and not self._lost[to]:
+            log.warning("messages dropped: too much waits for this peer", peer=to)
+        self._lost[to] += lost
         self._wake[to].set()
 
     async def _serve(self, to: str) -> None:
@@ -44,4 +113,7 @@ class Outbox:
             await wake.wait()
             wake.clear()
             while waiting:
-                await self._send(to, waiting.popleft())
+                await self._send(to, waiting.take())
+            if self._lost[to]:
+                log.info("the peer has what waited for it", peer=to, dropped=self._lost[to])
+                self._lost[to] = 0

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal
 
 from proto import federation_pb2 as pb
@@ -24,7 +25,10 @@ class PeerStatistics:
 
     ``last_contact`` is a `time.monotonic` reading in seconds (None: never);
     ``clock_offset_ms`` how far the peer's clock is ahead of ours, give or take
-    half a round trip; bytes are those of serialised messages; ``refused``
+    half a round trip; ``round_trip_ms`` how long the last greeting took on a
+    connection that was up already (None: none yet); ``certificate_not_after``
+    until when the certificate is valid that the peer last greeted us with (UTC;
+    None: it has not greeted this process yet). Bytes are those of serialised messages; ``refused``
     counts the peer's calls that this site turned down.
     """
 
@@ -34,6 +38,8 @@ class PeerStatistics:
     head_round: int = 0
     manifest_version: int = 0
     clock_offset_ms: float | None = None
+    round_trip_ms: float | None = None
+    certificate_not_after: datetime | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
     refused: int = 0
@@ -94,10 +100,18 @@ class Contacts:
             manifest_version=hello.manifest_version,
         )
 
+    def identified(self, site: str, not_after: datetime) -> None:
+        """A peer called with a certificate that is valid until ``not_after``."""
+        self._note(site, certificate_not_after=not_after)
+
     def reported(self, site: str, reply: pb.HelloReply, clock_offset_ms: float) -> None:
         """A peer's answer to our greeting."""
         self.introduced(site, reply)
         self._note(site, head_round=reply.head_round, clock_offset_ms=clock_offset_ms)
+
+    def timed(self, site: str, round_trip_ms: float) -> None:
+        """So long did a peer's answer take, with no connection to be made first."""
+        self._note(site, round_trip_ms=round_trip_ms)
 
     def _note(self, site: str, **changes: object) -> None:
         self._peers[site] = replace(self._peers[site], **changes)  # type: ignore[arg-type]

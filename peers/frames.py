@@ -37,6 +37,10 @@ class OffsetBeyondEnd(RemoteProtocolError):
     """A peer asked for bytes after the end of an object."""
 
 
+class Truncated(RemoteProtocolError):
+    """The stream ended before the object did; what came of it was right."""
+
+
 @dataclass(frozen=True)
 class Received:
     """A whole and verified object: in a file (``path``) or in memory (``data``).
@@ -65,12 +69,7 @@ async def frames(source: Source, offset: int = 0) -> AsyncGenerator[pb.Frame, No
 
     Raises OffsetBeyondEnd; LocalProtocolError when the file changes its length meanwhile.
     """
-    file = (
-        io.BytesIO(source)
-        if isinstance(source, bytes)
-        else await asyncio.to_thread(open, source, "rb")
-    )
-    with file:
+    with await _opened(source) as file:
         size = await size_of(source)
         if offset > size:
             raise OffsetBeyondEnd(f"bytes from {offset} of an object of {size}: start again from 0")
@@ -127,27 +126,27 @@ class _Intake:
         self, sink: BinaryIO, digest: hashlib._Hash, held: int, limit: int, total: int | None
     ) -> None:
         self._sink = sink
-        self._digest = digest
         self._total = total
         self._limit = limit if total is None else min(limit, total)
-        self.size = held
+        # These two move together, when a frame has been written.
+        self.size, self.digest = held, digest
         self.whole = False
+        self.writing = False
 
     async def take_all(self, incoming: AsyncIterator[pb.Frame]) -> bytes:
         """The digest of the whole object; raises RemoteProtocolError."""
         async for frame in incoming:
             check(frame)
             self._admit(frame)
-            await asyncio.to_thread(self._write, frame)
-            self.size += len(frame.data)
+            await self._in_a_thread(frame)
             self.whole = frame.last
         if not self.whole:
-            raise RemoteProtocolError(
+            raise Truncated(
                 f"the stream ended after {self.size} bytes without its last frame: truncated"
             )
         if self._total is not None and self.size != self._total:
             raise RemoteProtocolError(f"{self.size} bytes arrived of {self._total} declared")
-        return self._digest.digest()
+        return self.digest.digest()
 
     def _admit(self, frame: pb.Frame) -> None:
         if self.whole:
@@ -160,15 +159,28 @@ class _Intake:
             what = "declared" if self._limit == self._total else "allowed"
             raise RemoteProtocolError(f"the object is larger than the {self._limit} bytes {what}")
 
+    async def _in_a_thread(self, frame: pb.Frame) -> None:
+        """A thread cannot be cancelled: whoever cancels us must find it at rest."""
+        self.writing = True
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, frame))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])
+            raise
+
     def _write(self, frame: pb.Frame) -> None:
-        self._digest.update(frame.data)
-        if self._digest.digest() != frame.running_sha256:
+        digest = self.digest.copy()
+        digest.update(frame.data)
+        if digest.digest() != frame.running_sha256:
             raise DigestMismatch(
                 f"the running SHA-256 of the frame at offset {frame.offset} does not match "
                 "the bytes received so far"
             )
         # Only bytes whose digest was right are ever kept: a later transfer may go on from them.
         self._sink.write(frame.data)
+        self.size, self.digest = self.size + len(frame.data), digest
+        self.writing = False
 
 
 async def receive_in_memory(
@@ -184,20 +196,58 @@ async def receive_in_memory(
     return Received(intake.size, digest, data=sink.getvalue())
 
 
-async def receive_in_file(
-    incoming: AsyncIterator[pb.Frame], path: Path, *, limit: int, total: int | None = None
-) -> Received:
-    """As `receive_in_memory`, into ``path``: it appears there only when whole and verified."""
-    part = path.with_name(f"{path.name}.incoming")
-    try:
-        with await asyncio.to_thread(open, part, "xb") as sink:
-            intake = _Intake(sink, hashlib.sha256(), 0, limit, total)
-            digest = await intake.take_all(incoming)
-        await asyncio.to_thread(part.replace, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return Received(intake.size, digest, path=path)
+class Beginning:
+    """The first whole frames of an object of ``total`` bytes, in a file beside ``path``.
+
+    A transfer may break off and another one go on, while this process lives: the
+    digest of what is held stays in memory, so nothing is read again. The object
+    appears at ``path`` only when it is whole and verified.
+    """
+
+    def __init__(self, path: Path, first: pb.Frame, total: int) -> None:
+        self.total = total
+        self.size = 0
+        self.sound = True  # False: what is in the file is not known for sure
+        self._path = path
+        self._part = path.with_name(f"{path.name}.incoming")
+        self._digest = hashlib.sha256()
+        self._first = first.running_sha256
+
+    def is_of(self, first: pb.Frame, total: int) -> bool:
+        """Whether the object that starts with the frame ``first`` can be this one.
+
+        One that is not, and has the same first frame, is found out by the
+        running digest of the next.
+        """
+        return self.sound and (total, first.running_sha256) == (self.total, self._first)
+
+    async def receive(self, incoming: AsyncIterator[pb.Frame], *, limit: int) -> Received:
+        """Take the frames from offset `size` on; raises RemoteProtocolError, OSError."""
+        file = await asyncio.to_thread(self._opened)
+        intake = _Intake(file, self._digest.copy(), self.size, limit, self.total)
+        try:
+            with file:
+                digest = await intake.take_all(incoming)
+        finally:
+            self.size, self._digest = intake.size, intake.digest
+            self.sound = not intake.writing
+        self._part.replace(self._path)  # here, not in a thread: nobody can cancel between
+        return Received(intake.size, digest, path=self._path)
+
+    def discard(self) -> None:
+        """Forget what is held."""
+        self._part.unlink(missing_ok=True)
+
+    def _opened(self) -> BinaryIO:
+        if not self.size:
+            return self._part.open("xb")
+        file = self._part.open("r+b")
+        if file.seek(0, io.SEEK_END) < self.size:
+            file.close()
+            raise OSError(f"{self._part.name} became shorter while nobody wrote to it")
+        file.truncate(self.size)
+        file.seek(self.size)
+        return file
 
 
 class PartialFile:

@@ -386,8 +386,10 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
 
 
 def _frame(path: str, frame: pb.Frame) -> None:
-    if not frame.data and not frame.last:
-        raise _refuse(f"{path}.data", "empty", "1 .. 1048576 bytes in all frames but the last")
+    # Full frames, so that a slow sender can't keep us for longer than its object is large.
+    if len(frame.data) != FRAME_BYTES and not frame.last:
+        found = f"{len(frame.data)} bytes"
+        raise _refuse(f"{path}.data", found, "1048576 bytes in all frames but the last")
 
 
 def _blob_name(path: str, name: pb.BlobName) -> None:

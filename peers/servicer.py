@@ -15,7 +15,6 @@ cause and remedy, which peers/transport.py turns into a status.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -26,13 +25,15 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
-from crypto.identity import Identity, IdentityError, Trust
+from crypto.identity import Identity, IdentityError, Trust, expiry_of
 from peers.contacts import Contacts
-from peers.frames import Received, Source, frames, receive_in_file, receive_in_memory
+from peers.frames import DigestMismatch, Received, Source, frames, receive_in_memory
 from peers.manifest import FederationManifest
 from peers.messages import (
     BLOB_BYTES,
     FEATURES,
+    GIB,
+    MIB,
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
     BlobUnknown,
@@ -42,10 +43,14 @@ from peers.messages import (
     one_line,
     parse,
 )
+from peers.partials import Bounds, Partials, Superseded, called
 from proto import federation_pb2 as pb
 
 # Kept in memory: small, and a sealed key has no business on a disk.
 _IN_MEMORY: Final = (pb.PUBLIC_CONTEXT, pb.SEALED_CONTEXT)
+
+# Before it goes on, a sender reads and digests what is held here; a slow disk does this much.
+_DIGESTED_A_SECOND: Final = 50 * MIB
 
 
 class Inbox(Protocol):
@@ -77,7 +82,7 @@ class Reason(Enum):
     GREETING = auto()  # no greeting yet, or one in another protocol version
     MALFORMED = auto()  # out of bounds, out of order, damaged
     UNKNOWN_BLOB = auto()
-    BEYOND_END = auto()
+    BEYOND_END = auto()  # the transfer can't go on from where it should: start from 0
     TOO_MANY = auto()
     DECLINED = auto()  # not wanted, or not fast enough
 
@@ -122,11 +127,17 @@ class Membership:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one peer may take of us, and how long a peer may keep us waiting (seconds)."""
+    """What one peer may take of us, and how long a peer may keep us waiting (seconds).
 
+    ``handshake_s`` for TLS and the greeting of HTTP/2, ``frame_s`` for each frame.
+    ``partials``: how much may be kept of uploads that broke off.
+    """
+
+    handshake_s: float = 10.0
     frame_s: float = 30.0
     pushes: int = 4
     pulls: int = 4
+    partials: Bounds = field(default_factory=lambda: Bounds(2, 64 * GIB, 900.0))
 
 
 @dataclass
@@ -139,8 +150,13 @@ class Servicer:
     head_round: Callable[[], int]
     contacts: Contacts
     limits: Limits = field(default_factory=Limits)
+    heard: Callable[[str], None] = lambda _site: None  # told of every good greeting
+    partials: Partials = field(init=False)
     _greeted: set[str] = field(default_factory=set)
     _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.partials = Partials(self.spool, self.limits.partials)
 
     # ---- the four calls ------------------------------------------------------
 
@@ -160,7 +176,9 @@ class Servicer:
         self._admit(site, request.federation_id, request.sender)
         self.contacts.received(site, raw)
         self.contacts.introduced(site, request)
+        self.contacts.identified(site, expiry_of(caller.certificate))
         self._greeted.add(site)
+        self.heard(site)
         reply = pb.HelloReply(
             protocol_version=PROTOCOL_VERSION,
             software_version=SOFTWARE_VERSION,
@@ -186,22 +204,27 @@ class Servicer:
         self,
         caller: Caller,
         incoming: AsyncIterator[bytes],
-        go_ahead: Callable[[], Awaitable[None]],
+        go_ahead: Callable[[int], Awaitable[None]],
     ) -> bytes:
-        """A large object to us. With its first frame it is wanted or not; ``go_ahead`` says so."""
+        """A large object to us. With its first frame it is wanted or not.
+
+        ``go_ahead`` tells the sender so, and from which byte on we want it.
+        """
         site = self._identify(caller)
         with self._one_of("pushes", self.limits.pushes, site):
-            async with aclosing(self._pushed(site, incoming)) as pieces:
-                first = await anext(pieces, None)
-                if first is None or not first.HasField("name"):
-                    raise RemoteProtocolError("a push that does not begin with what it is")
-                self._admit(site, first.federation_id, first.sender)
-                self._expect_greeting(site)
-                why_not = self.inbox.accepts(site, first.name, first.total_bytes)
-                if why_not is not None:
-                    raise Refusal(Reason.DECLINED, f"{_called(first.name)} declined: {why_not}")
-                await go_ahead()
-                received = await self._take(site, first, pieces)
+            pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
+            first = await anext(pieces, None)
+            if first is None or not first.HasField("name"):
+                raise RemoteProtocolError("a push that does not begin with what it is")
+            self._admit(site, first.federation_id, first.sender)
+            self._expect_greeting(site)
+            why_not = self.inbox.accepts(site, first.name, first.total_bytes)
+            if why_not is not None:
+                raise Refusal(Reason.DECLINED, f"{called(first.name)} declined: {why_not}")
+            if first.name.kind in _IN_MEMORY:
+                received = await self._take_in_memory(first, pieces, go_ahead)
+            else:
+                received = await self._take_in_file(site, first, pieces, go_ahead)
             await self._hand_over(site, first.name, received)
         return self._sending(site, b"")
 
@@ -219,7 +242,11 @@ class Servicer:
                     async for frame in outgoing:
                         yield self._sending(site, frame.SerializeToString())
             except FileNotFoundError as error:  # forgotten since, with its attempt
-                raise BlobUnknown(f"{_called(request.name)} is no longer here") from error
+                raise BlobUnknown(f"{called(request.name)} is no longer here") from error
+
+    def forget_unwanted(self) -> None:
+        """Drop what is left of uploads that broke off, where nobody would take the rest."""
+        self.partials.sweep(lambda site, name, total: self.inbox.accepts(site, name, total) is None)
 
     # ---- the questions -------------------------------------------------------
 
@@ -284,39 +311,41 @@ class Servicer:
 
     # ---- frames --------------------------------------------------------------
 
-    async def _pushed(
-        self, site: str, incoming: AsyncIterator[bytes]
-    ) -> AsyncGenerator[pb.PushFrame, None]:
-        """Parsed and checked; no frame may take longer than ``limits.frame_s``."""
-        while True:
-            try:
-                async with asyncio.timeout(self.limits.frame_s):
-                    raw = await anext(incoming, None)
-            except TimeoutError as error:
-                raise Refusal(
-                    Reason.DECLINED,
-                    f"no frame for {self.limits.frame_s:g} s: push again when the line is better",
-                ) from error
-            if raw is None:
-                return
-            self.contacts.received(site, raw)
-            yield parse(pb.PushFrame, raw)
-
-    async def _take(
-        self, site: str, first: pb.PushFrame, rest: AsyncIterator[pb.PushFrame]
+    async def _take_in_memory(
+        self, first: pb.PushFrame, rest: _Pieces, go_ahead: Callable[[int], Awaitable[None]]
     ) -> Received:
-        async def all_frames() -> AsyncGenerator[pb.Frame, None]:
-            yield first.frame
-            async for piece in rest:
-                yield piece.frame
+        await go_ahead(len(first.frame.data))
+        limit = BLOB_BYTES[first.name.kind]
+        async with aclosing(_frames_of(first, rest)) as incoming:
+            return await receive_in_memory(incoming, limit=limit, total=first.total_bytes)
 
-        limit, total = BLOB_BYTES[first.name.kind], first.total_bytes
-        async with aclosing(all_frames()) as incoming:
-            if first.name.kind in _IN_MEMORY:
-                return await receive_in_memory(incoming, limit=limit, total=total)
-            # A name of its own, so that no later push can change what was verified.
-            path = self.spool / f"{site}.{_called(first.name)}.{secrets.token_hex(8)}"
-            return await receive_in_file(incoming, path, limit=limit, total=total)
+    async def _take_in_file(
+        self,
+        site: str,
+        first: pb.PushFrame,
+        rest: _Pieces,
+        go_ahead: Callable[[int], Awaitable[None]],
+    ) -> Received:
+        """Into a file of the spool, from where an earlier push of the same object broke off."""
+        limit = BLOB_BYTES[first.name.kind]
+        try:
+            async with self.partials.receiving(site, first) as beginning:
+                held = beginning.size
+                if held:
+                    rest.wait_for_the_next(held / _DIGESTED_A_SECOND)
+                await go_ahead(held or len(first.frame.data))
+                async with aclosing(_frames_of(None if held else first, rest)) as incoming:
+                    return await beginning.receive(incoming, limit=limit)
+        except Superseded as error:
+            raise Refusal(Reason.DECLINED, str(error)) from error
+        except DigestMismatch as error:
+            if not held or rest.frames > 2:  # what came now is damaged, not what was held
+                raise
+            raise Refusal(
+                Reason.BEYOND_END,
+                f"the {held} bytes held here are not the beginning of this {called(first.name)}: "
+                "push it again, from its start",
+            ) from error
 
     async def _hand_over(self, site: str, name: pb.BlobName, received: Received) -> None:
         try:
@@ -331,7 +360,46 @@ class Servicer:
         return raw
 
 
-def _called(name: pb.BlobName) -> str:
-    """An object's name for people and for file names."""
-    kind = pb.BlobKind.Name(name.kind).lower()
-    return f"{kind}-{name.digest.hex()[:16] or f'{name.round}-{name.attempt}'}"
+class _Pieces:
+    """A push as it arrives: parsed and checked, and no frame slower than it may be."""
+
+    def __init__(
+        self, site: str, incoming: AsyncIterator[bytes], contacts: Contacts, frame_s: float
+    ) -> None:
+        self.frames = 0
+        self._site = site
+        self._incoming = incoming
+        self._contacts = contacts
+        self._frame_s = frame_s
+        self._more_s = 0.0
+
+    def wait_for_the_next(self, more_s: float) -> None:
+        """The next frame may take so much longer."""
+        self._more_s = more_s
+
+    def __aiter__(self) -> _Pieces:
+        return self
+
+    async def __anext__(self) -> pb.PushFrame:
+        patience_s = self._frame_s + self._more_s
+        try:
+            async with asyncio.timeout(patience_s):
+                raw = await anext(self._incoming, None)
+        except TimeoutError as error:
+            raise Refusal(
+                Reason.DECLINED,
+                f"no frame for {patience_s:g} s: push again when the line is better",
+            ) from error
+        if raw is None:
+            raise StopAsyncIteration
+        self._more_s = 0.0
+        self.frames += 1
+        self._contacts.received(self._site, raw)
+        return parse(pb.PushFrame, raw)
+
+
+async def _frames_of(first: pb.PushFrame | None, rest: _Pieces) -> AsyncGenerator[pb.Frame, None]:
+    if first is not None:
+        yield first.frame
+    async for piece in rest:
+        yield piece.frame

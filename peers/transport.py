@@ -15,6 +15,8 @@ import peers.tls_floor  # before grpc, see there
 
 # isort: split
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,32 +42,37 @@ from peers.messages import (
     PeerUnreachable,
     RemoteProtocolError,
 )
+from peers.pacing import Backoff, Repeats, jittered
 from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
 from peers.transport_client import (
-    COMMON_OPTIONS,
     GO_AHEAD,
     SERVICE,
     ConnectionBroken,
+    Keepalive,
     Options,
     Patience,
     PeerLink,
 )
 from proto import federation_pb2 as pb
 
-__all__ = ["Inbox", "Limits", "ListenError", "Patience", "PeerStatistics", "Received", "Transport"]
+__all__ = [
+    "Inbox",
+    "Keepalive",
+    "Limits",
+    "ListenError",
+    "Patience",
+    "PeerStatistics",
+    "Received",
+    "Transport",
+]
 
 T = TypeVar("T")
 
 log = structlog.get_logger()
 
 _SERVER_OPTIONS: Final[Options] = [
-    *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a second daemon on our port is an error, not a share
     ("grpc.max_concurrent_streams", 32),  # of one connection
-    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing goes again
-    # Peers ping every 20 s; twice as often is still welcome.
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 ]
 
 _STATUS: Final = {
@@ -86,19 +93,34 @@ class ListenError(Exception):
 
 @dataclass(frozen=True)
 class KeepInTouch:
-    """Seconds between greetings: while a peer answers, and while it does not."""
+    """Seconds between greetings: while a peer answers, and while it does not.
+
+    A peer that is silent is tried after ``silent_s``, then after pauses that double
+    up to ``answering_s``: one that is away costs no more than one that is there. All
+    are jittered, the first greetings after a start within ``start_s``, so that
+    sites which start together (a release, a power cut) do not stay together.
+    """
 
     answering_s: float = 5.0
     silent_s: float = 0.5
+    start_s: float = 0.5
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How the transport deals with peers; the defaults suit institutions on the internet."""
+    """How the transport deals with peers; the defaults suit institutions on the internet.
+
+    ``tidy_s``: seconds between looks for uploads that nobody goes on with and
+    refusals to sum up; ``tell_again_s``: one line in so many seconds for a
+    refusal that repeats.
+    """
 
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=Limits)
     keep_in_touch: KeepInTouch = field(default_factory=KeepInTouch)
+    keepalive: Keepalive = field(default_factory=Keepalive)
+    tidy_s: float = 5.0
+    tell_again_s: float = 60.0
 
 
 class Transport:
@@ -116,10 +138,12 @@ class Transport:
         head_round: Callable[[], int],
         terms: Terms | None = None,
         tap: Tap | None = None,
+        chance: random.Random | None = None,
     ) -> None:
         """``bind`` is the host:port listened on (port 0: any), ``spool`` a folder of ours.
 
-        ``tap`` sees the bytes of every message that crosses (for audits).
+        ``tap`` sees the bytes of every message that crosses (for audits), ``chance``
+        spreads greetings and tries over time.
         Raises IdentityError when identity, trust and manifest are not of one federation.
         """
         if not peers.tls_floor.holds():
@@ -130,6 +154,7 @@ class Transport:
         self._bind = bind
         self._spool = spool
         self._terms = terms or Terms()
+        self._chance = chance or random.Random()  # noqa: S311  # spreads load, keeps no secret
         self._contacts = Contacts(tap)
         self._head_round = head_round
         self._servicer = Servicer(
@@ -139,13 +164,15 @@ class Transport:
             head_round,
             self._contacts,
             self._terms.limits,
+            self._heard,
         )
+        self._refusals = Repeats[dict[str, str]](self._terms.tell_again_s)
         self._certificates_changed = False
         self._changed = asyncio.Event()
         self._links: dict[str, PeerLink] = {}
         self._retired: list[PeerLink] = []
         self._server: grpc.aio.Server | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
 
     # ---- life ----------------------------------------------------------------
@@ -155,7 +182,7 @@ class Transport:
         await asyncio.to_thread(_clear_spool, self._spool)
         self._link_up()
         server = grpc.aio.server(
-            options=_SERVER_OPTIONS, compression=grpc.Compression.NoCompression
+            options=self._server_options(), compression=grpc.Compression.NoCompression
         )
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
@@ -167,14 +194,18 @@ class Transport:
             ) from error
         await server.start()
         self._server = server
-        self._keeper = asyncio.create_task(self._keep_in_touch(), name="keep-in-touch")
+        self._tasks = [
+            asyncio.create_task(self._keep_in_touch(), name="keep-in-touch"),
+            asyncio.create_task(self._keep_tidy(), name="keep-tidy"),
+        ]
 
     async def stop(self, grace: float = 5.0) -> None:
         """Take no new calls, give those under way ``grace`` seconds, close everything."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-            self._keeper = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         if self._server is not None:
             await self._server.stop(grace)
             self._server = None
@@ -216,6 +247,8 @@ class Transport:
     async def push(self, to: str, name: pb.BlobName, source: Source) -> None:
         """Send a large object, which may arrive twice, too.
 
+        When its connection broke, it goes on from the last whole frame that arrived,
+        in this call or the next one: call again with the same ``name`` and bytes.
         Raises as `send`; OSError when a file cannot be read here.
         """
         await self._persistently(to, lambda link: link.push(name, source))
@@ -244,7 +277,7 @@ class Transport:
         for pause in self._terms.patience.pauses_s:
             with suppress(ConnectionBroken):
                 return await call(self._link(to))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(jittered(pause, self._chance, 0.5))
         return await call(self._link(to))
 
     # ---- links -----------------------------------------------------------------
@@ -280,6 +313,7 @@ class Transport:
                     self._introduction,
                     self._contacts,
                     self._terms.patience,
+                    self._terms.keepalive,
                 )
         self._links = dict(sorted(kept.items()))
 
@@ -310,27 +344,61 @@ class Transport:
                     greeter.cancel()
 
     async def _greet(self, link: PeerLink) -> None:
-        told = ""
+        terms, told = self._terms.keep_in_touch, ""
+        backoff = Backoff(terms.silent_s, terms.answering_s, self._chance)
+        await asyncio.sleep(self._chance.uniform(0, terms.start_s))
         while True:
-            pause = self._terms.keep_in_touch.answering_s
+            pause = jittered(terms.answering_s, self._chance)
             try:
                 await link.hello()
                 if told != "":
                     log.info("peer answers", peer=link.peer.id)
                 told = ""
+                backoff.reset()
             except PeerError as error:
                 # Who refuses us will not change its mind within a second.
                 if isinstance(error, PeerUnreachable):
-                    pause = self._terms.keep_in_touch.silent_s
+                    pause = backoff.pause()
                 if str(error) != told:
                     log.warning("peer does not answer", peer=link.peer.id, cause=str(error))
                 told = str(error)
             except Exception:
                 # A bug of ours must not end the keeping in touch, nor go unseen.
                 log.exception("greeting a peer failed", peer=link.peer.id)
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await link.heard.wait()
+                    backoff.reset()
+            link.heard.clear()
+
+    def _heard(self, site: str) -> None:
+        """A peer greeted us. If it did not answer before, it will now: no need to wait longer."""
+        link = self._links.get(site)
+        if link is not None and not self._contacts.statistics(site).connected:
+            link.heard.set()
+
+    async def _keep_tidy(self) -> None:
+        """Forget uploads that nobody goes on with; sum up the refusals that repeat."""
+        while True:
+            await asyncio.sleep(self._terms.tidy_s)
+            try:
+                self._servicer.forget_unwanted()
+            except Exception:
+                # As for greetings: seen, and tried again.
+                log.exception("forgetting uploads that broke off failed")
+            for refusal, times in self._refusals.overdue(time.monotonic()):
+                log.warning("peer refused again", **refusal, times=times)
 
     # ---- the server --------------------------------------------------------------
+
+    def _server_options(self) -> Options:
+        terms = self._terms
+        return [
+            *terms.keepalive.server_options(),
+            *_SERVER_OPTIONS,
+            # who connects and says nothing goes again
+            ("grpc.server_handshake_timeout_ms", int(terms.limits.handshake_s * 1000)),
+        ]
 
     def _server_credentials(self) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
@@ -374,8 +442,8 @@ class Transport:
             return await self._servicer.deliver(caller, raw)
 
     async def _push(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
-        async def go_ahead() -> None:
-            await context.send_initial_metadata(((GO_AHEAD, "1"),))
+        async def go_ahead(offset: int) -> None:
+            await context.send_initial_metadata(((GO_AHEAD, str(offset)),))
 
         async with self._answering("Push", context) as caller:
             return await self._servicer.push(caller, incoming, go_ahead)
@@ -421,14 +489,17 @@ class Transport:
     def _note_refusal(self, call: str, caller: Caller, refusal: Refusal) -> None:
         if caller.site:
             self._contacts.refused(caller.site)
-        log.warning(
-            "peer refused",
-            call=call,
-            peer=caller.site or "unknown",
-            address=caller.address,
-            reason=refusal.reason.name.lower(),
-            cause=str(refusal),
-        )
+        reason = refusal.reason.name.lower()
+        line = {
+            "call": call,
+            "peer": caller.site or "unknown",
+            "address": caller.address,
+            "reason": reason,
+            "cause": str(refusal),
+        }
+        # Not by address or cause: these are of the caller's choosing.
+        if self._refusals.is_new((call, caller.site, reason), line, time.monotonic()):
+            log.warning("peer refused", **line)
 
 
 def _as_refusal(error: Exception) -> Refusal | None:

@@ -49,26 +49,25 @@ T = TypeVar("T")
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Federation"].full_name
 
 GO_AHEAD: Final = "hanse-go-ahead"
-"""Key of the initial metadata with which a peer says that it wants the rest of an object."""
+"""Key of the initial metadata with which a peer says that it wants the rest of an object.
+
+The value is the byte from which on it wants it, in decimal digits.
+"""
 
 Options = list[tuple[str, Any]]
 
-COMMON_OPTIONS: Final[Options] = [
+_OPTIONS: Final[Options] = [
     # What is parsed at most; a frame of 1 MiB fits with room to spare.
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     # Ciphertexts do not compress; and what is never inflated is no bomb.
     ("grpc.compression_enabled_algorithms_bitset", 1),  # 1: identity alone
-    # A dead line is found within half a minute. The other end allows pings this often.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_permit_without_calls", 1),  # a silent line is the one that NAT forgets
     ("grpc.http2.max_pings_without_data", 0),  # 0: as many as keepalive needs
 ]
 
 _CHANNEL_OPTIONS: Final[Options] = [
-    *COMMON_OPTIONS,
     ("grpc.enable_retries", 0),  # we retry: only we know what may be repeated
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
@@ -83,13 +82,58 @@ _FAILURES: Final = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.Internal
 
 
 @dataclass(frozen=True)
+class Keepalive:
+    """How a silent connection is kept, and a dead one found; seconds.
+
+    ``ping_s``: after so long without a byte from the other end it is asked for a
+    sign of life. RFC 5382 (REQ-5) wants address translators to remember a silent
+    TCP connection for two hours, but many forget it after 60 to 300 s, and a VPN's
+    UDP mapping below it after 30 s: 20 s is sooner than all of these. Less would
+    only cost pings.
+
+    ``answer_s``: who has not answered by then is gone; the connection is closed,
+    and calls on it fail at once in the place of waiting for their deadlines. A
+    dead line is so found within half a minute. Too short breaks connections that
+    are merely slow.
+
+    ``tolerated_s``: grpc counts every ping that comes sooner than this after the
+    last as a strike, and ends the connection at the third with "too many pings";
+    its own default is 300 s, or two hours while no call is under way. Half of
+    ``ping_s`` leaves room for a ping that was held up and its successor on time.
+    """
+
+    ping_s: float = 20.0
+    answer_s: float = 10.0
+    tolerated_s: float = 10.0
+
+    def options(self) -> Options:
+        """For either end of a connection: both ping."""
+        return [
+            *_OPTIONS,
+            ("grpc.keepalive_time_ms", int(self.ping_s * 1000)),
+            ("grpc.keepalive_timeout_ms", int(self.answer_s * 1000)),
+            # What in truth ends a connection whose pings are not answered: 60 s if not set.
+            ("grpc.http2.ping_timeout_ms", int(self.answer_s * 1000)),
+        ]
+
+    def server_options(self) -> Options:
+        """For the end that is called, which alone counts strikes."""
+        tolerated_ms = int(self.tolerated_s * 1000)
+        # grpc's own name for it is GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS.
+        return [*self.options(), ("grpc.http2.min_ping_interval_without_data_ms", tolerated_ms)]
+
+
+@dataclass(frozen=True)
 class Patience:
     """How long a peer may take (seconds), and how often a broken call is made again.
 
-    ``call_s`` for a message, ``frame_s`` for each frame of a large object;
-    ``pauses_s`` before the second, third, … try of a call whose connection broke.
+    ``hello_s`` for a greeting and the connection that it may need, so that whoever
+    waits for one of several peers soon asks the next; ``call_s`` for a message,
+    ``frame_s`` for each frame of a large object; ``pauses_s`` before the second,
+    third, … try of a call whose connection broke, each up to half of it more or less.
     """
 
+    hello_s: float = 5.0
     call_s: float = 10.0
     frame_s: float = 30.0
     pauses_s: tuple[float, ...] = (0.1, 0.3, 1.0, 2.0)
@@ -109,7 +153,9 @@ class PeerLink:
         introduce: Callable[[], pb.HelloRequest],
         contacts: Contacts,
         patience: Patience,
+        keepalive: Keepalive,
     ) -> None:
+        self.heard = asyncio.Event()  # the peer called us: greet it without waiting longer
         self.identity = identity
         self.peer = peer
         self._introduce = introduce
@@ -117,7 +163,7 @@ class PeerLink:
         self._patience = patience
         self._greeted = False
         self._greeting = asyncio.Lock()
-        self._channel = _open_channel(identity, peer)
+        self._channel = _open_channel(identity, peer, keepalive)
         # Bytes in and out: parsing is ours, so that garbage is blamed on who sent it.
         self._hello = self._channel.unary_unary(f"/{SERVICE}/Hello")
         self._deliver = self._channel.unary_unary(f"/{SERVICE}/Deliver")
@@ -137,10 +183,10 @@ class PeerLink:
     async def deliver(self, envelope: pb.Envelope) -> None:
         """One message."""
         raw = _serialised(envelope)
-        await self._call(lambda: self._send(self._deliver, raw))
+        await self._call(lambda: self._send(self._deliver, raw, self._patience.call_s))
 
     async def push(self, name: pb.BlobName, source: Source) -> None:
-        """A large object, from its start."""
+        """A large object, from where an earlier push of it broke off."""
         await self._call(lambda: self._push_whole(name, source))
 
     async def pull(self, name: pb.BlobName, into: Path, at_most: int | None) -> Received:
@@ -159,9 +205,11 @@ class PeerLink:
     async def _say_hello(self) -> pb.HelloReply:
         self._greeted = False  # until the peer has taken this greeting
         request = self._introduce()
-        before = time.time()
-        raw = await self._send(self._hello, _serialised(request))
+        was_up = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        before, started = time.time(), time.perf_counter()
+        raw = await self._send(self._hello, _serialised(request), self._patience.hello_s)
         middle_ms = (before + time.time()) * 500
+        round_trip_ms = (time.perf_counter() - started) * 1000
         reply = decode(pb.HelloReply, raw)
         if reply.protocol_version != PROTOCOL_VERSION:
             raise RemoteProtocolError(
@@ -174,18 +222,31 @@ class PeerLink:
             raise RemoteProtocolError(f"it calls itself {reply.sender!r}")
         self._greeted = True
         self._contacts.reported(self.peer.id, reply, reply.unix_ms - middle_ms)
+        if was_up:  # else it is the time that TLS took
+            self._contacts.timed(self.peer.id, round_trip_ms)
         return reply
 
-    async def _send(self, method: Callable[..., Awaitable[bytes]], raw: bytes) -> bytes:
-        call = method(raw, timeout=self._patience.call_s)
+    async def _send(
+        self, method: Callable[..., Awaitable[bytes]], raw: bytes, timeout_s: float
+    ) -> bytes:
+        call = method(raw, timeout=timeout_s)
         self._contacts.sent(self.peer.id, raw)
         answer = await call
         self._contacts.received(self.peer.id, answer)
         return answer
 
     async def _push_whole(self, name: pb.BlobName, source: Source) -> None:
+        try:
+            await self._push_once(name, source)
+        except grpc.aio.AioRpcError as error:
+            if not _beyond_end(error):
+                raise
+            # What the peer held was of another object; it has forgotten that now.
+            await self._push_once(name, source)
+
+    async def _push_once(self, name: pb.BlobName, source: Source) -> None:
         total = await size_of(source)
-        first = pb.PushFrame(
+        opening = pb.PushFrame(
             federation_id=self.identity.federation_id,
             sender=self.identity.site_id,
             name=name,
@@ -193,11 +254,14 @@ class PeerLink:
         )
         call = self._push(timeout=self._deadline(total))
         try:
-            async with aclosing(frames(source)) as outgoing:
-                async for frame in outgoing:
-                    push = pb.PushFrame() if frame.offset else first
-                    push.frame.CopyFrom(frame)
-                    await self._write(call, _serialised(push), go_ahead=push is first)
+            async with aclosing(frames(source)) as beginning:
+                opening.frame.CopyFrom(await anext(beginning))
+            await self._write(call, opening)
+            offset = await self._go_ahead(call, len(opening.frame.data), total)
+            if not opening.frame.last:
+                async with aclosing(frames(source, offset)) as rest:
+                    async for frame in rest:
+                        await self._write(call, pb.PushFrame(frame=frame))
             await call.done_writing()
         except asyncio.InvalidStateError:  # the peer ended the call early: it says why below
             await call
@@ -207,18 +271,31 @@ class PeerLink:
         finally:
             call.cancel()  # a call that is over ignores this
 
-    async def _write(self, call: Any, raw: bytes, *, go_ahead: bool) -> None:
-        """One frame; with ``go_ahead``, wait until the peer says that it wants the rest.
+    async def _write(self, call: Any, push: pb.PushFrame) -> None:
+        """One frame; returns when the connection has room for the next."""
+        raw = _serialised(push)
+        async with asyncio.timeout(self._patience.frame_s):
+            await call.write(raw)
+        self._contacts.sent(self.peer.id, raw)
+
+    async def _go_ahead(self, call: Any, sent: int, total: int) -> int:
+        """Wait until the peer wants the rest; from which byte on.
 
         Not only to spare the line: a refusal that meets us in the middle of a write
         may reach us as INTERNAL in the place of the peer's reason, for grpc.aio
         overwrites it (https://github.com/grpc/grpc/issues/36066).
         """
         async with asyncio.timeout(self._patience.frame_s):
-            await call.write(raw)
-            self._contacts.sent(self.peer.id, raw)
-            if go_ahead and GO_AHEAD not in await call.initial_metadata():
-                raise asyncio.InvalidStateError("the call is over")
+            told = dict(await call.initial_metadata()).get(GO_AHEAD)
+        if told is None:
+            raise asyncio.InvalidStateError("the call is over")
+        digits = str(told)
+        if not (digits.isdecimal() and len(digits) < 20 and sent <= int(digits) <= total):
+            raise RemoteProtocolError(
+                f"it wants an object of {total} bytes from byte {digits[:40]!r} on; "
+                f"expected {sent} .. {total}"
+            )
+        return int(digits)
 
     async def _pull_rest(self, name: pb.BlobName, partial: PartialFile, limit: int) -> Received:
         held = await partial.held()
@@ -337,7 +414,11 @@ class PeerLink:
         if code is grpc.StatusCode.UNIMPLEMENTED or "message larger than max" in told:
             return RemoteProtocolError(f"{site} misbehaves: {told}")
         if code is grpc.StatusCode.INTERNAL and "error from Core" in told:
-            return PeerRefused(f"{site} ended the transfer early; its log says why")
+            # Which of the two it was, grpc.aio does not say (see `_go_ahead`). The next try
+            # goes on where this one ended; if it is refused, it learns why.
+            return ConnectionBroken(
+                f"{site} ended the transfer early, or the connection to it broke; its log says why"
+            )
         return PeerRefused(f"{site} refused: {told}")
 
     def _why(self, told: str) -> str:
@@ -357,7 +438,7 @@ class PeerLink:
         return told
 
 
-def _open_channel(identity: Identity, peer: ManifestSite) -> Any:
+def _open_channel(identity: Identity, peer: ManifestSite, keepalive: Keepalive) -> Any:
     """A `grpc.aio.Channel`; typed Any because the stubs demand serialisers, and bytes need none."""
     credentials = grpc.ssl_channel_credentials(
         root_certificates=identity.authority_pem,
@@ -368,7 +449,9 @@ def _open_channel(identity: Identity, peer: ManifestSite) -> Any:
     name = ("grpc.ssl_target_name_override", tls_name(identity.federation_id, peer.id))
     # dns: so that an address is a host and a port, whatever it looks like.
     return grpc.aio.secure_channel(
-        f"dns:///{peer.address}", credentials, options=[*_CHANNEL_OPTIONS, name]
+        f"dns:///{peer.address}",
+        credentials,
+        options=[*keepalive.options(), *_CHANNEL_OPTIONS, name],
     )
 
 

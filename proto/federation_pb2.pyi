@@ -205,7 +205,7 @@ class Frame(_message.Message):
     offset: _builtins.int
     """bytes of the object before this frame"""
     data: _builtins.bytes
-    """1 .. 1048576 bytes (may be empty only in the last frame)"""
+    """1048576 bytes; in the last frame 0 .. 1048576"""
     running_sha256: _builtins.bytes
     """digest of all bytes up to the end of this frame"""
     last: _builtins.bool
@@ -279,7 +279,7 @@ class PushFrame(_message.Message):
 
     @_builtins.property
     def frame(self) -> Global___Frame:
-        """the next piece; in every message"""
+        """in every message: first the frame at offset 0, then those from the go-ahead's on"""
 
     def __init__(
         self,

@@ -77,7 +77,12 @@ class FederationServicer:
     def Push(self, request_iterator, context):
         """A large object to the peer, in frames. After the first frame the sender waits
         for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
-        than one frame, and its reason arrives.
+        than one frame, and its reason arrives. Its value is a byte offset in decimal
+        digits, from which the sender goes on: the end of the first frame, or of the
+        last whole frame that the receiver holds of an earlier push that broke off
+        (same sender, name, total_bytes and first frame). The next frame's
+        running_sha256 proves to the receiver that what it holds is the beginning of
+        this object; if it is not, it forgets that and answers OUT_OF_RANGE: push again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

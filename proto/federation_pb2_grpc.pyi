@@ -49,7 +49,12 @@ class FederationStub:
     Push: _grpc.StreamUnaryMultiCallable[_federation_pb2.PushFrame, _federation_pb2.Receipt]
     """A large object to the peer, in frames. After the first frame the sender waits
     for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
-    than one frame, and its reason arrives.
+    than one frame, and its reason arrives. Its value is a byte offset in decimal
+    digits, from which the sender goes on: the end of the first frame, or of the
+    last whole frame that the receiver holds of an earlier push that broke off
+    (same sender, name, total_bytes and first frame). The next frame's
+    running_sha256 proves to the receiver that what it holds is the beginning of
+    this object; if it is not, it forgets that and answers OUT_OF_RANGE: push again.
     """
     Pull: _grpc.UnaryStreamMultiCallable[_federation_pb2.PullRequest, _federation_pb2.Frame]
     """A large object from the peer, in frames, from a byte offset."""
@@ -66,7 +71,12 @@ class FederationAsyncStub(FederationStub):
     Push: _aio.StreamUnaryMultiCallable[_federation_pb2.PushFrame, _federation_pb2.Receipt]  # type: ignore[assignment]
     """A large object to the peer, in frames. After the first frame the sender waits
     for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
-    than one frame, and its reason arrives.
+    than one frame, and its reason arrives. Its value is a byte offset in decimal
+    digits, from which the sender goes on: the end of the first frame, or of the
+    last whole frame that the receiver holds of an earlier push that broke off
+    (same sender, name, total_bytes and first frame). The next frame's
+    running_sha256 proves to the receiver that what it holds is the beginning of
+    this object; if it is not, it forgets that and answers OUT_OF_RANGE: push again.
     """
     Pull: _aio.UnaryStreamMultiCallable[_federation_pb2.PullRequest, _federation_pb2.Frame]  # type: ignore[assignment]
     """A large object from the peer, in frames, from a byte offset."""
@@ -98,7 +108,12 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_federation_pb2.Receipt, _abc.Awaitable[_federation_pb2.Receipt]]:
         """A large object to the peer, in frames. After the first frame the sender waits
         for `hanse-go-ahead` in the receiver's initial metadata: a refusal costs no more
-        than one frame, and its reason arrives.
+        than one frame, and its reason arrives. Its value is a byte offset in decimal
+        digits, from which the sender goes on: the end of the first frame, or of the
+        last whole frame that the receiver holds of an earlier push that broke off
+        (same sender, name, total_bytes and first frame). The next frame's
+        running_sha256 proves to the receiver that what it holds is the beginning of
+        this object; if it is not, it forgets that and answers OUT_OF_RANGE: push again.
         """
 
     @_abc_1.abstractmethod

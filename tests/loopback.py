@@ -13,6 +13,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,9 +32,9 @@ from tests.authority import FEDERATION_ID, Federation
 
 # Short enough for tests; greetings only when a test wants one.
 QUICK = Terms(
-    patience=Patience(call_s=5, frame_s=5, pauses_s=(0.1, 0.3, 0.5)),
+    patience=Patience(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.1, 0.3, 0.5)),
     limits=Limits(frame_s=1, pushes=2, pulls=2),
-    keep_in_touch=KeepInTouch(answering_s=60, silent_s=60),
+    keep_in_touch=KeepInTouch(answering_s=60, silent_s=60, start_s=0),
 )
 
 UPDATE = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1, attempt=0)
@@ -89,8 +90,13 @@ class Site:
 
 
 def spooled(site: Site) -> list[Path]:
-    """What lies in a site's spool."""
-    return sorted(site.spool.iterdir())
+    """What lies in a site's spool, without the beginnings of objects."""
+    return sorted(set(site.spool.iterdir()) - set(begun(site)))
+
+
+def begun(site: Site) -> list[Path]:
+    """What a site's spool holds of objects that have not arrived whole."""
+    return sorted(site.spool.glob("*.incoming"))
 
 
 @asynccontextmanager
@@ -102,6 +108,7 @@ async def running(
     manifest: FederationManifest | None = None,
     terms: Terms = QUICK,
     tap: Tap | None = None,
+    chance: random.Random | None = None,
 ) -> AsyncIterator[Site]:
     """A site's transport, started and stopped."""
     identity = identity or federation.identity(site)
@@ -116,6 +123,7 @@ async def running(
         head_round=lambda: running_site.head_round,
         terms=terms,
         tap=tap,
+        chance=chance,
     )
     running_site = Site(identity, transport, inbox, spool)
     await transport.start()

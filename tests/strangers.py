@@ -189,6 +189,9 @@ class Answers:
     async def hello(self, _raw: bytes, _context: Any) -> bytes:
         return self.reply.SerializeToString()
 
+    async def deliver(self, _raw: bytes, _context: Any) -> bytes:
+        return b""
+
     async def push(self, _incoming: AsyncIterator[bytes], _context: Any) -> bytes:
         return b""  # at once: not a byte was read
 
@@ -206,6 +209,7 @@ async def answering(
     server = grpc.aio.server()
     handlers = {
         "Hello": grpc.unary_unary_rpc_method_handler(answers.hello),
+        "Deliver": grpc.unary_unary_rpc_method_handler(answers.deliver),
         "Push": grpc.stream_unary_rpc_method_handler(answers.push),
         "Pull": grpc.unary_stream_rpc_method_handler(answers.pull),
     }

@@ -350,12 +350,16 @@ def test_one_bad_field_refuses_the_call(
     assert told in complaint(message)
 
 
-def test_only_the_last_frame_may_be_empty() -> None:
+@pytest.mark.parametrize("size", [0, 1, FRAME_BYTES - 1])
+def test_only_the_last_frame_may_be_less_than_full(size: int) -> None:
     message = push()
-    message.frame.data = b""
+    message.frame.data = bytes(size)
     check(message)
     message.frame.last = False
-    assert "frame.data is empty" in complaint(message)
+    told = f"frame.data is {size} bytes; expected 1048576 bytes in all frames but the last"
+    assert told in complaint(message)
+    message.frame.data = bytes(FRAME_BYTES)
+    check(message)
 
 
 # ---- whatever comes ---------------------------------------------------------------

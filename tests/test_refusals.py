@@ -29,7 +29,8 @@ from peers.messages import (
 )
 from proto import federation_pb2 as pb
 from tests.authority import Federation
-from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running, spooled
+from tests.lines import until
+from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, begun, hint, running, spooled
 from tests.strangers import (
     ALPHA,
     SERVICE,
@@ -43,6 +44,7 @@ from tests.strangers import (
     greeting,
     pushed,
     refused,
+    truncate,
 )
 
 Code = grpc.StatusCode
@@ -330,6 +332,9 @@ async def test_spoilt_push(
         with refused(Code.INVALID_ARGUMENT, told):
             await beta.push(pushed(pieces, name, total=2 * MIB + 500))
     assert (attacked.inbox.blobs, spooled(attacked)) == ([], [])
+    # What ended too early may go on; all else was damaged and is not kept.
+    kept = [2 * MIB] if spoil is truncate and name is UPDATE else []
+    assert [path.stat().st_size for path in begun(attacked)] == kept
 
 
 async def test_push_that_begins_in_the_middle(federation: Federation, attacked: Site) -> None:
@@ -352,7 +357,7 @@ async def test_object_of_another_length_than_declared(
             await beta.push(pushed(pieces, total=MIB + 1))
         with refused(Code.INVALID_ARGUMENT, "2097152 bytes arrived of 2097153 declared"):
             await beta.push(pushed(pieces, total=2 * MIB + 1))
-    assert (attacked.inbox.blobs, spooled(attacked)) == ([], [])
+    assert (attacked.inbox.blobs, spooled(attacked), begun(attacked)) == ([], [], [])
 
 
 async def test_object_larger_than_its_kind_allows(federation: Federation, attacked: Site) -> None:
@@ -377,7 +382,7 @@ async def test_sender_that_falls_silent(federation: Federation, attacked: Site) 
         await call.write(pieces[0].SerializeToString())
         with refused(Code.ABORTED, f"no frame for {QUICK.limits.frame_s:g} s"):
             await call
-    assert spooled(attacked) == []
+    assert [path.stat().st_size for path in begun(attacked)] == [MIB]
 
 
 async def test_sender_that_hangs_up(federation: Federation, attacked: Site) -> None:
@@ -385,7 +390,20 @@ async def test_sender_that_hangs_up(federation: Federation, attacked: Site) -> N
     async with beta_calling(federation) as beta:
         call = beta.channel.stream_unary(f"/{SERVICE}/Push")(timeout=5)
         await call.write(pieces[0].SerializeToString())
+        await until(lambda: [path.stat().st_size for path in begun(attacked)] == [MIB])
         call.cancel()
+
+
+async def test_sender_that_hangs_up_again_and_again(federation: Federation, attacked: Site) -> None:
+    """Each time another object; what is kept of them does not grow with them."""
+    bounds = QUICK.limits.partials
+    async with beta_calling(federation) as beta:
+        for attempt in range(bounds.of_a_peer + 2):
+            name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1, attempt=attempt)
+            with refused(Code.INVALID_ARGUMENT, "truncated"):
+                await beta.push(pushed(truncate(await framed(bytes(2 * MIB))), name, 2 * MIB))
+            assert len(begun(attacked)) == min(attempt + 1, bounds.of_a_peer)
+    assert "update-1-0." not in begun(attacked)[0].name
 
 
 async def test_pull_from_beyond_the_end(federation: Federation, attacked: Site) -> None:

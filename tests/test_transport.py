@@ -11,7 +11,7 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from peers.messages import (
 from peers.transport import KeepInTouch, ListenError
 from proto import federation_pb2 as pb
 from tests.authority import Federation
+from tests.lines import until
 from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, Site, hint, running, spooled, talking
 
 SIZES = [0, 1, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 3 * FRAME_BYTES + 17]
@@ -55,13 +56,6 @@ def alpha(sites: dict[str, Site]) -> Site:
 @pytest.fixture
 def beta(sites: dict[str, Site]) -> Site:
     return sites["beta"]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another task will bring about."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def versions(folder: Path) -> list[Path]:
@@ -278,7 +272,7 @@ async def test_messages_get_through_during_a_large_push(alpha: Site, beta: Site)
 
 
 async def test_sites_find_each_other_and_know_it(federation: Federation) -> None:
-    eager = replace(QUICK, keep_in_touch=KeepInTouch(answering_s=0.05, silent_s=0.05))
+    eager = replace(QUICK, keep_in_touch=KeepInTouch(0.05, 0.05, 0.05))
     async with running(federation, "alpha", terms=eager) as alpha:
         await until(lambda: "cannot be reached" in alpha.transport.statistics()["beta"].last_error)
         async with running(federation, "beta", terms=eager) as beta:
