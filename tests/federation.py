@@ -18,7 +18,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +98,16 @@ class Corpus:
         ]
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What daemons run in, if not on loopback: their network, their deadlines, their program."""
+
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)  # words before the program
+    program: str = "tests.tapped_fedd"
+    rounds: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class LiveSite:
     """One running daemon."""
@@ -145,21 +155,32 @@ class LiveSite:
 class LiveFederation:
     """Several daemons that this test started and will stop."""
 
-    def __init__(self, federation: Federation, encoder: Path, adapt: str) -> None:
+    def __init__(
+        self, federation: Federation, encoder: Path, adapt: str, surroundings: Surroundings
+    ) -> None:
         self.federation = federation
         self.encoder = encoder
         self.adapt = adapt
+        self.surroundings = surroundings
         self.sites: dict[str, LiveSite] = {}
         self._stack = AsyncExitStack()
 
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, root: Path, names: Sequence[str], *, adapt: str = "head", **training: Any
+        cls,
+        root: Path,
+        names: Sequence[str],
+        *,
+        adapt: str = "head",
+        surroundings: Surroundings | None = None,
+        **training: Any,
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected."""
         encoder = small_encoder(root / "encoder", words=_words())
-        live = cls(Federation.found(root, *names), encoder, adapt)
+        around = surroundings or Surroundings()
+        live = cls(Federation.found(root, *names), encoder, adapt, around)
+        live.federation.hosts.update(around.hosts)
         async with live._stack:
             for name in names:
                 await live.launch(name, **training)
@@ -174,7 +195,7 @@ class LiveFederation:
         settings: dict[str, dict[str, Any]] = {
             "site": {"state_dir": "state"},
             "identity": {"directory": ".", "manifest": "manifest.json"},
-            "network": {"bind": f"127.0.0.1:{live.ports[name]}"},
+            "network": {"bind": live.address(name)},
             "control": {"socket": "fedd.sock"},
             "retriever": {
                 "encoder": str(self.encoder),
@@ -183,15 +204,16 @@ class LiveFederation:
             },
             "retrieval": {"passage_tokens": 60},
             "training": {"local_epochs": 2, "learning_rate": 1e-3, **training},
-            "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
+            "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0, **self.surroundings.rounds},
             "workers": {"threads": 1},
         }
         (folder / "fedd.toml").write_text(_toml(settings))
         with (folder / "fedd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
+                *self.surroundings.commands.get(name, ()),
                 sys.executable,
                 "-m",
-                "tests.tapped_fedd",
+                self.surroundings.program,
                 "--config",
                 str(folder / "fedd.toml"),
                 stdout=log,

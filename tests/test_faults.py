@@ -1,0 +1,198 @@
+"""Real faults on real daemons: five `fedd`, each in a network namespace of its own.
+
+Whatever happens to sites and networks, the federation goes on committing rounds as
+long as a majority is up, nobody ends with another history than the others, who was
+away catches up by itself, and questions are answered throughout. The network is cut
+where packets travel, processes are stopped and killed by signals: nothing in the
+daemons knows about it. `make test-faults` runs these and shows the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+
+from tests.namespaces import Network, NotPermitted
+from tests.ordeal import Ordeal
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.federation,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(240),
+]
+
+SITES = ["alder", "birch", "cedar", "dogwood", "elder"]
+PHASE_S, TRAIN_S, HEARTBEAT_S = 4.0, 6.0, 0.5
+DEADLINES = {
+    "phase_deadline_s": PHASE_S,
+    "train_deadline_s": TRAIN_S,
+    "heartbeat_s": HEARTBEAT_S,
+}
+
+Tell = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    try:
+        with Network.made(SITES) as network:
+            yield network
+    except NotPermitted as reason:
+        pytest.skip(f"network namespaces are not permitted here: {reason}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ordeal(
+    network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Ordeal]:
+    root = tmp_path_factory.mktemp("faults")
+    async with Ordeal.begun(root, network, DEADLINES) as ordeal:
+        yield ordeal
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Show a figure, also when the test passes."""
+
+    def show(line: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {request.node.name}: {line}", end="", flush=True)
+
+    return show
+
+
+@asynccontextmanager
+async def survived(ordeal: Ordeal, tell: Tell) -> AsyncIterator[None]:
+    """At the end of each fault: one head, one history, every question answered."""
+    before, began = ordeal.counts(), time.monotonic()
+    yield
+    ordeal.network.heal()
+    caught_up = await ordeal.until_agreed()
+    answered = await ordeal.answered_throughout(before)
+    tell(
+        f"same head everywhere {caught_up:.1f} s after the fault ended; {answered}; "
+        f"{time.monotonic() - began:.0f} s in all"
+    )
+
+
+@pytest.mark.parametrize("phase", ["prepare", "train", "aggregate", "apply", "vote"])
+async def test_a_coordinator_cut_off_costs_one_attempt(
+    ordeal: Ordeal, tell: Tell, phase: str
+) -> None:
+    round_ = await ordeal.head() + 1
+    coordinator = ordeal.coordinator(round_)
+    others = ordeal.others(coordinator)
+    async with survived(ordeal, tell):
+        async with ordeal.halted(coordinator, phase):
+            ordeal.network.cut(coordinator)
+        recovery = await ordeal.until_head(round_, others, within_s=60)
+        assert await ordeal.attempt_of(round_, others[0]) == 1, "one attempt, not the round"
+        deadline = TRAIN_S if phase == "train" else PHASE_S
+        tell(f"committed {recovery:.1f} s after the cut; the {phase} deadline is {deadline:g} s")
+
+
+async def test_a_majority_goes_on_and_a_minority_catches_up(ordeal: Ordeal, tell: Tell) -> None:
+    minority, majority = ["alder", "cedar"], ["birch", "dogwood", "elder"]
+    async with survived(ordeal, tell):
+        before = await ordeal.head()
+        target = await ordeal.train("birch", rounds=4)
+        await ordeal.until_head(before + 1, ordeal.names, within_s=30)
+        ordeal.network.part(minority, majority)
+        took = await ordeal.until_head(target, majority, within_s=90)
+        parted = [(await ordeal.live.sites[name].status()).head_round for name in minority]
+        assert all(head < target for head in parted), "a minority has committed"
+        tell(f"the majority committed up to round {target} in {took:.1f} s")
+
+
+async def test_a_peer_that_accepts_and_never_answers_holds_up_nobody(
+    ordeal: Ordeal, tell: Tell
+) -> None:
+    before = await ordeal.head()
+    silent = ordeal.coordinator(before + 2)  # it would coordinate the second of two rounds
+    others = ordeal.others(silent)
+    async with survived(ordeal, tell):
+        await ordeal.stop(silent)
+        async with listening_silently(ordeal, silent):
+            target = await ordeal.train(others[0], rounds=2)
+            took = await ordeal.until_head(target, others, within_s=60)
+            assert await ordeal.attempt_of(before + 1, others[0]) == 0
+            assert await ordeal.attempt_of(before + 2, others[0]) == 1
+        await ordeal.revive(silent)
+        tell(f"two rounds in {took:.1f} s beside it")
+
+
+@asynccontextmanager
+async def listening_silently(ordeal: Ordeal, name: str) -> AsyncIterator[None]:
+    """Somebody at a site's address who takes every connection and says nothing."""
+    program = (
+        "import socket, sys; door = socket.create_server((sys.argv[1], int(sys.argv[2])));"
+        "print('open', flush=True); kept = []\n"
+        "while True: kept.append(door.accept())"
+    )
+    host, port = ordeal.live.federation.address(name).split(":")
+    process = await asyncio.create_subprocess_exec(
+        *ordeal.network.command(name),
+        *(sys.executable, "-c", program, host, port),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"open\n"
+        yield
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_coordinator_frozen_past_its_deadline_changes_nothing_when_it_goes_on(
+    ordeal: Ordeal, tell: Tell
+) -> None:
+    round_ = await ordeal.head() + 1
+    frozen = ordeal.coordinator(round_)
+    others = ordeal.others(frozen)
+    async with survived(ordeal, tell):
+        async with ordeal.halted(frozen, "train"):
+            processes = ordeal.freeze(frozen)
+        try:
+            took = await ordeal.until_head(round_, others, within_s=60)
+        finally:
+            ordeal.thaw(processes)
+        assert took > TRAIN_S
+        tell(f"committed {took:.1f} s after it froze; the train deadline is {TRAIN_S:g} s")
+
+
+async def test_twenty_rounds_while_sites_are_killed(ordeal: Ordeal, tell: Tell) -> None:
+    """SIGKILL for a random site every few seconds; two are away at most, so a majority is up."""
+    seed = int(os.environ.get("FAULTS_SEED") or random.randrange(1_000_000))
+    tell(f"seed {seed} (FAULTS_SEED={seed} strikes the same sites)")
+    chance = random.Random(seed)
+    killed: list[str] = []
+    async with survived(ordeal, tell):
+        target = await ordeal.train(chance.choice(ordeal.names), rounds=20)
+
+        async def strike() -> None:
+            while True:
+                await asyncio.sleep(chance.uniform(2, 5))
+                victim = chance.choice(ordeal.names)
+                if victim in ordeal.away or len(ordeal.away) == 2:
+                    continue
+                await ordeal.kill(victim)
+                killed.append(victim)
+                group.create_task(ordeal.revive(victim))
+
+        async with asyncio.TaskGroup() as group:
+            striking = group.create_task(strike())
+            took = await ordeal.until_head(target, ordeal.names, within_s=180, of=3)
+            striking.cancel()
+        assert killed
+        tell(f"20 rounds in {took:.0f} s, {len(killed)} kills: {', '.join(killed)}")
