@@ -78,6 +78,19 @@ class Network:
         """All are together again."""
         self.part(self.sites)
 
+    def slow_down(self, megabits: int) -> bool:
+        """Limit what each site sends a second; False where the kernel has no such limit."""
+        shape = f"root tbf rate {megabits}mbit burst 64kb latency 5s"
+        done = [
+            subprocess.run(
+                [*self.command(site), "tc", "qdisc", "replace", "dev", "eth0", *shape.split()],
+                capture_output=True,
+                check=False,
+            ).returncode
+            for site in self.sites
+        ]
+        return not any(done)
+
     def _make(self) -> None:
         if not IP:
             raise NotPermitted("there is no `ip` command (iproute2)")

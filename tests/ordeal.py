@@ -46,7 +46,8 @@ class Ordeal:
         self.live = live
         self.network = network
         self.names = sorted(live.sites)
-        self.away: set[str] = set()
+        self.down: set[str] = set()  # not running, or not ready yet
+        self.away: set[str] = set()  # those, and who has not answered a question since
         self.asked = {name: Asked() for name in self.names}
 
     @classmethod
@@ -80,8 +81,8 @@ class Ordeal:
         return [name for name in self.names if name not in sites]
 
     async def head(self) -> int:
-        """The last committed round; all agree on it."""
-        return (await self._any_up().status()).head_round
+        """The last round that anybody has committed."""
+        return max([await self._head_of(name) for name in self.names])
 
     async def train(self, at: str, rounds: int) -> int:
         """Ask one site for more rounds; the last of them."""
@@ -94,27 +95,36 @@ class Ordeal:
 
     async def kill(self, name: str) -> None:
         """SIGKILL."""
-        self.away.add(name)
+        self._leave(name)
         process = self.live.sites[name].process
         process.kill()
         await process.wait()
 
     async def stop(self, name: str) -> None:
         """SIGTERM."""
-        self.away.add(name)
+        self._leave(name)
         await self.live.sites[name].terminate()
 
+    def _leave(self, name: str) -> None:
+        self.down.add(name)
+        self.away.add(name)
+
     async def revive(self, name: str, within_s: float = 60.0) -> None:
-        """Start a daemon again; returns when it answers questions."""
+        """Start a daemon again; returns when it answers questions, or was killed once more."""
         site = await self.live.launch(name)
         async with asyncio.timeout(within_s):
             while True:
                 with suppress(grpc.aio.AioRpcError):
+                    await site.status()
+                    self.down.discard(name)
                     await _ask(site)
                     break
+                if site.process.returncode == -signal.SIGKILL:
+                    return
                 assert site.process.returncode is None, f"{name} ended:\n{site.log}"
                 await asyncio.sleep(0.2)
-        self.away.discard(name)
+        if name not in self.down:
+            self.away.discard(name)
 
     def freeze(self, name: str) -> list[psutil.Process]:
         """SIGSTOP for a daemon and its workers; give the result to `thaw`."""
@@ -132,13 +142,18 @@ class Ordeal:
                 process.send_signal(signal.SIGCONT)
 
     @asynccontextmanager
-    async def halted(self, name: str, phase: str, within_s: float = 30.0) -> AsyncIterator[None]:
-        """Until an attempt that this site coordinates enters a phase; it goes on at the end."""
+    async def halted(
+        self, name: str, phase: str, *, rounds: int = 1, within_s: float = 30.0
+    ) -> AsyncIterator[None]:
+        """Begin a run; when an attempt that this site coordinates enters a phase, it stands still.
+
+        It goes on at the end.
+        """
         folder = self.live.sites[name].folder
         wanted, halted = folder / "halt-at", folder / "halted"
         wanted.write_text(phase)
         try:
-            await self.train(self.others(name)[0], rounds=1)
+            await self.train(self.others(name, *self.away)[0], rounds)
             async with asyncio.timeout(within_s):
                 while not halted.exists():
                     await asyncio.sleep(0.01)
@@ -197,11 +212,11 @@ class Ordeal:
         return next(r.certificate.attempt for r in rounds if r.certificate.body.round == round_)
 
     async def answered_throughout(self, before: dict[str, int]) -> str:
-        """No question failed, and each site has answered since; a line for people."""
+        """No question failed, and each site answers now; a line for people."""
         failures = {name: asked.failures for name, asked in self.asked.items() if asked.failures}
         assert not failures, failures
         counts = {name: self.asked[name].answered - before[name] for name in self.names}
-        assert all(counts.values()), f"some sites answered nothing: {counts}"
+        await asyncio.gather(*(_ask(site) for site in self.live.sites.values()))
         slowest = max(asked.slowest_s for asked in self.asked.values())
         return f"{sum(counts.values())} questions answered, slowest so far {slowest:.1f} s"
 
@@ -211,17 +226,14 @@ class Ordeal:
 
     # ---- small parts -----------------------------------------------------------------
 
-    def _any_up(self) -> LiveSite:
-        return next(self.live.sites[name] for name in self.names if name not in self.away)
-
     async def _head_of(self, name: str) -> int:
         """-1 while the daemon is being restarted."""
-        if name in self.away:
+        if name in self.down:
             return -1
         try:
             return (await self.live.sites[name].status()).head_round
         except grpc.aio.AioRpcError:
-            if name not in self.away:
+            if name not in self.down:
                 raise
             return -1
 
