@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults lint format bench proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -33,6 +33,10 @@ test: $(INSTALLED) ## run all tests (ARGS="-k rounds")
 
 test-quick: $(INSTALLED) ## run the tests that take no more than a minute together
 	@$(BIN)/python -m pytest -q -m "not slow and not federation" $(ARGS)
+
+# In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; a part of `make test`.
+test-faults: $(INSTALLED) ## cut networks and kill daemons under a federation of five
+	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types
 	@$(BIN)/ruff check

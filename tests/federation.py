@@ -100,12 +100,11 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What daemons run in, if not on loopback: their network, their deadlines, their program."""
+    """What daemons run in, if not on loopback, and which program they are."""
 
     hosts: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)  # words before the program
     program: str = "tests.tapped_fedd"
-    rounds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -163,6 +162,8 @@ class LiveFederation:
         self.adapt = adapt
         self.surroundings = surroundings
         self.sites: dict[str, LiveSite] = {}
+        self.settings: dict[str, dict[str, Any]] = {}  # beside what `launch` writes
+        self.version = 1  # of the manifest
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -173,22 +174,23 @@ class LiveFederation:
         names: Sequence[str],
         *,
         adapt: str = "head",
+        rounds: dict[str, Any] | None = None,
         surroundings: Surroundings | None = None,
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected."""
         encoder = small_encoder(root / "encoder", words=_words())
-        around = surroundings or Surroundings()
-        live = cls(Federation.found(root, *names), encoder, adapt, around)
-        live.federation.hosts.update(around.hosts)
+        live = cls(Federation.found(root, *names), encoder, adapt, surroundings or Surroundings())
+        live.federation.hosts.update(live.surroundings.hosts)
+        live.settings = {"rounds": rounds or {}, "training": training}
         async with live._stack:
             for name in names:
-                await live.launch(name, **training)
+                await live.launch(name)
             await live.until_connected()
             yield live
 
-    async def launch(self, name: str, **training: Any) -> LiveSite:
-        """Start (or start again) one site's daemon."""
+    async def launch(self, name: str, *, fault: str = "") -> LiveSite:
+        """Start (or start again) one site's daemon, with that HANSE_FAULT."""
         folder = self.federation.root / name
         live = self.federation
         (folder / "manifest.json").write_bytes(self._signed_manifest())
@@ -203,10 +205,12 @@ class LiveFederation:
                 "adapt": self.adapt,
             },
             "retrieval": {"passage_tokens": 60},
-            "training": {"local_epochs": 2, "learning_rate": 1e-3, **training},
-            "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0, **self.surroundings.rounds},
+            "training": {"local_epochs": 2, "learning_rate": 1e-3},
+            "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
             "workers": {"threads": 1},
         }
+        for table, options in self.settings.items():
+            settings[table].update(options)
         (folder / "fedd.toml").write_text(_toml(settings))
         with (folder / "fedd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -221,6 +225,7 @@ class LiveFederation:
                 env={
                     **os.environ,
                     "HANSE_TAPE": str(folder),
+                    "HANSE_FAULT": fault,
                     "NOTIFY_SOCKET": str(folder / "notify"),
                 },
                 start_new_session=True,
@@ -235,7 +240,14 @@ class LiveFederation:
     def _signed_manifest(self) -> bytes:
         from peers.manifest import signed
 
-        return signed(self.federation.manifest(), self.federation.authority)
+        return signed(self.federation.manifest(version=self.version), self.federation.authority)
+
+    def reload_manifest(self) -> None:
+        """Sign a new version and have every running daemon take it into use."""
+        self.version += 1
+        for site in self.sites.values():
+            (site.folder / "manifest.json").write_bytes(self._signed_manifest())
+            site.process.send_signal(signal.SIGHUP)
 
     async def until_connected(self, within_s: float = 90.0) -> None:
         """Every daemon is ready and greets every other."""

@@ -60,9 +60,10 @@ class Ordeal:
             hosts=network.addresses,
             commands={site: network.command(site) for site in network.sites},
             program="tests.halting_fedd",
-            rounds=deadlines,
         )
-        async with LiveFederation.start(root, network.sites, surroundings=around) as live:
+        async with LiveFederation.start(
+            root, network.sites, rounds=deadlines, surroundings=around
+        ) as live:
             await live.ingest_all()
             ordeal = cls(live, network)
             async with asyncio.TaskGroup() as group:
