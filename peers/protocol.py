@@ -509,8 +509,11 @@ class Protocol:
             self._enter_attempt(message.attempt)
         self._pending_accept = message
         self._renew_patience()
-        # Contributors other than the coordinator hold the key, and so the version.
-        holders = [site for site in message.value.contributors if site != sender]
+        # Contributors hold the key, and so the version, except the attempt's coordinator. A
+        # value that is proposed again is of an earlier attempt, whose coordinator may be gone.
+        turns = range(max(0, message.attempt - len(self.manifest.enabled_ids)), message.attempt + 1)
+        led = {coordinator_of(self.manifest, message.round, attempt) for attempt in turns}
+        holders = [site for site in message.value.contributors if site not in led]
         likely = sources(self.site, [*holders, sender], self.manifest.enabled_ids)
         self._emit(do.FetchVersion(message.value.model_digest, likely))
 
