@@ -178,6 +178,17 @@ class Ordeal:
                     return time.monotonic() - began
                 await asyncio.sleep(0.05)
 
+    async def until_at_rest(self, within_s: float = 60.0) -> None:
+        """Until what an earlier test left is over: every site is up, no run is under way."""
+        for name in sorted(self.down):
+            await self.revive(name)
+        async with asyncio.timeout(within_s):
+            for site in self.live.sites.values():
+                while (status := await site.status()).head_round < status.run.target_round:
+                    await asyncio.sleep(0.1)
+        for asked in self.asked.values():
+            asked.failures.clear()
+
     async def until_agreed(self, within_s: float = 30.0) -> float:
         """Until all sites have the same head; then compare every round that ever was."""
         began = time.monotonic()

@@ -75,6 +75,7 @@ def tell(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> 
 @asynccontextmanager
 async def survived(ordeal: Ordeal, tell: Tell) -> AsyncIterator[None]:
     """At the end of each fault: one head, one history, every question answered."""
+    await ordeal.until_at_rest()
     before, began = ordeal.counts(), time.monotonic()
     try:
         yield
@@ -97,10 +98,10 @@ def deadline(phase: str) -> str:
 async def test_a_coordinator_cut_off_costs_one_attempt(
     ordeal: Ordeal, tell: Tell, phase: str
 ) -> None:
-    round_ = await ordeal.head() + 1
-    coordinator = ordeal.coordinator(round_)
-    others = ordeal.others(coordinator)
     async with survived(ordeal, tell):
+        round_ = await ordeal.head() + 1
+        coordinator = ordeal.coordinator(round_)
+        others = ordeal.others(coordinator)
         async with ordeal.halted(coordinator, phase):
             ordeal.network.cut(coordinator)
         recovery = await ordeal.until_head(round_, others, within_s=60, of=3)
@@ -131,10 +132,10 @@ async def test_a_coordinator_killed_in_each_phase_costs_one_attempt(
 
 async def test_a_majority_goes_on_and_a_minority_catches_up(ordeal: Ordeal, tell: Tell) -> None:
     """The round under way goes on with three of five; of the next two, one costs an attempt."""
-    round_ = await ordeal.head() + 1
-    minority = [ordeal.coordinator(round_ + 1), ordeal.coordinator(round_ + 3)]
-    majority = ordeal.others(*minority)
     async with survived(ordeal, tell):
+        round_ = await ordeal.head() + 1
+        minority = [ordeal.coordinator(round_ + 1), ordeal.coordinator(round_ + 3)]
+        majority = ordeal.others(*minority)
         async with ordeal.halted(ordeal.coordinator(round_), "train", rounds=3):
             ordeal.network.part(minority, majority)
         took = await ordeal.until_head(round_ + 2, majority, within_s=90)
@@ -149,10 +150,10 @@ async def test_a_majority_goes_on_and_a_minority_catches_up(ordeal: Ordeal, tell
 async def test_a_peer_that_accepts_and_never_answers_holds_up_nobody(
     ordeal: Ordeal, tell: Tell
 ) -> None:
-    before = await ordeal.head()
-    silent = ordeal.coordinator(before + 2)  # it would coordinate the second of two rounds
-    others = ordeal.others(silent)
     async with survived(ordeal, tell):
+        before = await ordeal.head()
+        silent = ordeal.coordinator(before + 2)  # it would coordinate the second of two rounds
+        others = ordeal.others(silent)
         await ordeal.stop(silent)
         async with listening_silently(ordeal, silent):
             target = await ordeal.train(others[0], rounds=2)
@@ -190,10 +191,10 @@ async def test_a_coordinator_frozen_past_its_deadline_changes_nothing_when_it_go
     ordeal: Ordeal, tell: Tell
 ) -> None:
     """It froze when the first vote was in; the others vote again before it wakes."""
-    round_ = await ordeal.head() + 1
-    frozen = ordeal.coordinator(round_)
-    others = ordeal.others(frozen)
     async with survived(ordeal, tell):
+        round_ = await ordeal.head() + 1
+        frozen = ordeal.coordinator(round_)
+        others = ordeal.others(frozen)
         async with ordeal.halted(frozen, "vote"):
             processes = ordeal.freeze(frozen)
         try:
