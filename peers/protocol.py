@@ -35,7 +35,7 @@ from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
 from peers.messages import LocalProtocolError, RemoteProtocolError, one_line
 from peers.participation import Participation, Policy
-from peers.roles import coordinator_of
+from peers.roles import coordinator_of, led_until
 from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
@@ -509,10 +509,8 @@ class Protocol:
             self._enter_attempt(message.attempt)
         self._pending_accept = message
         self._renew_patience()
-        # Contributors hold the key, and so the version, except the attempt's coordinator. A
-        # value that is proposed again is of an earlier attempt, whose coordinator may be gone.
-        turns = range(max(0, message.attempt - len(self.manifest.enabled_ids)), message.attempt + 1)
-        led = {coordinator_of(self.manifest, message.round, attempt) for attempt in turns}
+        # Contributors hold the key, and so the version, but not who led; who led before may be gone.
+        led = led_until(self.manifest, message.round, message.attempt)
         holders = [site for site in message.value.contributors if site not in led]
         likely = sources(self.site, [*holders, sender], self.manifest.enabled_ids)
         self._emit(do.FetchVersion(message.value.model_digest, likely))

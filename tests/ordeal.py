@@ -112,7 +112,9 @@ class Ordeal:
 
     async def revive(self, name: str, within_s: float = 60.0) -> None:
         """Start a daemon again; returns when it answers questions, or was killed once more."""
-        site = await self.live.launch(name)
+        site = self.live.sites[name]
+        if site.process.returncode is not None:
+            site = await self.live.launch(name)
         async with asyncio.timeout(within_s):
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -154,7 +156,7 @@ class Ordeal:
         wanted, halted = folder / "halt-at", folder / "halted"
         wanted.write_text(phase)
         try:
-            await self.train(self.others(name, *self.away)[0], rounds)
+            await self.train(self.others(name)[0], rounds)
             async with asyncio.timeout(within_s):
                 while not halted.exists():
                     await asyncio.sleep(0.01)
@@ -188,6 +190,12 @@ class Ordeal:
                     await asyncio.sleep(0.1)
         for asked in self.asked.values():
             asked.failures.clear()
+
+    async def until_all_are_up(self, within_s: float = 60.0) -> None:
+        """Until every daemon that was started again is ready."""
+        async with asyncio.timeout(within_s):
+            while self.down:
+                await asyncio.sleep(0.1)
 
     async def until_agreed(self, within_s: float = 30.0) -> float:
         """Until all sites have the same head; then compare every round that ever was."""
