@@ -509,7 +509,7 @@ class Protocol:
             self._enter_attempt(message.attempt)
         self._pending_accept = message
         self._renew_patience()
-        # Contributors hold the key, and so the version, but not who led; who led before may be gone.
+        # Contributors hold the key, and so the version; not who led, who may be gone as well.
         led = led_until(self.manifest, message.round, message.attempt)
         holders = [site for site in message.value.contributors if site not in led]
         likely = sources(self.site, [*holders, sender], self.manifest.enabled_ids)

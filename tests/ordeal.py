@@ -110,7 +110,7 @@ class Ordeal:
         self.down.add(name)
         self.away.add(name)
 
-    async def revive(self, name: str, within_s: float = 60.0) -> None:
+    async def revive(self, name: str, within_s: float = 120.0) -> None:
         """Start a daemon again; returns when it answers questions, or was killed once more."""
         site = self.live.sites[name]
         if site.process.returncode is not None:
@@ -191,7 +191,7 @@ class Ordeal:
         for asked in self.asked.values():
             asked.failures.clear()
 
-    async def until_all_are_up(self, within_s: float = 60.0) -> None:
+    async def until_all_are_up(self, within_s: float = 120.0) -> None:
         """Until every daemon that was started again is ready."""
         async with asyncio.timeout(within_s):
             while self.down:

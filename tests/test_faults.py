@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.federation,
     pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
 ]
 
 SITES = ["alder", "birch", "cedar", "dogwood", "elder"]
