@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick sim lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults sim lint format bench proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -37,6 +37,10 @@ test-quick: $(INSTALLED) ## run the tests that take no more than a minute togeth
 SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults (SEEDS=100000 ARGS="--first 5000 --jobs 2")
 	@$(BIN)/python -m tests.simulate --seeds $(SEEDS) $(ARGS)
+
+# In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; a part of `make test`.
+test-faults: $(INSTALLED) ## cut networks and kill daemons under a federation of five
+	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types
 	@$(BIN)/ruff check

@@ -38,7 +38,7 @@ from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
 from peers.messages import LocalProtocolError, RemoteProtocolError, one_line
 from peers.participation import Participation, Policy
-from peers.roles import coordinator_of
+from peers.roles import coordinator_of, led_until
 from peers.runs import RunRefused
 from peers.tenure import Tenure
 from peers.timing import Timing
@@ -523,8 +523,9 @@ class Protocol:
             self._enter_attempt(message.attempt)
         self._pending_accept = message
         self._renew_patience()
-        # Contributors other than the coordinator hold the key, and so the version.
-        holders = [site for site in message.value.contributors if site != sender]
+        # Contributors hold the key, and so the version; not who led, who may be gone as well.
+        led = led_until(self.manifest, message.round, message.attempt)
+        holders = [site for site in message.value.contributors if site not in led]
         likely = sources(self.site, [*holders, sender], self.manifest.enabled_ids)
         self._emit(do.FetchVersion(message.value.model_digest, likely))
 

@@ -15,6 +15,12 @@ def coordinator_of(manifest: FederationManifest, round_: int, attempt: int) -> s
     return sites[(round_ + attempt) % len(sites)]
 
 
+def led_until(manifest: FederationManifest, round_: int, attempt: int) -> set[str]:
+    """Who coordinates this attempt or coordinated one before it."""
+    first = max(0, attempt - len(manifest.enabled_ids))  # from there on everybody had a turn
+    return {coordinator_of(manifest, round_, a) for a in range(first, attempt + 1)}
+
+
 def next_after(site: str, candidates: Sequence[str]) -> str:
     """The first candidate after ``site`` in rotation, never ``site`` itself."""
     others = sorted(c for c in candidates if c != site)

@@ -17,7 +17,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 # isort: split
 import socket
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -54,11 +54,15 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Federation:
-    """An authority in ``root/ca`` and a folder for each site; ``ports`` are theirs on loopback."""
+    """An authority in ``root/ca`` and a folder for each site.
+
+    ``ports`` are theirs on ``hosts``, or on loopback.
+    """
 
     root: Path
     federation_id: str
     ports: dict[str, int]
+    hosts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def found(cls, root: Path, *sites: str, federation_id: str = FEDERATION_ID) -> Federation:
@@ -77,6 +81,10 @@ class Federation:
     @property
     def trust(self) -> Trust:
         return Trust.from_pem((self.authority / "ca.crt").read_bytes())
+
+    def address(self, site: str) -> str:
+        """Where this site's peers call it, host:port."""
+        return f"{self.hosts.get(site, '127.0.0.1')}:{self.ports[site]}"
 
     def enrol(self, site: str, *, expired: bool = False) -> Identity:
         """A site with a certificate, known to the authority if not to the manifest.
@@ -138,8 +146,8 @@ class Federation:
     ) -> FederationManifest:
         """The signed list of the sites, read back as a site reads it."""
         listed = tuple(
-            ManifestSite(site, f"127.0.0.1:{port}", enabled=site not in disabled)
-            for site, port in self.ports.items()
+            ManifestSite(site, self.address(site), enabled=site not in disabled)
+            for site in self.ports
             if site not in without
         )
         manifest = FederationManifest(self.federation_id, version, listed)
