@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from peers.effects import Body
+from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -45,3 +46,12 @@ class Outbox:
             wake.clear()
             while waiting:
                 await self._send(to, waiting.popleft())
+
+
+def put_in_envelope(envelope: pb.Envelope, body: Body) -> None:
+    """Set the field of the envelope's body that is of this message's type."""
+    for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
+        if field.message_type is body.DESCRIPTOR:
+            getattr(envelope, field.name).CopyFrom(body)
+            return
+    raise TypeError(f"{type(body).__name__} is no body of an envelope")

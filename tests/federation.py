@@ -150,24 +150,33 @@ class LiveFederation:
         self.encoder = encoder
         self.adapt = adapt
         self.sites: dict[str, LiveSite] = {}
+        self.settings: dict[str, dict[str, Any]] = {}  # beside what `launch` writes
+        self.version = 1  # of the manifest
         self._stack = AsyncExitStack()
 
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, root: Path, names: Sequence[str], *, adapt: str = "head", **training: Any
+        cls,
+        root: Path,
+        names: Sequence[str],
+        *,
+        adapt: str = "head",
+        rounds: dict[str, Any] | None = None,
+        **training: Any,
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected."""
         encoder = small_encoder(root / "encoder", words=_words())
         live = cls(Federation.found(root, *names), encoder, adapt)
+        live.settings = {"rounds": rounds or {}, "training": training}
         async with live._stack:
             for name in names:
-                await live.launch(name, **training)
+                await live.launch(name)
             await live.until_connected()
             yield live
 
-    async def launch(self, name: str, **training: Any) -> LiveSite:
-        """Start (or start again) one site's daemon."""
+    async def launch(self, name: str, *, fault: str = "") -> LiveSite:
+        """Start (or start again) one site's daemon, with that HANSE_FAULT."""
         folder = self.federation.root / name
         live = self.federation
         (folder / "manifest.json").write_bytes(self._signed_manifest())
@@ -182,10 +191,12 @@ class LiveFederation:
                 "adapt": self.adapt,
             },
             "retrieval": {"passage_tokens": 60},
-            "training": {"local_epochs": 2, "learning_rate": 1e-3, **training},
+            "training": {"local_epochs": 2, "learning_rate": 1e-3},
             "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
             "workers": {"threads": 1},
         }
+        for table, options in self.settings.items():
+            settings[table].update(options)
         (folder / "fedd.toml").write_text(_toml(settings))
         with (folder / "fedd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -199,6 +210,7 @@ class LiveFederation:
                 env={
                     **os.environ,
                     "HANSE_TAPE": str(folder),
+                    "HANSE_FAULT": fault,
                     "NOTIFY_SOCKET": str(folder / "notify"),
                 },
                 start_new_session=True,
@@ -213,7 +225,14 @@ class LiveFederation:
     def _signed_manifest(self) -> bytes:
         from peers.manifest import signed
 
-        return signed(self.federation.manifest(), self.federation.authority)
+        return signed(self.federation.manifest(version=self.version), self.federation.authority)
+
+    def reload_manifest(self) -> None:
+        """Sign a new version and have every running daemon take it into use."""
+        self.version += 1
+        for site in self.sites.values():
+            (site.folder / "manifest.json").write_bytes(self._signed_manifest())
+            site.process.send_signal(signal.SIGHUP)
 
     async def until_connected(self, within_s: float = 90.0) -> None:
         """Every daemon is ready and greets every other."""
