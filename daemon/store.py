@@ -98,7 +98,7 @@ class Store:
                 f"{_SCHEMA_VERSION}); install that version again"
             )
         if version == 0:
-            raise self._damaged("it is empty, which no state file of ours ever is")
+            raise self._damaged("it has no schema, which every state file of ours has")
         (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
@@ -324,6 +324,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _make_if_missing(path: Path) -> None:
     """A first start: the schema is on disk, whole, before the file has its name."""
     if path.exists():
+        if path.stat().st_size == 0:
+            raise OSError("it is empty, which no state file of ours ever is")
         return
     if path.with_name(path.name + "-wal").exists():
         raise OSError(f"{path} is gone and its log {path.name}-wal is there: put it back")
