@@ -16,6 +16,7 @@ import asyncio
 import errno
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +56,7 @@ _HISTORY_BYTES_A_PULL = 16 << 20
 RESERVED_BYTES = 16 << 20
 
 _RETRY_S = 5.0
+_NOTHING_CAME_S = 1.5
 _REFUSED = (PeerError, CertificateError, ManifestError)
 
 
@@ -121,6 +123,7 @@ class Exchange:
         self._suspected = asyncio.Event()  # the head's version may be damaged
         self._suspected.set()
         self._fetching: set[bytes] = set()
+        self._active_pulls: set[Path] = set()
         self._catching_up = False
 
     # ---- versions ----------------------------------------------------------------
@@ -142,18 +145,9 @@ class Exchange:
         try:
             if await self.is_here(digest):
                 return ""
-            reasons = []
-            for site in sites:
-                try:
-                    await self._pull_version(transport, site, digest)
-                except (PeerError, VersionError) as error:
-                    reasons.append(f"{site}: {error}")
-                except OSError as error:  # our disk: another peer won't help
-                    reasons.append(f"here: {error}")
-                    break
-                else:
-                    return ""
-            return "; ".join(reasons) or "nobody to ask"
+            return await self._from_any(digest, _connected_first(sites, transport), transport)
+        except OSError as error:  # our disk: no peer can help
+            return f"here: {error}"
         finally:
             self._fetching.discard(digest)
 
@@ -163,25 +157,63 @@ class Exchange:
             is_sound, self._folders.versions, digest, self._shapes.digest
         )
 
-    async def _pull_version(self, transport: Transport, site: str, digest: bytes) -> None:
-        """From where an earlier transfer ended, at whichever peer and before whichever crash."""
-        most = largest_file(self._shapes)
-        incoming = self._folders.arriving / f"version-{digest.hex()}"
-        await asyncio.to_thread(self._make_room, incoming, 2 * most)  # the file, and its copy
-        if not await asyncio.to_thread(incoming.exists):
-            name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
-            await transport.pull(site, name, incoming, at_most=most)
-        await asyncio.to_thread(
-            import_version, incoming, self._folders.versions, digest, self._shapes.digest
-        )
+    async def _from_any(self, digest: bytes, sites: list[str], transport: Transport) -> str:
+        """ "" once one of ``sites`` gave it. Who gives nothing does not hold up the next one.
 
-    def _make_room(self, incoming: Path, size: int) -> None:
+        A site whose packets vanish takes many seconds to fail, and a vote may wait for
+        this version: another one is asked as well as soon as no byte comes.
+        """
+        arriving = self._folders.arriving
+        await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self._shapes))
+        reasons: list[str] = []
+        asked: dict[asyncio.Task[None], str] = {}
+        held = -1
+        try:
+            while sites or asked:
+                before, held = held, await asyncio.to_thread(_held, arriving, digest)
+                if sites and (not asked or held == before):
+                    site = sites.pop(0)
+                    asked[asyncio.create_task(self._pull(transport, site, digest))] = site
+                done, _ = await asyncio.wait(
+                    asked, timeout=_NOTHING_CAME_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    site = asked.pop(task)
+                    try:
+                        task.result()
+                    except (PeerError, VersionError) as error:
+                        reasons.append(f"{site}: {error}")
+                    else:
+                        return ""
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return "; ".join(reasons) or "nobody to ask"
+
+    async def _pull(self, transport: Transport, site: str, digest: bytes) -> None:
+        """From where an earlier transfer ended, at whichever peer and before whichever crash."""
+        incoming = self._folders.arriving / f"{_arriving_name(digest)}.{site}"
+        await asyncio.to_thread(_inherit, incoming, digest, self._active_pulls)
+        self._active_pulls.add(incoming)
+        try:
+            if not await asyncio.to_thread(incoming.exists):  # whole, but the disk was full
+                name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
+                most = largest_file(self._shapes)
+                await transport.pull(site, name, incoming, at_most=most)
+            await asyncio.to_thread(
+                import_version, incoming, self._folders.versions, digest, self._shapes.digest
+            )
+        finally:
+            self._active_pulls.discard(incoming)
+        await asyncio.to_thread(_discard_all, self._folders.arriving, digest)
+
+    def _make_room(self, folder: Path, size: int) -> None:
         """Forget what arrived in part of versions that nobody waits for any more."""
-        folder = incoming.parent
         folder.mkdir(parents=True, exist_ok=True)
-        wanted = {digest.hex() for digest in self._fetching}
+        wanted = {_arriving_name(digest) for digest in self._fetching}
         for path in folder.glob("version-*"):
-            if path.name.removeprefix("version-").removesuffix(".part") not in wanted:
+            if path.name.partition(".")[0] not in wanted:
                 path.unlink(missing_ok=True)
         why_not = no_room(folder, size)
         if why_not is not None:
@@ -243,9 +275,9 @@ class Exchange:
     def _whom_to_ask(self, effect: do.FetchCertificates, transport: Transport) -> list[str]:
         """The site that said so first, then whoever else is ahead, the farthest first."""
         seen = transport.statistics()
-        ahead = [s for s, peer in seen.items() if peer.connected and peer.head_round > effect.after]
+        ahead = [site for site, peer in seen.items() if peer.head_round > effect.after]
         ahead.sort(key=lambda site: -seen[site].head_round)
-        return list(dict.fromkeys([effect.site, *ahead]))
+        return _connected_first(dict.fromkeys([effect.site, *ahead]), transport)
 
     async def _extend(
         self, chain: list[pb.Certificate], site: str, after: int, transport: Transport
@@ -337,6 +369,12 @@ def no_room(folder: Path, size: int) -> str | None:
     return f"{size} bytes do not fit on the disk: {free} are free, {RESERVED_BYTES} must stay so"
 
 
+def _connected_first(sites: Iterable[str], transport: Transport) -> list[str]:
+    """In the order given, but who did not answer of late comes last."""
+    seen = transport.statistics()
+    return sorted(sites, key=lambda site: site not in seen or not seen[site].connected)
+
+
 def _check_order(found: Sequence[pb.Certificate], first: int, parent: bytes | None) -> None:
     """Raises RemoteProtocolError unless each certificate follows the one before."""
     for round_, certificate in enumerate(found, start=first):
@@ -353,6 +391,40 @@ def _remove_versions(versions: Path, keep: set[bytes]) -> None:
     for path in versions.glob("*.safetensors"):
         if path.stem not in names:
             path.unlink(missing_ok=True)
+
+
+def _arriving_name(digest: bytes) -> str:
+    return f"version-{digest.hex()}"
+
+
+def _held(folder: Path, digest: bytes) -> int:
+    """Bytes of a version that have arrived so far."""
+    size = 0
+    for path in folder.glob(f"{_arriving_name(digest)}.*"):
+        with suppress(FileNotFoundError):  # it was renamed just now
+            size += path.stat().st_size
+    return size
+
+
+def _inherit(incoming: Path, digest: bytes, active: set[Path]) -> None:
+    """Go on from the most that any earlier pull of this version has left behind.
+
+    Every site has the same bytes; if one has not, the digest of its next frame tells.
+    """
+    left = [
+        path
+        for path in incoming.parent.glob(f"{_arriving_name(digest)}.*")
+        if path.with_name(path.name.removesuffix(".part")) not in active
+    ]
+    most = max(left, key=lambda path: path.stat().st_size, default=None)
+    if most is not None:
+        part = ".part" if most.suffix == ".part" else ""
+        most.rename(incoming.with_name(incoming.name + part))
+
+
+def _discard_all(folder: Path, digest: bytes) -> None:
+    for path in folder.glob(f"{_arriving_name(digest)}.*"):
+        path.unlink(missing_ok=True)
 
 
 def _make_folder_for(path: Path) -> None:

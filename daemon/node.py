@@ -65,6 +65,9 @@ _EXPECTED = (
 )
 
 
+_Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
+
+
 @dataclass
 class _Attempt:
     """What the driver holds for the attempt under way."""
@@ -111,9 +114,8 @@ class Node:
         self._learning = learning
         self._crypto = crypto
         self._heartbeat_s = heartbeat_s
-        self._events: asyncio.Queue[tuple[do.Event, asyncio.Future[None] | None]] = asyncio.Queue(
-            maxsize=10_000
-        )
+        self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
+        self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
         self._attempt = _Attempt(0, 0, folders.spool / "none")
         self._work: set[asyncio.Task[None]] = set()
         self._journal = Journal(store, self._refuse_waiting)
@@ -185,10 +187,12 @@ class Node:
             except Exception as error:
                 self._blame(event, error, answer)
                 continue
-            if answer is not None and not answer.done():
-                answer.set_result(None)
+            self._taken = event, answer
             for effect in effects:
                 await self._carry_out(effect)
+            # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
+            if answer is not None and not answer.done():
+                answer.set_result(None)
             if was_busy and not self.protocol.busy:
                 self.progress.stopped(self.protocol.head_round)
 
@@ -219,12 +223,12 @@ class Node:
 
     def _refuse_waiting(self, trouble: str) -> None:
         """Whoever waits for the protocol learns why it stands still; our own events stay."""
-        for _ in range(self._events.qsize()):
-            event, answer = self._events.get_nowait()
-            if answer is None:
-                self._events.put_nowait((event, None))
-            elif not answer.done():
+        waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        for event, answer in [self._taken, *waiting]:
+            if answer is not None and not answer.done():
                 answer.set_exception(still(event, trouble))
+        for asked in [asked for asked in waiting if asked[1] is None]:
+            self._events.put_nowait(asked)
 
     async def refresh_situation(self) -> None:
         """Tell the protocol what this site can contribute just now."""

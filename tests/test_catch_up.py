@@ -404,7 +404,7 @@ async def test_a_version_goes_on_at_the_byte_where_a_killed_daemon_was(
         alpha.folders.arriving.mkdir()
         stale = alpha.folders.arriving / f"version-{b'x'.hex()}.part"
         stale.write_bytes(b"of a version that nobody waits for")
-        part = alpha.folders.arriving / f"version-{digest.hex()}.part"
+        part = alpha.folders.arriving / f"version-{digest.hex()}.gamma.part"  # gamma is gone
         part.write_bytes(path.read_bytes()[: 6 * FRAME_BYTES])
         before = alpha.transport.statistics()["beta"].bytes_received
         assert await fetch(alpha, digest, "beta") == do.VersionHere(digest)
@@ -412,6 +412,24 @@ async def test_a_version_goes_on_at_the_byte_where_a_killed_daemon_was(
         assert crossed < 3 * FRAME_BYTES
         assert is_sound(alpha.folders.versions, digest, big.digest)
         assert list(alpha.folders.arriving.iterdir()) == []
+
+
+async def test_a_peer_whose_bytes_never_come_holds_nobody_up(federation: Federation) -> None:
+    """It takes a call and never answers; the next peer is asked as well, after a moment."""
+    held_open: list[asyncio.StreamWriter] = []
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held_open.append(writer)
+
+    server = await asyncio.start_server(silent, "127.0.0.1", federation.ports["beta"])
+    async with server, at(federation, "gamma") as gamma, at(federation, "alpha") as alpha:
+        digest = a_version(gamma.folders.versions)
+        began = time.monotonic()
+        assert await fetch(alpha, digest, "beta", "gamma") == do.VersionHere(digest)
+        assert time.monotonic() - began < 4
+        assert list(alpha.folders.arriving.iterdir()) == []
+        for writer in held_open:
+            writer.close()
 
 
 async def test_a_version_that_does_not_fit_is_not_begun(

@@ -28,7 +28,13 @@ from tests.federation import LiveFederation, LiveSite
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(420)]
 
 SITES = ["elm", "fir", "oak"]
-QUICK = {"phase_deadline_s": 5.0, "train_deadline_s": 10.0, "heartbeat_s": 0.3}
+# A growing deadline is for sites that are slow; here they die, and the next attempt need not wait.
+QUICK = {
+    "phase_deadline_s": 4.0,
+    "train_deadline_s": 10.0,
+    "heartbeat_s": 0.3,
+    "attempt_growth": 1.0,
+}
 
 # What every round passes, somewhere. Behind most effects stands the next one's "before";
 # an "after" stands here where something is on disk or said that was not. What only losers
