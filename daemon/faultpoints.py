@@ -66,7 +66,7 @@ _WRITES = ("version:write", "version:rename", "version:renamed", "version:synced
 POINTS = frozenset(
     {f"{effect}:{side}" for effect in _EFFECTS for side in ("before", "after")}
     | {f"send.{body}:{side}" for body in _BODIES for side in ("before", "after")}
-    | {*_WRITES, "library:write"}
+    | {*_WRITES}
 )
 """Every fault point, by name."""
 

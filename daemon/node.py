@@ -317,7 +317,7 @@ class Node:
         )
         if old.round:
             self._start_task(self._forget(old))
-        await asyncio.to_thread(_make, self._attempt.folder)
+        await asyncio.to_thread(self._attempt.folder.mkdir, parents=True, exist_ok=True)
 
     async def _forget(self, old: _Attempt) -> None:
         """Wipe the round's keys from the crypto worker, its blobs from the disk."""
@@ -516,7 +516,7 @@ class Node:
     def _show(self, effect: do.Progress) -> None:
         if effect.message:
             log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
-        if effect.phase == "failed":
+        if effect.message and effect.phase in ("failed", "waiting"):
             self._last_error = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
         run = self.protocol.run
         self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
@@ -619,6 +619,7 @@ class Node:
                 self._exchange.suspect_head()
             reason = "; ".join(str(cause) for cause in causes)
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
+            self._last_error = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
         except* Exception:
             log.exception("work failed: a bug", phase=phase, round=round_)
@@ -637,10 +638,6 @@ async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
     passing(f"{name}:before")
     await work
     passing(f"{name}:after")
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _empty(folder: Path) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import subprocess
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
+import psutil
 import pytest
 
 from daemon.store import Store
@@ -125,6 +127,13 @@ async def head_of(site: LiveSite) -> int:
         return -1
 
 
+async def until_head(live: LiveFederation, names: list[str], head: int) -> None:
+    async def there() -> bool:
+        return min([await head_of(live.sites[name]) for name in names]) >= head
+
+    await until(f"{names} are at round {head}", there, 90)
+
+
 @asynccontextmanager
 async def federation(root: Path) -> AsyncIterator[LiveFederation]:
     async with LiveFederation.start(
@@ -189,10 +198,109 @@ async def test_sites_are_killed_at_every_effect_boundary_and_nothing_is_lost(
         assert tripped == set(BOUNDARIES)
         before = max(history.heads.values())
 
-        async def goes_on() -> bool:
-            return min([await head_of(site) for site in live.sites.values()]) >= before + 2
-
-        await until("the federation commits on", goes_on, 90)
+        await until_head(live, SITES, before + 2)
         await settle(live, history)
         for site in live.sites.values():
             assert (await ask(site)).citations
+
+
+# ---- a disk that is full or read-only ---------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 MiB under oak's state."""
+    folder = tmp_path / "oak" / "state"
+    folder.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system may be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave not one byte."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert shutil.disk_usage(disk).free == 0
+    return ballast
+
+
+def voters(rounds: list[control.Round], after: int) -> set[str]:
+    return {
+        vote.site
+        for r in rounds
+        if r.certificate.body.round > after
+        for vote in r.certificate.votes
+    }
+
+
+async def test_a_site_with_a_full_disk_votes_for_nothing_and_answers_questions(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    async with federation(tmp_path) as live:
+        elm, oak = live.sites["elm"], live.sites["oak"]
+        await live.train("elm", rounds=2)
+        await until("oak answers with round 2", lambda: answers_with_its_head(oak))
+        ballast = fill(small_disk)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"full|space|disk"):
+            oak.corpus.documents[0].text *= 2000
+            await oak.ingest()
+        await started_run(elm)
+        await until_head(live, ["elm", "fir"], 6)
+        full = await oak.status()
+        assert full.head_round == 2
+        assert "disk" in full.last_error or "space" in full.last_error, full.last_error
+        assert "oak" not in voters(await elm.rounds(), after=3), "no vote without a version on disk"
+        busy = psutil.Process(oak.process.pid).cpu_times()
+        assert (await ask(oak)).citations
+        await asyncio.sleep(3)
+        now = psutil.Process(oak.process.pid).cpu_times()
+        assert now.user + now.system - busy.user - busy.system < 2, "it does not spin"
+        assert (await ask(oak)).citations
+        ballast.unlink()
+        await until_head(live, ["oak"], 8)  # by itself
+        await settle(live, History())
+        assert "Traceback" not in oak.log
+
+
+async def answers_with_its_head(site: LiveSite) -> bool:
+    status = await site.status()
+    return status.index_digest == status.model_digest
+
+
+@pytest.mark.parametrize("fault", ["enospc", "erofs"])
+async def test_a_site_that_cannot_write_its_state_stands_still_and_says_so(
+    tmp_path: Path, fault: str
+) -> None:
+    async with federation(tmp_path) as live:
+        fir = live.sites["fir"]
+        fir.process.send_signal(signal.SIGKILL)
+        await fir.process.wait()
+        fir = await live.launch("fir", fault=f"persist:before={fault}@5x6")
+        await live.until_connected()
+        await started_run(live.sites["elm"])
+
+        async def stands_still() -> bool:
+            return "stands still" in (await fir.status()).last_error
+
+        await until("fir stands still", stands_still)
+        head = (await fir.status()).head_round
+        assert (await ask(fir)).citations, "questions are answered"
+        with pytest.raises(grpc.aio.AioRpcError, match="stands still, it cannot write its state"):
+            await fir.stub.StopTraining(control.StopTrainingRequest(), timeout=5)
+        await until_head(live, ["elm", "oak"], head + 2)
+        assert await stands_still()
+        assert (await fir.status()).head_round == head
+        refusals = [site.log for site in (live.sites["elm"], live.sites["oak"])]
+        assert any("stands still" in log for log in refusals), "the peers know why"
+        await until_head(live, ["fir"], head + 4)  # by itself, once the disk takes it
+        assert not await stands_still()
+        await settle(live, History())
