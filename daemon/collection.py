@@ -147,6 +147,8 @@ class Collection:
             try:
                 await self._index_and_open(self._wanted_digest)
             except _FAILURES as error:
+                if self._dirty.is_set():
+                    continue  # a newer version is wanted by now; this one may be forgotten
                 self.last_error = f"the index could not be made: {error}"
                 log.warning("index not made, the old version goes on answering", cause=str(error))
                 if isinstance(error, VersionError):

@@ -34,7 +34,7 @@ from peers.messages import FRAME_BYTES, BlobUnknown
 from peers.transport import Transport
 from proto import federation_pb2 as pb
 from tests.authority import Federation, free_port
-from tests.federation import LiveFederation
+from tests.federation import LiveFederation, LiveSite
 from tests.loopback import KeepsAll, running
 
 SHAPE = ShapeManifest("test", (("w", (1000,)),))
@@ -489,3 +489,30 @@ async def test_a_new_site_joins_a_running_federation(tmp_path: Path) -> None:
         assert "ash" in last.certificate.body.contributors
         assert last.certificate.body.manifest_version == 2
         assert len({(await site.status()).model_digest for site in live.sites.values()}) == 1
+
+        await ash_mends_what_was_damaged(live, ash)
+
+
+async def ash_mends_what_was_damaged(live: LiveFederation, ash: LiveSite) -> None:
+    """A version comes again from a peer; promises and votes can't, so fedd refuses to start."""
+    assert await ash.terminate() == 0
+    folder = ash.folder / "state"
+    head = max((folder / "versions").glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+    whole = head.read_bytes()
+    damage(head)
+    ash = await live.launch("ash")
+    await live.until_connected()
+    async with asyncio.timeout(30):
+        while head.read_bytes() != whole:
+            await asyncio.sleep(0.1)
+        status = await ash.status()
+        while status.index_digest != status.model_digest:
+            await asyncio.sleep(0.1)
+            status = await ash.status()
+    assert await ash.terminate() == 0
+    (folder / "state.sqlite3").write_bytes(b"")
+    ash = await live.launch("ash")
+    assert await asyncio.wait_for(ash.process.wait(), 60) == 2
+    last = ash.log.splitlines()[-1]
+    assert last.startswith("fedd: cannot use the state file")
+    assert "committed another round without this one" in last

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(420)
 SITES = ["elm", "fir", "oak"]
 # A growing deadline is for sites that are slow; here they die, and the next attempt need not wait.
 QUICK = {
-    "phase_deadline_s": 4.0,
+    "phase_deadline_s": 2.5,
     "train_deadline_s": 10.0,
     "heartbeat_s": 0.3,
     "attempt_growth": 1.0,
@@ -286,6 +286,7 @@ async def test_a_site_that_cannot_write_its_state_stands_still_and_says_so(
         await fir.process.wait()
         fir = await live.launch("fir", fault=f"persist:before={fault}@5x6")
         await live.until_connected()
+        await until("fir answers", lambda: answers_with_its_head(fir))
         await started_run(live.sites["elm"])
 
         async def stands_still() -> bool:
