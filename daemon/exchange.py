@@ -240,6 +240,7 @@ class Exchange:
                 self._suspected.set()
             else:
                 log.info("model version fetched again", model=digest.hex()[:12])
+                await self._feed(do.VersionHere(digest))  # the protocol may have asked meanwhile
                 node.collection.adopt(digest)
 
     async def forget_old_versions(self, keep: set[bytes]) -> None:

@@ -315,7 +315,7 @@ class Node:
             effect.attempt,
             self._folders.spool / f"{effect.round}-{effect.attempt}",
         )
-        if old.round:
+        if old.folder != self._attempt.folder:  # a round's first attempt may be begun twice
             self._start_task(self._forget(old))
         await asyncio.to_thread(self._attempt.folder.mkdir, parents=True, exist_ok=True)
 
