@@ -235,12 +235,13 @@ class TrainingSettings(Section):
 
 
 class RoundsSettings(Section):
-    """``[rounds]``: how long a round waits, in seconds."""
+    """``[rounds]``: how long a round waits, in seconds, and how much of the past is kept."""
 
     phase_deadline_s: float = Field(120.0, ge=1, le=86_400)
     train_deadline_s: float = Field(3600.0, ge=1, le=86_400)
     attempt_growth: float = Field(1.5, ge=1, le=10)
     heartbeat_s: float = Field(10.0, ge=0.1, le=3600)
+    keep_versions: int = Field(5, ge=2, le=10_000)
 
 
 class WorkersSettings(Section):

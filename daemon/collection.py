@@ -33,6 +33,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _RETRY_S = 5.0
+_LONGEST_RETRY_S = 300.0
 # What indexing may fail with; the old version goes on answering.
 _FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
 
@@ -67,6 +68,7 @@ class Collection:
         self.library_path = state / "library.sqlite3"
         self.served_digest = b""
         self.last_error = ""
+        self.suspect: Callable[[], None] = lambda: None  # a version can't be read
         self._spec = spec
         self._versions = versions
         self._index_root = state / "index"
@@ -138,22 +140,35 @@ class Collection:
 
     async def run(self) -> None:
         """Index whatever is wanted, the newest only, until cancelled."""
+        pause = _RETRY_S
         while True:
             await self._dirty.wait()
             self._dirty.clear()
             try:
                 await self._index_and_open(self._wanted_digest)
             except _FAILURES as error:
+                if self._dirty.is_set():
+                    continue  # a newer version is wanted by now; this one may be forgotten
                 self.last_error = f"the index could not be made: {error}"
                 log.warning("index not made, the old version goes on answering", cause=str(error))
-                if isinstance(error, IndexDamaged | WorkerCrashed | OSError):
-                    self._settled.set()  # who waits learns of the error now, not after retries
-                    await asyncio.sleep(_RETRY_S)
-                    self._want(self._wanted_digest)
+                if isinstance(error, VersionError):
+                    self.suspect()
+                await self._wait_to_retry(pause)
+                pause = min(_LONGEST_RETRY_S, pause * 2)
             else:
                 self.last_error = ""
+                pause = _RETRY_S
             if not self._dirty.is_set():
                 self._settled.set()
+
+    async def _wait_to_retry(self, pause: float) -> None:
+        """Less and less often: a disk that is full stays so for a while."""
+        self._settled.set()  # who waits learns of the error now, not after retries
+        try:
+            async with asyncio.timeout(pause):
+                await self._dirty.wait()
+        except TimeoutError:
+            self._want(self._wanted_digest)
 
     async def _index_and_open(self, digest: bytes) -> None:
         path = await self._learning.run(

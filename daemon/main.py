@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ import structlog
 from config.settings import Settings, SettingsError, load
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon import round_crypto
+from daemon import faultpoints, round_crypto
 from daemon.attempts import AttemptLog
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
@@ -35,8 +36,10 @@ from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, RetrieverDescription
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.retrieval.schema import LibraryError
 from daemon.store import Store, StoreError
-from daemon.workers import Worker
+from daemon.versions import sweep
+from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.certificates import verify_certificate, verify_vote
 from peers.contacts import Tap
@@ -51,7 +54,18 @@ log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
 _MISCONFIGURED = (SettingsError, IdentityError, ManifestError)
-_REFUSALS = (*_MISCONFIGURED, StoreError, ControlError, ListenError, LearningError)
+_REFUSALS = (
+    *_MISCONFIGURED,
+    StoreError,
+    ControlError,
+    ListenError,
+    LearningError,
+    LibraryError,
+    WorkerCrashed,
+)
+
+
+_VERIFIED_AT_MOST = 100_000
 
 
 class Membership:
@@ -64,6 +78,7 @@ class Membership:
         self.identity, self.trust, self.manifest, self._signed = self._read()
         self._store: Store | None = None
         self._past: dict[int, FederationManifest] = {}
+        self._verified: set[bytes] = set()
 
     def _read(self) -> tuple[Identity, Trust, FederationManifest, bytes]:
         files = self._files
@@ -99,6 +114,7 @@ class Membership:
                 f"manifest {manifest.version} is older than {self.manifest.version}, which is in "
                 "force: a manifest never goes back; sign a newer one"
             )
+        self._past_agrees(manifest)
         if self._store is not None:
             self._store.file_manifest(manifest.version, signed)
         self.identity, self.trust, self.manifest, self._signed = identity, trust, manifest, signed
@@ -106,11 +122,38 @@ class Membership:
 
     def remember(self, store: Store) -> None:
         """File the manifest in force, and know those of the past. Raises StoreError."""
-        store.file_manifest(self.manifest.version, self._signed)
-        self._store = store
         for signed in store.manifests():
             manifest = parse_signed(signed, self.trust)
             self._past[manifest.version] = manifest
+        self._past_agrees(self.manifest)
+        store.file_manifest(self.manifest.version, self._signed)
+        self._past[self.manifest.version] = self.manifest
+        self._store = store
+
+    def _past_agrees(self, manifest: FederationManifest) -> None:
+        """Raises ManifestError when another one of the same version is known here."""
+        known = self._past.get(manifest.version)
+        if known is not None:
+            manifest.newer_than(known)
+
+    def knows(self, manifest_version: int) -> bool:
+        """Whether certificates of that manifest can be verified here."""
+        return manifest_version in self._past
+
+    def learn(self, signed: Sequence[bytes]) -> None:
+        """Keep signed manifests that a peer showed us, to verify certificates with.
+
+        The authority's signature makes them good for that, whoever sent them. They
+        are not put in force: who may connect is for this site's operator to install.
+        Raises ManifestError, and keeps none, when one is not what it should be.
+        """
+        manifests = [parse_signed(text, self.trust) for text in signed]
+        for manifest in manifests:
+            self._past_agrees(manifest)
+        if self._store is not None:
+            learnt = zip((manifest.version for manifest in manifests), signed, strict=True)
+            self._store.learn_manifests(list(learnt))
+        self._past.update({manifest.version: manifest for manifest in manifests})
 
     def manifest_of(self, version: int) -> FederationManifest | None:
         """A manifest that was installed here, if it was."""
@@ -122,9 +165,20 @@ class Membership:
         verify_vote(vote, self.trust, manifest, at=datetime.now(UTC))
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
-        """A certificate stays valid after its signers' certificates expired."""
+        """A certificate stays valid after its signers' certificates expired.
+
+        The last ones verified are remembered: who catches up verifies thousands in a
+        thread, and the protocol asks once more.
+        """
+        raw = certificate.SerializeToString(deterministic=True)
+        digest = hashlib.sha256(raw).digest()
+        if digest in self._verified:
+            return
         manifest = self.manifest_of(certificate.body.manifest_version) or self.manifest
         verify_certificate(certificate, self.trust, manifest, at=None)
+        if len(self._verified) >= _VERIFIED_AT_MOST:
+            self._verified.clear()
+        self._verified.add(digest)
 
 
 @dataclass(frozen=True)
@@ -185,6 +239,8 @@ class Daemon:
         workers = Workers.of(self._settings.workers.threads)
         stack.push_async_callback(workers.stop)
         log.info("starting", site=self._membership.identity.site_id)
+        if faults := os.environ.get(faultpoints.VARIABLE):
+            log.warning("a test makes this daemon fail on purpose", faults=faults)
         node = await self._make_node(workers, stack)
         transport = self._make_transport(node)
         node.traffic = lambda: _traffic(transport)
@@ -242,16 +298,19 @@ class Daemon:
         folders = Folders(
             versions=state / "versions",
             spool=state / "spool" / "attempts",
+            arriving=state / "spool" / "arriving",
             residual=state / "residual.npy",
         )
-        await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True)
-        described = await workers.learning.run(learning_jobs.describe, spec)
-        genesis = await workers.learning.run(
-            learning_jobs.write_initial_version, spec, folders.versions
-        )
-        store = await asyncio.to_thread(Store, state / "state.sqlite3")
+        store = await asyncio.to_thread(_open_state, state)
         stack.callback(store.close)
         await asyncio.to_thread(membership.remember, store)
+        described = await workers.learning.run(learning_jobs.describe, spec)
+        await asyncio.to_thread(sweep, folders.versions)
+        genesis = b""
+        if store.fresh:
+            genesis = await workers.learning.run(
+                learning_jobs.write_initial_version, spec, folders.versions
+            )
         shapes = described.shape_manifest
         durable = await asyncio.to_thread(
             store.load, membership.identity.federation_id, shapes.digest, genesis
@@ -281,6 +340,8 @@ class Daemon:
             collection=collection,
             learning=workers.learning,
             crypto=workers.crypto,
+            history=membership,
+            keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
         )
 
@@ -370,6 +431,16 @@ class Daemon:
             f"site {node.identity.site_id}, round {node.protocol.head_round}, "
             f"manifest {node.protocol.manifest.version}"
         )
+
+
+def _open_state(state: Path) -> Store:
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make the folder {state}: {error.strerror}; check [site] state_dir and its disk"
+        ) from error
+    return Store(state / "state.sqlite3")
 
 
 def _traffic(transport: Transport) -> tuple[int, int]:

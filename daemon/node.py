@@ -23,17 +23,18 @@ from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import round_crypto
 from daemon.collection import Collection
-from daemon.exchange import Exchange, Folders
+from daemon.exchange import Exchange, Folders, History, no_room
+from daemon.faultpoints import passing
+from daemon.journal import Journal, still
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, TrainingOptions
-from daemon.outbox import Outbox
+from daemon.outbox import Outbox, put_in_envelope
 from daemon.progress import ProgressBoard
+from daemon.round_crypto import sealing_context
 from daemon.store import Store
-from daemon.versions import (
-    ShapeManifest,
-    VersionError,
-)
+from daemon.tasks import being_cancelled, causes_of, logged
+from daemon.versions import ShapeManifest, VersionError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.certificates import CertificateError, sign_vote
@@ -64,6 +65,9 @@ _EXPECTED = (
 )
 
 
+_Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
+
+
 @dataclass
 class _Attempt:
     """What the driver holds for the attempt under way."""
@@ -92,7 +96,9 @@ class Node:
         collection: Collection,
         learning: Worker,
         crypto: Worker,
+        history: History,
         heartbeat_s: float,
+        keep_versions: int,
     ) -> None:
         self.identity = identity
         self.trust = trust
@@ -101,19 +107,27 @@ class Node:
         self.collection = collection
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.progress = ProgressBoard(lambda: self.traffic())
-        self.last_error = ""
+        self._last_error = ""
         self._folders = folders
         self._spec = spec
         self._shapes = shapes
         self._learning = learning
         self._crypto = crypto
         self._heartbeat_s = heartbeat_s
-        self._events: asyncio.Queue[tuple[do.Event, asyncio.Future[None] | None]] = asyncio.Queue(
-            maxsize=10_000
-        )
+        self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
+        self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
         self._attempt = _Attempt(0, 0, folders.spool / "none")
         self._work: set[asyncio.Task[None]] = set()
-        self._exchange = Exchange(store, folders, shapes, self.feed)
+        self._journal = Journal(store, self._refuse_waiting)
+        self._exchange = Exchange(
+            store=store,
+            folders=folders,
+            shapes=shapes,
+            history=history,
+            keep_versions=keep_versions,
+            feed=self.feed,
+        )
+        collection.suspect = self._exchange.suspect_head
         self._transport: Transport | None = None
         self._outbox: Outbox | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -130,18 +144,34 @@ class Node:
             await self.refresh_situation()
             started()
             group.create_task(self._look_for_newer_rounds())
+            group.create_task(self._exchange.keep_head_sound(self))
             for effect in self.protocol.start(time.monotonic()):
                 await self._carry_out(effect)
             await self._consume()
+
+    @property
+    def last_error(self) -> str:
+        """What went wrong last, for people; what is wrong now goes first."""
+        return self._journal.trouble or self._last_error
+
+    def report(self, error: str) -> None:
+        """What `fedctl status` shows as the last error."""
+        self._last_error = error
 
     async def _look_for_newer_rounds(self) -> None:
         """A peer that greets with a later round has what we missed."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            for site, seen in self.transport.statistics().items():
-                if seen.connected and seen.head_round > self.protocol.head_round:
-                    await self.feed(do.PeerAhead(site, seen.head_round))
-                    break
+            peers = self.transport.statistics()
+            heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
+            farthest = max(heads, key=lambda site: heads[site], default=None)
+            if farthest is not None and heads[farthest] > self.protocol.head_round:
+                await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))
+
+    async def _feed_unless_still(self, event: do.Event) -> None:
+        """What is noticed again and again must not pile up while this site stands still."""
+        if not self._journal.trouble:
+            await self.feed(event)
 
     async def _consume(self) -> None:
         while True:
@@ -157,10 +187,12 @@ class Node:
             except Exception as error:
                 self._blame(event, error, answer)
                 continue
-            if answer is not None and not answer.done():
-                answer.set_result(None)
+            self._taken = event, answer
             for effect in effects:
                 await self._carry_out(effect)
+            # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
+            if answer is not None and not answer.done():
+                answer.set_result(None)
             if was_busy and not self.protocol.busy:
                 self.progress.stopped(self.protocol.head_round)
 
@@ -183,9 +215,20 @@ class Node:
 
     async def ask(self, event: do.Event) -> None:
         """Queue an event and wait until the protocol took it; raises what it raised."""
+        if self._journal.trouble:
+            raise still(event, self._journal.trouble)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await self._events.put((event, answer))
         await answer
+
+    def _refuse_waiting(self, trouble: str) -> None:
+        """Whoever waits for the protocol learns why it stands still; our own events stay."""
+        waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        for event, answer in [self._taken, *waiting]:
+            if answer is not None and not answer.done():
+                answer.set_exception(still(event, trouble))
+        for asked in [asked for asked in waiting if asked[1] is None]:
+            self._events.put_nowait(asked)
 
     async def refresh_situation(self) -> None:
         """Tell the protocol what this site can contribute just now."""
@@ -198,54 +241,53 @@ class Node:
         self._start_task(self.feed(changed))
 
     async def _carry_out(self, effect: do.Effect) -> None:
+        """One effect. What takes long is only begun: its end is an event."""
         match effect:
             case do.Persist(durable, commits):
-                await self._persist(durable, commits)
+                await self._journal.persist(durable, commits)
             case do.Send(to, body):
                 self._out.put(to, body)
             case do.BeginAttempt():
-                await self._begin_attempt(effect)
+                await self._at_once(effect, self._begin_attempt(effect))
             case do.Coordinate(plan):
                 self._attempt.plan = plan
             case do.DealKey():
-                self._start(effect.plan, "key", self._deal_key(effect))
+                self._start(effect, effect.plan, "key", self._deal_key(effect))
             case do.Train():
                 self._attempt.plan = effect.plan
-                self._start(effect.plan, "train", self._train(effect))
+                self._start(effect, effect.plan, "train", self._train(effect))
             case do.EncryptUpdate():
-                self._start(effect, "encrypt", self._encrypt_update(effect))
+                self._start(effect, effect, "encrypt", self._encrypt_update(effect))
             case do.AddUpdate():
-                self._start(effect, "aggregate", self._add_update(effect))
+                self._start(effect, effect, "aggregate", self._add_update(effect))
             case do.FinishSum():
-                self._start(effect, "aggregate", self._finish_sum(effect))
+                self._start(effect, effect, "aggregate", self._finish_sum(effect))
             case do.SendSum():
-                self._start(effect.apply, "aggregate", self._send_sum(effect))
+                self._start(effect, effect.apply, "aggregate", self._send_sum(effect))
             case do.ApplySum():
-                self._start(effect, "apply", self._apply_sum(effect))
+                self._start(effect, effect, "apply", self._apply_sum(effect))
             case do.SignVote():
-                await self._sign_vote(effect)
+                await self._at_once(effect, self._sign_vote(effect))
             case do.FetchVersion():
-                self._start_task(self._exchange.fetch_version(effect, self.transport))
+                fetching = self._exchange.fetch_version(effect, self.transport)
+                self._start_task(_bounded(effect, fetching))
             case do.FetchCertificates():
-                self._start_task(self._exchange.fetch_certificates(effect, self.transport))
+                fetching = self._exchange.fetch_certificates(effect, self.transport)
+                self._start_task(_bounded(effect, fetching))
             case do.Adopt():
-                await self._adopt(effect)
+                await self._at_once(effect, self._adopt(effect))
             case do.Progress():
                 self._show(effect)
 
-    # ---- persist, send ---------------------------------------------------------
+    async def _at_once(self, effect: do.Effect, work: Awaitable[None]) -> None:
+        """Only a `Persist` must hold; a disk that fails another effect costs an attempt at most."""
+        try:
+            await _bounded(effect, work)
+        except OSError as error:
+            self._last_error = f"{type(effect).__name__}: {error}; free or repair the disk"
+            log.error("the disk failed us", effect=type(effect).__name__, cause=str(error))  # noqa: TRY400
 
-    async def _persist(self, durable: do.Durable, commits: tuple[pb.Commit, ...]) -> None:
-        """Retried until it holds: going on without it could break a promise."""
-        while True:
-            try:
-                await asyncio.to_thread(self.store.persist, durable, commits)
-            except Exception as error:
-                self.last_error = f"cannot write the state: {error}; free or repair the disk"
-                log.exception("state not written: this site stands still until it is")
-                await asyncio.sleep(1)
-            else:
-                return
+    # ---- persist, send ---------------------------------------------------------
 
     async def _send_one(self, to: str, body: do.Body) -> None:
         envelope = pb.Envelope(
@@ -253,12 +295,15 @@ class Node:
             sender=self.identity.site_id,
             manifest_version=self.protocol.manifest.version,
         )
-        _set_body(envelope, body)
+        put_in_envelope(envelope, body)
+        kind = type(body).__name__.lower()
+        passing(f"send.{kind}:before")
         try:
             await self.transport.send(to, envelope)
         except PeerError as error:
             # A lost message is the protocol's business: its deadlines deal with it.
-            log.info("message not delivered", peer=to, kind=type(body).__name__, cause=str(error))
+            log.info("message not delivered", peer=to, kind=kind, cause=str(error))
+        passing(f"send.{kind}:after")
 
     # ---- an attempt --------------------------------------------------------------
 
@@ -272,9 +317,9 @@ class Node:
             effect.attempt,
             self._folders.spool / f"{effect.round}-{effect.attempt}",
         )
-        await asyncio.to_thread(_make, self._attempt.folder)
-        if old.round:
+        if old.folder != self._attempt.folder:  # a round's first attempt may be begun twice
             self._start_task(self._forget(old))
+        await asyncio.to_thread(self._attempt.folder.mkdir, parents=True, exist_ok=True)
 
     async def _forget(self, old: _Attempt) -> None:
         """Wipe the round's keys from the crypto worker, its blobs from the disk."""
@@ -303,14 +348,9 @@ class Node:
         site = self.trust.site_of(certificate, at=None)
         if site != holder:
             raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
-        return self.trust.seal_for(
-            certificate, secret, self._sealing_context(at, self.identity.site_id, holder)
-        )
-
-    def _sealing_context(self, at: tuple[int, int], dealer: str, holder: str) -> bytes:
-        """What a sealed key is bound to: it opens nowhere else and in no other attempt."""
-        parts = ("hanse-round-key-v1", self.identity.federation_id, *map(str, at), dealer, holder)
-        return "\0".join(parts).encode()
+        here = self.identity
+        context = sealing_context(here.federation_id, at, here.site_id, holder)
+        return self.trust.seal_for(certificate, secret, context)
 
     async def _take_context(self, sender: str, name: pb.BlobName, data: bytes) -> None:
         at = (name.round, name.attempt)
@@ -319,7 +359,9 @@ class Node:
             return
         secret = name.kind == pb.SEALED_CONTEXT
         if secret:
-            context = self._sealing_context(at, sender, self.identity.site_id)
+            context = sealing_context(
+                self.identity.federation_id, at, sender, self.identity.site_id
+            )
             data = self.identity.unseal(data, context)
         count, bits = len(plan.participants), plan.training.bits
         await self._hold(at, data, secret=secret, count=count, bits=bits)
@@ -352,14 +394,14 @@ class Node:
                 self.collection.library_path,
                 self._folders.versions,
                 plan.parent_digest,
-                _options(plan.training),
+                TrainingOptions.of(plan.training),
                 plan.round,
                 self.identity.site_id,
                 self._update_path,
             )
             finished = True
         finally:
-            if not finished and _cancelled():
+            if not finished and being_cancelled():
                 # The attempt was given up: don't let its training hold up the next one.
                 await self._learning.stop()
         exponents = await self._crypto.run(
@@ -466,9 +508,9 @@ class Node:
     async def _adopt(self, effect: do.Adopt) -> None:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
+        self.collection.adopt(effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(round_crypto.keep_residual, self._folders.residual)
-        self.collection.adopt(effect.model_digest)
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
@@ -476,8 +518,8 @@ class Node:
     def _show(self, effect: do.Progress) -> None:
         if effect.message:
             log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
-        if effect.phase == "failed":
-            self.last_error = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+        if effect.message and effect.phase in ("failed", "waiting"):
+            self._last_error = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
         run = self.protocol.run
         self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
 
@@ -491,13 +533,12 @@ class Node:
 
     def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
         """None when this object belongs to the attempt under way, else why not."""
+        if self._journal.trouble:
+            return self._journal.trouble
         if not self.protocol.expects(sender, name):
             kind = pb.BlobKind.Name(name.kind)
             return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
-        free = shutil.disk_usage(self._folders.spool).free
-        if total_bytes > free:
-            return f"{total_bytes} bytes do not fit on the disk"
-        return None
+        return no_room(self._folders.spool, total_bytes)
 
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
         """A large object, whole and verified."""
@@ -505,7 +546,7 @@ class Node:
         if (name.round, name.attempt) != (attempt.round, attempt.attempt):
             return
         if blob.data is not None:
-            self._start(name, "key", self._take_context(sender, name, blob.data))
+            self._start(None, name, "key", self._take_context(sender, name, blob.data))
         elif blob.path is not None and name.kind == pb.ENCRYPTED_UPDATE:
             await asyncio.to_thread(blob.path.replace, attempt.folder / f"encrypted-{sender}.bin")
             await self.feed(do.UpdateArrived(name.round, name.attempt, sender))
@@ -554,6 +595,7 @@ class Node:
 
     def _start(
         self,
+        effect: do.Effect | None,
         at: do.EncryptUpdate
         | do.AddUpdate
         | do.FinishSum
@@ -565,7 +607,8 @@ class Node:
         work: Coroutine[Any, Any, None],
     ) -> None:
         """Run work of the attempt; a failure becomes an event with its cause."""
-        task = self._start_task(self._guard(at.round, at.attempt, phase, work))
+        bounded = work if effect is None else _bounded(effect, work)
+        task = self._start_task(self._guard(at.round, at.attempt, phase, bounded))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
@@ -573,8 +616,12 @@ class Node:
         try:
             await work
         except* _EXPECTED as group:
-            reason = "; ".join(str(error) for error in _leaves(group))
+            causes = causes_of(group)
+            if any(isinstance(cause, VersionError) for cause in causes):
+                self._exchange.suspect_head()
+            reason = "; ".join(str(cause) for cause in causes)
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
+            self._last_error = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
         except* Exception:
             log.exception("work failed: a bug", phase=phase, round=round_)
@@ -584,50 +631,15 @@ class Node:
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         if self._group is None:
             raise RuntimeError("the node is not running")
-        return self._group.create_task(_logged(work))
+        return self._group.create_task(logged(work))
 
 
-async def _logged(work: Awaitable[None]) -> None:
-    """A bug in one piece of work must not take the daemon down, nor stay unseen."""
-    try:
-        await work
-    except Exception:
-        log.exception("background work failed: a bug")
-
-
-def _options(training: pb.TrainingPlan) -> TrainingOptions:
-    return TrainingOptions(
-        local_epochs=training.local_epochs,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        temperature=training.temperature,
-        hard_negatives=training.hard_negatives,
-        seed=training.seed,
-    )
-
-
-def _set_body(envelope: pb.Envelope, body: do.Body) -> None:
-    for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
-        if field.message_type is body.DESCRIPTOR:
-            getattr(envelope, field.name).CopyFrom(body)
-            return
-    raise TypeError(f"{type(body).__name__} is no body of an envelope")
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
-
-
-def _cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
+    """Work between the two fault points of its effect."""
+    name = type(effect).__name__.lower()
+    passing(f"{name}:before")
+    await work
+    passing(f"{name}:after")
 
 
 def _empty(folder: Path) -> None:

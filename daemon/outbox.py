@@ -117,3 +117,12 @@ class Outbox:
             if self._lost[to]:
                 log.info("the peer has what waited for it", peer=to, dropped=self._lost[to])
                 self._lost[to] = 0
+
+
+def put_in_envelope(envelope: pb.Envelope, body: Body) -> None:
+    """Set the field of the envelope's body that is of this message's type."""
+    for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
+        if field.message_type is body.DESCRIPTOR:
+            getattr(envelope, field.name).CopyFrom(body)
+            return
+    raise TypeError(f"{type(body).__name__} is no body of an envelope")

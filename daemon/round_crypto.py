@@ -229,6 +229,11 @@ def _hold(round: int, attempt: int, held: _Attempt) -> None:
         del _attempts[oldest]
 
 
+def sealing_context(federation: str, at: tuple[int, int], dealer: str, holder: str) -> bytes:
+    """What a sealed key is bound to: it opens nowhere else and in no other attempt."""
+    return "\0".join(("hanse-round-key-v1", federation, *map(str, at), dealer, holder)).encode()
+
+
 def _held(round: int, attempt: int) -> _Attempt:
     held = _attempts.get((round, attempt))
     if held is None:

@@ -1,20 +1,35 @@
 """What a site must still know after a crash: protocol state and committed rounds.
 
-One SQLite file in WAL mode with synchronous=FULL: a transaction that returned is
-on disk, which is what a promise and a vote stand for. Model versions lie beside
-it as files named by digest (daemon/versions.py); the store only refers to them.
+One SQLite file in WAL mode with synchronous=FULL. Votes need FULL: with it SQLite
+fsyncs the log before a COMMIT returns, so a transaction that returned survives a
+power cut, which is what a promise and a vote stand for. NORMAL, the usual advice
+for WAL, syncs at checkpoints only: the file stays sound, but the last commits may
+be gone, and a site that forgot its vote may vote a second time
+(https://www.sqlite.org/pragma.html#pragma_synchronous). The log's own folder entry
+is synced by SQLite; that of the file itself is synced here, when it is made.
+
+An empty or damaged file is never taken for a first start: the file is made under
+another name and renamed when its schema is on disk. Model versions lie beside it
+as files named by digest (daemon/versions.py); the store only refers to them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sqlite3
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
+from daemon.faultpoints import passing
 from peers.effects import Durable
 from proto import federation_pb2 as pb
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE protocol (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -24,7 +39,8 @@ CREATE TABLE protocol (
     head_digest BLOB NOT NULL,
     promised INTEGER NOT NULL,
     accepted BLOB,
-    run BLOB
+    run BLOB,
+    seal BLOB NOT NULL
 );
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY,
@@ -33,9 +49,20 @@ CREATE TABLE rounds (
 );
 CREATE TABLE manifests (
     version INTEGER PRIMARY KEY,
-    signed BLOB NOT NULL
+    signed BLOB NOT NULL,
+    in_force INTEGER NOT NULL
 );
 """
+# What the state says is sealed by a digest: SQLite finds a torn page, not a flipped bit.
+_STATE = "federation, shape_digest, head_round, head_digest, promised, accepted, run"
+# A lost vote may be given twice. Once a majority that this site was not part of has
+# committed a round, every majority meets one of them, and nothing that was forgotten
+# can change that round or one before it.
+_MOVE_AWAY = (
+    "Move it away only after the other sites have committed another round without this one: "
+    "before that, a vote that it has forgotten could be given a second time. The site then "
+    "catches up from its peers. Never put an old copy in its place"
+)
 
 
 class StoreError(Exception):
@@ -50,20 +77,20 @@ class Store:
         self._path = path
         self._lock = threading.Lock()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA busy_timeout=5000")
-            self._open_schema()
+            _make_if_missing(path)
+            self._db = _connect(path)
+            self._check()
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"cannot open the state file {path}: {error}. Check the disk and the rights of "
-                "the folder; a damaged file can be moved away: the site then catches up from "
-                "its peers, but must not be restored from an old copy"
-            ) from error
+            raise self._damaged(str(error)) from error
 
-    def _open_schema(self) -> None:
+    def _damaged(self, cause: str) -> StoreError:
+        return StoreError(
+            f"cannot use the state file {self._path}: {cause}. Check the disk and the rights of "
+            f"the folder. If the file itself is damaged: {_MOVE_AWAY}"
+        )
+
+    def _check(self) -> None:
+        """Raises StoreError unless the file is whole and of a schema that we know."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version > _SCHEMA_VERSION:
             raise StoreError(
@@ -71,7 +98,40 @@ class Store:
                 f"{_SCHEMA_VERSION}); install that version again"
             )
         if version == 0:
-            self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={_SCHEMA_VERSION};COMMIT;")
+            raise self._damaged("it has no schema, which every state file of ours has")
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise self._damaged(str(verdict))
+        if version == 1:
+            self._upgrade()
+
+    def _upgrade(self) -> None:
+        """From schema 1: nothing was sealed, every manifest had been in force."""
+        row = self._db.execute(f"SELECT {_STATE} FROM protocol").fetchone()  # noqa: S608  ours
+        with self._transaction():
+            self._db.execute("ALTER TABLE protocol ADD COLUMN seal BLOB NOT NULL DEFAULT x''")
+            self._db.execute("ALTER TABLE manifests ADD COLUMN in_force INTEGER NOT NULL DEFAULT 1")
+            if row is not None:
+                self._db.execute("UPDATE protocol SET seal = ?", (_seal(row),))
+            self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite may have rolled back already, on a full disk
+                self._db.execute("ROLLBACK")
+            raise
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no round was committed here yet: the first version is still needed."""
+        with self._lock:
+            row = self._db.execute("SELECT head_round FROM protocol").fetchone()
+        return row is None or row[0] == 0
 
     def load(self, federation: str, shape_digest: bytes, genesis: bytes) -> Durable:
         """The protocol's state; at the first start, round 0 with the ``genesis`` version.
@@ -79,16 +139,12 @@ class Store:
         Raises StoreError when the file belongs to another federation or retriever.
         """
         with self._lock:
-            row = self._db.execute(
-                "SELECT federation, shape_digest, head_round, head_digest, promised, accepted, run"
-                " FROM protocol"
-            ).fetchone()
+            row = self._db.execute(f"SELECT {_STATE}, seal FROM protocol").fetchone()  # noqa: S608
             if row is None:
-                self._db.execute(
-                    "INSERT INTO protocol VALUES (1, ?, ?, 0, ?, -1, NULL, NULL)",
-                    (federation, shape_digest, genesis),
-                )
+                self._begin_history((federation, shape_digest, 0, genesis, -1, None, None))
                 return Durable(0, genesis)
+        if row[7] != _seal(row[:7]):
+            raise self._damaged("the digest of what this site promised and voted is wrong")
         if row[0] != federation:
             raise StoreError(
                 f"{self._path} belongs to the federation {row[0]!r}, the certificate to "
@@ -99,21 +155,51 @@ class Store:
                 f"{self._path} belongs to another retriever (encoder or adaptation changed); "
                 "restore the old [retriever] settings or start with an empty state_dir"
             )
-        return Durable(
-            row[2],
-            row[3],
-            promised=row[4],
-            accepted=pb.Accepted.FromString(row[5]) if row[5] is not None else None,
-            run=pb.Run.FromString(row[6]) if row[6] is not None else None,
-        )
+        try:
+            durable = Durable(
+                row[2],
+                row[3],
+                promised=row[4],
+                accepted=pb.Accepted.FromString(row[5]) if row[5] is not None else None,
+                run=pb.Run.FromString(row[6]) if row[6] is not None else None,
+            )
+            self._check_head(durable)
+        except DecodeError as error:
+            raise self._damaged(str(error)) from error
+        return durable
+
+    def _begin_history(self, state: tuple[object, ...]) -> None:
+        if self._db.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None:
+            raise self._damaged("it holds committed rounds and no word of what this site promised")
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO protocol VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", (*state, _seal(state))
+            )
+
+    def _check_head(self, durable: Durable) -> None:
+        """The head has its proof, and the history no gap."""
+        if durable.head_round == 0:
+            return
+        head = self.certificate(durable.head_round)
+        with self._lock:
+            (count,) = self._db.execute("SELECT COUNT(*) FROM rounds").fetchone()
+        if head is None or head.body.model_digest != durable.head_digest:
+            raise self._damaged(f"the certificate of round {durable.head_round} is not in it")
+        if count != durable.head_round:
+            raise self._damaged(f"it holds {count} rounds and stands at {durable.head_round}")
 
     def persist(self, durable: Durable, commits: tuple[pb.Commit, ...]) -> None:
-        """Write the state and file committed rounds, in one transaction."""
+        """Write the state and file committed rounds, in one transaction.
+
+        Raises StoreError or OSError, and then nothing of it is written.
+        """
+        passing("persist:before")
         accepted = durable.accepted.SerializeToString() if durable.accepted else None
         run = durable.run.SerializeToString() if durable.run else None
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+        changing = (durable.head_round, durable.head_digest, durable.promised, accepted, run)
+        with self._lock, self._explained("write"):
+            ours = self._db.execute("SELECT federation, shape_digest FROM protocol").fetchone()
+            with self._transaction():
                 for commit in commits:
                     self._db.execute(
                         "INSERT OR IGNORE INTO rounds VALUES (?, ?, ?)",
@@ -125,13 +211,17 @@ class Store:
                     )
                 self._db.execute(
                     "UPDATE protocol SET head_round=?, head_digest=?, promised=?, accepted=?,"
-                    " run=?",
-                    (durable.head_round, durable.head_digest, durable.promised, accepted, run),
+                    " run=?, seal=?",
+                    (*changing, _seal((*ours, *changing))),
                 )
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+        passing("persist:after")
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"cannot {what} the state file {self._path}: {error}") from error
 
     def rounds(self, first: int, limit: int) -> list[pb.Commit]:
         """Committed rounds from ``first`` on, oldest first; the newest ``limit`` if not 0."""
@@ -165,28 +255,37 @@ class Store:
 
         Raises StoreError when a newer one was in force here: a manifest never goes back.
         """
-        with self._lock:
-            (newest,) = self._db.execute("SELECT MAX(version) FROM manifests").fetchone()
+        with self._lock, self._explained("write"):
+            (newest,) = self._db.execute(
+                "SELECT MAX(version) FROM manifests WHERE in_force"
+            ).fetchone()
             if newest is not None and version < newest:
                 raise StoreError(
                     f"manifest {version} is older than {newest}, which was in force here: "
                     "install the newest one, or have a newer one signed"
                 )
-            self._db.execute("INSERT OR IGNORE INTO manifests VALUES (?, ?)", (version, signed))
+            self._db.execute(
+                "INSERT INTO manifests VALUES (?, ?, 1)"
+                " ON CONFLICT (version) DO UPDATE SET in_force = 1",
+                (version, signed),
+            )
 
-    def manifests(self) -> list[bytes]:
-        """Every signed manifest that was in force here, oldest first."""
+    def learn_manifests(self, learnt: Sequence[tuple[int, bytes]]) -> None:
+        """Keep manifests that peers showed us: never in force here, only to verify with."""
+        with self._lock, self._explained("write"), self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO manifests VALUES (?, ?, 0)", learnt)
+
+    def manifests(self, first: int = 0) -> list[bytes]:
+        """Every signed manifest that is known here from version ``first`` on, oldest first."""
         with self._lock:
-            rows = self._db.execute("SELECT signed FROM manifests ORDER BY version").fetchall()
+            rows = self._db.execute(
+                "SELECT signed FROM manifests WHERE version >= ? ORDER BY version", (first,)
+            ).fetchall()
         return [row[0] for row in rows]
 
     def recent_versions(self, count: int) -> set[bytes]:
-        """Digests of the newest committed versions and their parents."""
-        digests: set[bytes] = set()
-        for commit in self.rounds(0, count):
-            body = commit.certificate.body
-            digests |= {body.model_digest, body.parent_digest}
-        return digests
+        """Digests of the newest ``count`` committed versions."""
+        return {commit.certificate.body.model_digest for commit in self.rounds(0, count)}
 
     def close(self) -> None:
         """Close the file; a later call fails."""
@@ -199,3 +298,47 @@ def _commit(certificate: bytes, report: bytes) -> pb.Commit:
         certificate=pb.Certificate.FromString(certificate),
         report=pb.RoundReport.FromString(report),
     )
+
+
+def _seal(state: Sequence[object]) -> bytes:
+    """SHA-256 over the columns of the protocol's state, each behind its length."""
+    seal = hashlib.sha256(b"hanse-state-v2\0")
+    for column in state:
+        raw = column if isinstance(column, bytes) else repr(column).encode()
+        seal.update(type(column).__name__.encode() + len(raw).to_bytes(8) + raw)
+    return seal.digest()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("PRAGMA busy_timeout=5000")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _make_if_missing(path: Path) -> None:
+    """A first start: the schema is on disk, whole, before the file has its name."""
+    if path.exists():
+        if path.stat().st_size == 0:
+            raise OSError("it is empty, which no state file of ours ever is")
+        return
+    if path.with_name(path.name + "-wal").exists():
+        raise OSError(f"{path} is gone and its log {path.name}-wal is there: put it back")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.unlink(missing_ok=True)
+    with closing(sqlite3.connect(unfinished, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous=FULL")
+        db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={_SCHEMA_VERSION};COMMIT;")
+    unfinished.rename(path)
+    for folder in (path.parent, path.parent.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from daemon.faultpoints import passing
+
 Float32 = NDArray[np.float32]
 
 _MAX_GROUPS = 4096
 _TENSOR = "shared"
+_UNFINISHED = ".new-"
+_HEADER_BYTES = 64 * 1024  # more than safetensors writes around one tensor
 
 
 class VersionError(Exception):
@@ -86,25 +91,58 @@ def version_digest(shape_digest: bytes, vector: Float32) -> bytes:
 def write_version(folder: Path, shape_digest: bytes, vector: Float32) -> tuple[bytes, Path]:
     """Store a version under its digest: temp, fsync, rename, fsync of the folder.
 
-    Returns digest and path. Writing a version that is there already is free.
+    A name without a dot in front is therefore a whole version, whatever the moment
+    of a crash (rename(2) is atomic; POSIX promises the order only with both
+    fsyncs). A sound version that is there already is left as it is, a damaged one
+    is replaced. Returns digest and path. Raises VersionError when the values are
+    not finite, OSError when the disk can't take it; nothing stays behind then.
     """
     if not np.isfinite(vector).all():
         raise VersionError("a model version must be finite; this one has NaN or infinity")
     digest = version_digest(shape_digest, vector)
     path = version_path(folder, digest)
-    if path.exists():
+    if is_sound(folder, digest, shape_digest):
         return digest, path
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{digest.hex()}.{os.getpid()}"
-    save_file(
-        {_TENSOR: np.ascontiguousarray(vector, dtype="<f4")},
-        temporary,
-        metadata={"shape_digest": shape_digest.hex()},
-    )
-    _fsync(temporary)
-    temporary.rename(path)
+    temporary = folder / f"{_UNFINISHED}{digest.hex()}.{secrets.token_hex(4)}"
+    try:
+        passing("version:write")
+        _save(temporary, shape_digest, vector)
+        _fsync(temporary)
+        passing("version:rename")
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    passing("version:renamed")
     _fsync(folder)
+    passing("version:synced")
     return digest, path
+
+
+def _save(path: Path, shape_digest: bytes, vector: Float32) -> None:
+    try:
+        save_file(
+            {_TENSOR: np.ascontiguousarray(vector, dtype="<f4")},
+            path,
+            metadata={"shape_digest": shape_digest.hex()},
+        )
+    except SafetensorError as error:  # a full disk, too, is one of these
+        raise OSError(f"cannot write model version {path.name}: {error}") from error
+
+
+def is_sound(folder: Path, digest: bytes, shape_digest: bytes) -> bool:
+    """Whether that version lies in the folder, every byte of it."""
+    try:
+        read_version(folder, digest, shape_digest)
+    except VersionError:
+        return False
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a crash left half written. Only at a start: a write may be under way."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        leftover.unlink(missing_ok=True)
 
 
 def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
@@ -118,12 +156,16 @@ def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
 def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes) -> None:
     """Take in a version that a peer sent: verified first, then written as ours are.
 
-    ``file`` is gone afterwards, whatever the outcome. Raises VersionError.
+    Raises VersionError, and ``file`` is gone, when it is not that version; OSError,
+    and it stays for another try, when the disk can't take it.
     """
     try:
-        write_version(folder, shape_digest, _read(file, digest, shape_digest))
-    finally:
+        vector = _read(file, digest, shape_digest)
+    except VersionError:
         file.unlink(missing_ok=True)
+        raise
+    write_version(folder, shape_digest, vector)
+    file.unlink(missing_ok=True)
 
 
 def _read(path: Path, digest: bytes, shape_digest: bytes) -> Float32:
@@ -140,6 +182,11 @@ def _read(path: Path, digest: bytes, shape_digest: bytes) -> Float32:
 def version_path(folder: Path, digest: bytes) -> Path:
     """Where a version of that digest lies."""
     return folder / f"{digest.hex()}.safetensors"
+
+
+def largest_file(shapes: ShapeManifest) -> int:
+    """Bytes that the file of a version takes at most."""
+    return 4 * shapes.total + _HEADER_BYTES
 
 
 def _fsync(path: Path) -> None:

@@ -54,6 +54,7 @@ BLOB_BYTES: Final[Mapping[int, int]] = {
     pb.ENCRYPTED_SUM: 64 * GIB,
     pb.MODEL_VERSION: 16 * GIB,
     pb.CERTIFICATES: 64 * MIB,
+    pb.MANIFESTS: 64 * MIB,
 }
 
 M = TypeVar("M", bound=Message)
@@ -397,7 +398,7 @@ def _blob_name(path: str, name: pb.BlobName) -> None:
         _DIGEST(f"{path}.digest", name.digest)
     else:
         _octets(0, 0)(f"{path}.digest", name.digest)
-    if name.kind in (pb.MODEL_VERSION, pb.CERTIFICATES):
+    if name.kind in (pb.MODEL_VERSION, pb.CERTIFICATES, pb.MANIFESTS):
         _number(0, 0)(f"{path}.attempt", name.attempt)
     else:
         _ROUND(f"{path}.round", name.round)

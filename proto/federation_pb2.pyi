@@ -47,6 +47,8 @@ class _BlobKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlobKind.Val
     """any -> any; named by digest; <= 16 GiB"""
     CERTIFICATES: _BlobKind.ValueType  # 6
     """any -> any; a sequence of certificates; <= 64 MiB"""
+    MANIFESTS: _BlobKind.ValueType  # 7
+    """any -> any; a sequence of signed manifests; <= 64 MiB"""
 
 class BlobKind(_BlobKind, metaclass=_BlobKindEnumTypeWrapper): ...
 
@@ -63,6 +65,8 @@ MODEL_VERSION: BlobKind.ValueType  # 5
 """any -> any; named by digest; <= 16 GiB"""
 CERTIFICATES: BlobKind.ValueType  # 6
 """any -> any; a sequence of certificates; <= 64 MiB"""
+MANIFESTS: BlobKind.ValueType  # 7
+"""any -> any; a sequence of signed manifests; <= 64 MiB"""
 Global___BlobKind: _TypeAlias = BlobKind  # noqa: Y015
 
 class _Adapt:
@@ -237,9 +241,9 @@ class BlobName(_message.Message):
     kind: Global___BlobKind.ValueType
     """never unspecified"""
     round: _builtins.int
-    """of the attempt it belongs to; first round wanted for CERTIFICATES"""
+    """of the attempt it belongs to; CERTIFICATES: first round wanted; MANIFESTS: first version wanted"""
     attempt: _builtins.int
-    """0 for MODEL_VERSION and CERTIFICATES"""
+    """0 for MODEL_VERSION, CERTIFICATES and MANIFESTS"""
     digest: _builtins.bytes
     """32 bytes; MODEL_VERSION: of the version, otherwise empty"""
     def __init__(

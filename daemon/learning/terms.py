@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from daemon.versions import ShapeManifest
+from proto import federation_pb2 as pb
 
 # The mean loss travels as loss / LOSS_BOUND in the vector's last value. InfoNCE
 # with tau = 0.05 is below 2 / 0.05 + ln(candidates), that is 48 at 4096 of them.
@@ -49,6 +50,18 @@ class TrainingOptions:
     temperature: float = 0.05
     hard_negatives: int = 4
     seed: int = 0
+
+    @classmethod
+    def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
+        """What a round's plan asks of a site."""
+        return cls(
+            local_epochs=plan.local_epochs,
+            batch_size=plan.batch_size,
+            learning_rate=plan.learning_rate,
+            temperature=plan.temperature,
+            hard_negatives=plan.hard_negatives,
+            seed=plan.seed,
+        )
 
 
 class TrainingProgress(NamedTuple):

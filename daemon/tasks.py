@@ -1,0 +1,33 @@
+"""Small questions about tasks: what failed in a group, and whether one is being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+
+async def logged(work: Awaitable[None]) -> None:
+    """A bug in one piece of work must not take the daemon down, nor stay unseen."""
+    try:
+        await work
+    except Exception:
+        log.exception("background work failed: a bug")
+
+
+def causes_of(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    """The exceptions in a group, out of all the groups within it."""
+    causes: list[BaseException] = []
+    for error in group.exceptions:
+        causes += causes_of(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return causes
+
+
+def being_cancelled() -> bool:
+    """Whether somebody wants the task that asks to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
