@@ -20,6 +20,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -264,6 +265,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
                 bytes_sent=seen.bytes_sent,
                 bytes_received=seen.bytes_received,
                 last_error=seen.last_error,
+                round_trip_ms=-1.0 if seen.round_trip_ms is None else seen.round_trip_ms,
+                certificate_expires_unix_s=_unix_s(seen.certificate_not_after),
             )
         return reply
 
@@ -313,6 +316,10 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
 async def _refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
     text = f"{cause}\n{remedy}" if remedy else cause
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+def _unix_s(moment: datetime | None) -> int:
+    return int(moment.timestamp()) if moment else 0
 
 
 def _parsed(

@@ -98,6 +98,9 @@ async def test_rounds_are_shown_as_they_were(live: LiveFederation) -> None:
     peers = json.loads(out)["peers"]
     assert [peer["site"] for peer in peers] == ["fir", "oak"]
     assert all(peer["connected"] and peer["head_round"] <= 2 for peer in peers)
+    assert all(peer["round_trip_ms"] > 0 for peer in peers)
+    expiry = (await live.sites["fir"].status()).certificate_expires_unix_s
+    assert peers[0]["certificate_expires_unix_s"] == expiry
 
 
 async def test_bad_input_costs_only_itself(live: LiveFederation, tmp_path: Path) -> None:
