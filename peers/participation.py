@@ -139,6 +139,10 @@ class Participation:
             self._progress("waiting", message=f"this site failed to {reason}"),
         ]
 
+    def ordered(self, message: pb.Scale | pb.Apply) -> list[do.Effect]:
+        """The coordinator says what comes next."""
+        return self.scale(message) if isinstance(message, pb.Scale) else self.apply(message)
+
     # ---- encrypt ---------------------------------------------------------------
 
     def scale(self, message: pb.Scale) -> list[do.Effect]:

@@ -89,6 +89,7 @@ class Protocol:
         self._adoption = Adoption(site, verify_certificate)
         self._expected = max(0, durable.promised)
         self._expected_by = math.inf
+        self._part_lost = False
         self._now = 0.0
         self._effects: list[Effect] = []
 
@@ -133,7 +134,9 @@ class Protocol:
         self._now = now
         self._effects = []
         if self._active:
-            self._resume()
+            # A moment later, when peers can be reached; unless we hear of progress before.
+            self._expected_by = now + self._timing.retry(0)
+            self._part_lost = True
         return self._effects
 
     def _resume(self) -> None:
@@ -145,7 +148,7 @@ class Protocol:
         if attempt >= 0:
             self._emit(*(do.Send(peer, over) for peer in waiting if peer != self.site))
         if attempt < 0 or lead == self.site:
-            self._expect(attempt + 1, delay=self._timing.retry(0))
+            self._expect(attempt + 1, delay=0)
         else:  # it may well succeed without us: don't be in its way
             self._expected = attempt
             self._renew_patience(train=True)
@@ -242,10 +245,8 @@ class Protocol:
                 self._on_ahead(sender, body)
             case pb.Plan():
                 self._on_plan(sender, body)
-            case pb.Scale():
-                self._on_scale(sender, body)
-            case pb.Apply():
-                self._on_apply(sender, body)
+            case pb.Scale() | pb.Apply():
+                self._on_order(sender, body)
             case pb.Accept():
                 self._on_accept(sender, body)
             case pb.Commit():
@@ -298,6 +299,7 @@ class Protocol:
 
     def _expect(self, attempt: int, delay: float) -> None:
         """Wait for ``attempt``: to begin it ourselves, or for its coordinator to."""
+        self._part_lost = False
         self._settle()
         if self.site not in self.manifest.enabled_ids:
             self._expected_by = math.inf
@@ -313,6 +315,7 @@ class Protocol:
 
     def _await(self, attempt: int) -> None:
         """Somebody is at work on ``attempt``: give its coordinator time."""
+        self._part_lost = False
         self._expected = attempt
         self._expected_by = self._now + self._timing.patience(attempt)
 
@@ -325,7 +328,9 @@ class Protocol:
             self._expected_by = math.inf
             return
         mine = coordinator_of(self.manifest, self.head_round + 1, self._expected) == self.site
-        if mine and self._expected > self.durable.promised:
+        if self._part_lost:
+            self._resume()
+        elif mine and self._expected > self.durable.promised:
             self._begin(self._expected)
         else:
             self._part = None
@@ -502,15 +507,10 @@ class Protocol:
             if isinstance(event, do.UpdateAdded):
                 self._progress("aggregate", contributors=coordination.contributors())
 
-    def _on_scale(self, sender: str, message: pb.Scale) -> None:
+    def _on_order(self, sender: str, message: pb.Scale | pb.Apply) -> None:
+        """The attempt gets on; participants have something to do."""
         if self._current(sender, message.round, message.attempt):
-            self._renew_patience()
-            if self._part is not None:
-                self._emit(*self._part.scale(message))
-
-    def _on_apply(self, sender: str, message: pb.Apply) -> None:
-        if self._current(sender, message.round, message.attempt) and self._part is not None:
-            self._emit(*self._part.apply(message))
+            self._emit(*(self._part.ordered(message) if self._part else []))
             self._renew_patience()
 
     # ---- vote --------------------------------------------------------------------
@@ -616,6 +616,7 @@ class Protocol:
 
     def _renew_patience(self, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long (peers/timing.py)."""
+        self._part_lost = False
         attempt = max(0, self.durable.promised)
         silent = self._timing.patience(attempt, 1 if train else 3)
         self._expected_by = self._now + silent + (self._timing.train(attempt) if train else 0.0)

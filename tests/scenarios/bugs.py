@@ -219,7 +219,7 @@ BUGS = (
         (Protocol, "_promise", _promise_without_value),)),
     Bug("forget the accepted value", "forgets what it accepted", 100, (
         (Protocol, "_enter_attempt", _forget_value),)),
-    Bug("ignore an accepted value", "two versions of round", 2000, (
+    Bug("ignore an accepted value", "two versions of round", 1000, (
         (Coordination, "_plan_or_propose", _plan_whatever_was_accepted),)),
     Bug("count a duplicate vote", "a vote counts twice", 100, (
         (Coordination, "voted", _count_every_vote), _UNVERIFIED)),
@@ -240,7 +240,7 @@ BUGS = (
         (Protocol, "_commit", _commit_backwards), (Adoption, "committed", _adopt_anything))),
     Bug("decrypt a sum of too few", "decrypts a sum of", 200, (
         (Participation, "apply", _apply_anything), (Coordination, "_need", _need_nobody))),
-    Bug("keep promises across attempts", "two versions of round", 2000, (
+    Bug("keep promises across attempts", "two versions of round", 1000, (
         (Coordination, "__post_init__", _keep_promises),)),
     Bug("leave the manifest of a vote", "two versions of round|stuck", 200, (
         (Tenure, "settle", _newest_at_once), (Tenure, "of_attempt", _any_manifest))),
