@@ -219,7 +219,8 @@ class Beginning:
         One that is not, and has the same first frame, is found out by the
         running digest of the next.
         """
-        return self.sound and (total, first.running_sha256) == (self.total, self._first)
+        alike = (total, first.running_sha256) == (self.total, self._first)
+        return alike and self.sound and self._is_intact()
 
     async def receive(self, incoming: AsyncIterator[pb.Frame], *, limit: int) -> Received:
         """Take the frames from offset `size` on; raises RemoteProtocolError, OSError."""
@@ -237,6 +238,12 @@ class Beginning:
     def discard(self) -> None:
         """Forget what is held."""
         self._part.unlink(missing_ok=True)
+
+    def _is_intact(self) -> bool:
+        try:
+            return self._part.stat().st_size >= self.size
+        except OSError:
+            return False
 
     def _opened(self) -> BinaryIO:
         if not self.size:

@@ -111,7 +111,7 @@ async def test_an_upload_that_is_cut_is_finished_by_the_same_call(federation: Fe
         sent = await ends.pushed(content)
         assert arrived(ends.beta) == [content]
         assert ends.line.connections == 2
-        assert sent < len(content) + 6 * MIB
+        assert sent < len(content) + 10 * MIB  # from the start again it were 12
 
 
 async def test_an_upload_that_is_cut_many_times_makes_its_way(federation: Federation) -> None:
@@ -225,13 +225,9 @@ async def test_what_was_damaged_on_the_disk_is_not_gone_on_with(federation: Fede
         await ends.cut_after(4 * MIB, content)
         with begun(ends.beta)[0].open("r+b") as file:
             file.truncate(MIB)
-        failed = pytest.raises(PeerRefused, match="'beta' failed; its log has the cause")
-        with capture_logs() as logged, failed:
-            await ends.pushed(content)
-        assert "answering a peer failed" in [line["event"] for line in logged]
-        assert sizes(ends.beta) == []
-        await ends.pushed(content)
+        assert await ends.pushed(content) > 6 * MIB
         assert arrived(ends.beta) == [content]
+        assert sizes(ends.beta) == []
 
 
 async def test_a_message_survives_a_cut_line(federation: Federation) -> None:
