@@ -181,7 +181,7 @@ async def test_the_journal_waits_for_the_disk_and_says_so(tmp_path: Path) -> Non
     report = pb.RoundReport(coordinator="x" * 99999)
     first = pb.Commit(certificate=commit(1).certificate, report=report)
     writing = asyncio.create_task(journal.persist(durable(1), (first,)))
-    while len(told) < 2:
+    while len(told) < 2 and not writing.done():
         await asyncio.sleep(0.05)
     assert not writing.done(), "nothing may follow a Persist that does not hold"
     assert "stands still" in journal.trouble
