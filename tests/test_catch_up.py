@@ -464,6 +464,7 @@ async def test_the_newest_versions_stay_and_every_certificate_does(federation: F
 
 @pytest.mark.federation
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_a_new_site_joins_a_running_federation(tmp_path: Path) -> None:
     """Enrolled, listed in the next manifest, started: it catches up and takes part by itself."""
     rounds = {"heartbeat_s": 0.3, "phase_deadline_s": 20.0}
@@ -472,47 +473,47 @@ async def test_a_new_site_joins_a_running_federation(tmp_path: Path) -> None:
     ) as live:
         await live.ingest_all()
         await live.train("elm", rounds=7)
-        live.federation.ports["ash"] = free_port()
-        live.federation.enrol("ash")
+        live.federation.ports["yew"] = free_port()
+        live.federation.enrol("yew")
         live.reload_manifest()
-        ash = await live.launch("ash")
+        yew = await live.launch("yew")
         await live.until_connected()
         await live.until_head(7)
-        status = await ash.status()
+        status = await yew.status()
         assert status.model_digest == (await live.sites["elm"].status()).model_digest
-        rounds_of_ash = await ash.rounds()
-        assert [r.certificate.body.round for r in rounds_of_ash] == list(range(1, 8))
-        assert {r.certificate.body.manifest_version for r in rounds_of_ash} == {1}
-        await ash.ingest()
+        rounds_of_yew = await yew.rounds()
+        assert [r.certificate.body.round for r in rounds_of_yew] == list(range(1, 8))
+        assert {r.certificate.body.manifest_version for r in rounds_of_yew} == {1}
+        await yew.ingest()
         await live.train("fir", rounds=1)
-        last = (await ash.rounds())[-1]
-        assert "ash" in last.certificate.body.contributors
+        last = (await yew.rounds())[-1]
+        assert "yew" in last.certificate.body.contributors
         assert last.certificate.body.manifest_version == 2
         assert len({(await site.status()).model_digest for site in live.sites.values()}) == 1
 
-        await ash_mends_what_was_damaged(live, ash)
+        await yew_mends_what_was_damaged(live, yew)
 
 
-async def ash_mends_what_was_damaged(live: LiveFederation, ash: LiveSite) -> None:
+async def yew_mends_what_was_damaged(live: LiveFederation, yew: LiveSite) -> None:
     """A version comes again from a peer; promises and votes can't, so fedd refuses to start."""
-    assert await ash.terminate() == 0
-    folder = ash.folder / "state"
+    assert await yew.terminate() == 0
+    folder = yew.folder / "state"
     head = max((folder / "versions").glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
     whole = head.read_bytes()
     damage(head)
-    ash = await live.launch("ash")
+    yew = await live.launch("yew")
     await live.until_connected()
     async with asyncio.timeout(30):
         while head.read_bytes() != whole:
             await asyncio.sleep(0.1)
-        status = await ash.status()
+        status = await yew.status()
         while status.index_digest != status.model_digest:
             await asyncio.sleep(0.1)
-            status = await ash.status()
-    assert await ash.terminate() == 0
+            status = await yew.status()
+    assert await yew.terminate() == 0
     (folder / "state.sqlite3").write_bytes(b"")
-    ash = await live.launch("ash")
-    assert await asyncio.wait_for(ash.process.wait(), 60) == 2
-    last = ash.log.splitlines()[-1]
+    yew = await live.launch("yew")
+    assert await asyncio.wait_for(yew.process.wait(), 60) == 2
+    last = yew.log.splitlines()[-1]
     assert last.startswith("fedd: cannot use the state file")
     assert "committed another round without this one" in last

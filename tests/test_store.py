@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from daemon.journal import Journal
 from daemon.store import Store, StoreError
 from peers.effects import Durable
 from proto import federation_pb2 as pb
@@ -168,6 +170,26 @@ def test_a_write_that_fails_changes_nothing_and_may_be_tried_again(tmp_path: Pat
     store._db.execute("PRAGMA max_page_count = 1000000")
     store.persist(durable(2), (big,))
     assert store.load("med", SHAPE, GENESIS) == durable(2)
+    store.close()
+
+
+async def test_the_journal_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path / "state.sqlite3")
+    told: list[str] = []
+    journal = Journal(store, told.append)
+    store._db.execute("PRAGMA max_page_count = 1")
+    report = pb.RoundReport(coordinator="x" * 99999)
+    first = pb.Commit(certificate=commit(1).certificate, report=report)
+    writing = asyncio.create_task(journal.persist(durable(1), (first,)))
+    while len(told) < 2 and not writing.done():
+        await asyncio.sleep(0.05)
+    assert not writing.done(), "nothing may follow a Persist that does not hold"
+    assert "stands still" in journal.trouble
+    assert "full" in journal.trouble
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    await asyncio.wait_for(writing, 10)
+    assert journal.trouble == ""
+    assert store.load("med", SHAPE, GENESIS) == durable(1)
     store.close()
 
 
