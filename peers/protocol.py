@@ -1,8 +1,7 @@
 """The round protocol at one site. PURE: no IO, no clock, no randomness of its own.
 
-Each round is single-decree Paxos. Ballots are attempts, the value is a model
-digest, acceptors are the enabled sites of the manifest. The rules that all of
-the code below obeys:
+Each round is single-decree Paxos: ballots are attempts, the value is a model digest,
+acceptors are the manifest's enabled sites. The rules that all of the code obeys:
 
 1. A site promises attempt a of round head+1 only if a >= every attempt that it
    has promised in that round, and persists the promise before it answers.
