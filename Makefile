@@ -28,8 +28,8 @@ install: $(INSTALLED) ## make .venv and install everything that is needed
 demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
 	@$(BIN)/fedctl demo $(ARGS)
 
-test: $(INSTALLED) ## run all tests (ARGS="-k rounds")
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(INSTALLED) ## run all tests but those of test-faults (ARGS="-k rounds")
+	@$(BIN)/python -m pytest -m "not faults" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that take no more than a minute together
 	@$(BIN)/python -m pytest -q -m "not slow and not federation" $(ARGS)
@@ -38,8 +38,9 @@ SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults (SEEDS=100000 ARGS="--first 5000 --jobs 2")
 	@$(BIN)/python -m tests.simulate --seeds $(SEEDS) $(ARGS)
 
-# In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; a part of `make test`.
-test-faults: $(INSTALLED) ## cut networks and kill daemons under a federation of five
+# In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; and kill -9 at every
+# effect boundary, full disks, 200 rounds on end. Takes some 15 minutes.
+test-faults: $(INSTALLED) ## cut networks, kill daemons, fill disks
 	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types

@@ -23,7 +23,7 @@ from daemon.retrieval import jobs as answering_jobs
 from daemon.retrieval.answering import Answered
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.index import IndexDamaged
-from daemon.retrieval.library import IngestCounts, LibraryCounts
+from daemon.retrieval.library import IngestCounts, Library, LibraryCounts
 from daemon.retrieval.schema import LibraryError
 from daemon.versions import VersionError
 from daemon.workers import Worker, WorkerCrashed
@@ -171,17 +171,30 @@ class Collection:
             self._want(self._wanted_digest)
 
     async def _index_and_open(self, digest: bytes) -> None:
-        path = await self._learning.run(
-            learning_jobs.build_index,
-            self._spec,
-            self.library_path,
-            self._versions,
-            digest,
-            self._index_root,
-        )
-        await self._open(digest, path)
+        path = await asyncio.to_thread(_index_at, self._index_root, self.library_path, digest)
+        if not await self._opened(digest, path):
+            path = await self._learning.run(
+                learning_jobs.build_index,
+                self._spec,
+                self.library_path,
+                self._versions,
+                digest,
+                self._index_root,
+            )
+            await self._open(digest, path)
         await asyncio.to_thread(_remove_others, self._index_root, path)
         log.info("new version answers", model=digest.hex()[:12])
+
+    async def _opened(self, digest: bytes, path: Path) -> bool:
+        """Whether a sound index lies there: after a restart nothing waits for the learning worker."""
+        if not await asyncio.to_thread(path.is_dir):
+            return False
+        try:
+            await self._open(digest, path)
+        except IndexDamaged as error:
+            log.warning("an index on the disk is built again", cause=str(error))
+            return False
+        return True
 
     async def _open(self, digest: bytes, path: Path) -> None:
         await self._answering.run(
@@ -222,6 +235,13 @@ class Collection:
                 ) from None
             await self._open(self.served_digest, self._index)
             return await call()
+
+
+def _index_at(root: Path, library_path: Path, digest: bytes) -> Path:
+    from daemon.retrieval.index import index_path
+
+    with Library.open(library_path, read_only=True) as library:
+        return index_path(root, digest, library.content_digest())
 
 
 def _remove_others(root: Path, keep: Path) -> None:

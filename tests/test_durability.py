@@ -27,7 +27,12 @@ from daemon.versions import read_version
 from proto import control_pb2 as control
 from tests.federation import LiveFederation, LiveSite
 
-pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.federation,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 
 SITES = ["elm", "fir", "oak"]
 # A growing deadline is for sites that are slow; here they die, and the next attempt need not wait.

@@ -9,7 +9,12 @@ import pytest
 
 from tests.federation import LiveFederation, LiveSite
 
-pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.federation,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 
 SITES = ["elm", "fir", "oak"]
 KEPT = 3
