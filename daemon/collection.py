@@ -186,7 +186,7 @@ class Collection:
         log.info("new version answers", model=digest.hex()[:12])
 
     async def _opened(self, digest: bytes, path: Path) -> bool:
-        """Whether a sound index lies there: after a restart nothing waits for the learning worker."""
+        """Whether a sound index lies there: then nothing waits for the learning worker."""
         if not await asyncio.to_thread(path.is_dir):
             return False
         try:
