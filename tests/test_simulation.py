@@ -20,9 +20,7 @@ from tests.scenarios.shrink import fails, failure, shrunken
 from tests.simulation import TIMING, World, coordinator
 
 FIXED_SEEDS = range(180)
-# Few, as one drawn run in some 2,800 still needs too many attempts once its faults are
-# over (seeds 305245, 306406, 307261); `make sim` draws more.
-FRESH_SEEDS = 6
+FRESH_SEEDS = 60
 
 
 def broken(seeds: range) -> list[int]:
