@@ -47,13 +47,16 @@ def behind(asked: pb.Prepare, head_round: int) -> pb.Behind:
     return pb.Behind(round=asked.round, attempt=asked.attempt, head_round=head_round)
 
 
-def other_manifest(asked: pb.Prepare, version: int) -> pb.AttemptFailed:
-    """We can't take part in an attempt under another list of sites."""
+def other_manifest(asked: pb.Prepare, version: int, head: do.Durable) -> pb.AttemptFailed:
+    """We can't take part in an attempt under another list of sites; perhaps we never can."""
     reason = (
         f"has federation manifest {version}, the coordinator {asked.manifest_version}: "
         "install the newer one at both (SIGHUP)"
     )
-    return pb.AttemptFailed(round=asked.round, attempt=asked.attempt, reason=reason)
+    bound = head.accepted.value.manifest_version if head.accepted else 0
+    return pb.AttemptFailed(
+        round=asked.round, attempt=asked.attempt, reason=reason, manifest_version=bound
+    )
 
 
 def restarted(round_: int, attempt: int) -> pb.AttemptFailed:

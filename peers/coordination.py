@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from peers import effects as do
 from peers.manifest import FederationManifest
-from peers.messages import RemoteProtocolError
+from peers.messages import RemoteProtocolError, one_line
 from peers.roles import key_holders, next_after, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
@@ -69,6 +69,7 @@ class Coordination:
     _finishing: bool = False
     _extended: bool = False
     _unable: set[str] = field(default_factory=set)
+    _bound: set[int] = field(default_factory=set)
     _proposed: pb.VoteBody | None = None
     _votes: dict[str, pb.Vote] = field(default_factory=dict)
     _phases: list[tuple[str, float]] = field(default_factory=list)
@@ -132,9 +133,11 @@ class Coordination:
             self.deadline = min(self.deadline, now + self.timing.straggler(self.attempt))
         return []
 
-    def refused(self, sender: str, reason: str, now: float) -> list[do.Effect]:
+    def refused(self, sender: str, message: pb.AttemptFailed, now: float) -> list[do.Effect]:
         """A site can't go on; once all have answered there is nothing to wait for."""
-        self._refusals[sender] = reason
+        self._refusals[sender] = reason = message.reason
+        if message.manifest_version:
+            self._bound.add(message.manifest_version)
         if self.phase == "prepare" and self._all_have_answered():
             return self._plan_or_propose(now)
         if self.phase in ("plan", "train"):
@@ -421,6 +424,16 @@ class Coordination:
             phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
             shared_values=self.shared_values,
             mean_loss=losses[0] if losses else math.nan,
+        )
+
+    def failed(self, reason: str) -> pb.AttemptFailed:
+        """This attempt is over: why, and by which manifest the next one should go."""
+        accepted = any(promise.HasField("accepted") for promise in self._promises.values())
+        return pb.AttemptFailed(
+            round=self.round,
+            attempt=self.attempt,
+            reason=one_line(reason),
+            manifest_version=self.manifest.version if accepted else min(self._bound, default=0),
         )
 
     # ---- deadlines -----------------------------------------------------------------

@@ -367,7 +367,12 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "unix_ms": _COUNT,
     },
     pb.Commit: {"certificate": _Part(), "report": _Part("optional")},
-    pb.AttemptFailed: {"round": _ROUND, "attempt": _ATTEMPT, "reason": _REASON},
+    pb.AttemptFailed: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "reason": _REASON,
+        "manifest_version": _COUNT,
+    },
     pb.RoundReport: {
         "round": _ROUND,
         "attempt": _ATTEMPT,

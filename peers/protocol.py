@@ -35,8 +35,9 @@ from peers.certificates import CertificateError
 from peers.coordination import AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
-from peers.messages import LocalProtocolError, RemoteProtocolError, one_line
+from peers.messages import LocalProtocolError, RemoteProtocolError
 from peers.participation import Participation, Policy
+from peers.patience import Patience
 from peers.roles import coordinator_of, led_until
 from peers.runs import RunRefused
 from peers.tenure import Tenure
@@ -86,9 +87,7 @@ class Protocol:
         self._early: list[do.Received] = []
         self._pending_accept: pb.Accept | None = None
         self._adoption = Adoption(site, verify_certificate)
-        self._expected = max(0, durable.promised)
-        self._expected_by = math.inf
-        self._part_lost = False
+        self._next = Patience(timing, max(0, durable.promised))
         self._now = 0.0
         self._effects: list[Effect] = []
 
@@ -126,7 +125,7 @@ class Protocol:
     def next_wakeup(self) -> float:
         """When a Tick is due; infinity when nothing waits."""
         deadline = self._coordination.deadline if self._coordination else math.inf
-        return min(deadline, self._expected_by)
+        return min(deadline, self._next.until)
 
     def start(self, now: float) -> list[Effect]:
         """Begin after a (re)start of the daemon."""
@@ -134,8 +133,7 @@ class Protocol:
         self._effects = []
         if self._active:
             # A moment later, when peers can be reached; unless we hear of progress before.
-            self._expected_by = now + self._timing.retry(0)
-            self._part_lost = True
+            self._next.restarted(now)
         return self._effects
 
     def _resume(self) -> None:
@@ -149,7 +147,7 @@ class Protocol:
         if attempt < 0 or lead == self.site:
             self._expect(attempt + 1, delay=0)
         else:  # it may well succeed without us: don't be in its way
-            self._expected = attempt
+            self._next.attempt = attempt
             self._renew_patience(train=True)
 
     @property
@@ -278,9 +276,8 @@ class Protocol:
     def _announce_run(self, run_id: str, target: int, plan: pb.TrainingPlan) -> None:
         run = runs.following(self.durable.run, self.site, run_id, target, plan)
         self._adopt_run(run)
-        for peer in self.manifest.enabled_ids:
-            if peer != self.site:
-                self._emit(do.Send(peer, run))
+        others = (peer for peer in self.manifest.enabled_ids if peer != self.site)
+        self._emit(*(do.Send(peer, run) for peer in others))
 
     def _adopt_run(self, run: pb.Run) -> None:
         if not runs.supersedes(run, self.durable.run):
@@ -292,53 +289,54 @@ class Protocol:
         if self._active and not was_active:
             self._expect(self.durable.promised + 1, delay=0)
         elif not self._active:
-            self._expected_by = math.inf
+            self._next.nothing()
 
     # ---- who begins, and when --------------------------------------------------
 
-    def _expect(self, attempt: int, delay: float) -> None:
-        """Wait for ``attempt``: to begin it ourselves, or for its coordinator to."""
-        self._part_lost = False
-        self._settle()
-        if self.site not in self.manifest.enabled_ids:
-            self._expected_by = math.inf
-            return
-        self._expected = attempt
-        mine = coordinator_of(self.manifest, self.head_round + 1, attempt) == self.site
-        if mine and delay == 0:
-            self._begin(attempt)
-        elif mine:
-            self._expected_by = self._now + delay
-        else:
-            self._expected_by = self._now + delay + self._timing.patience(attempt)
+    def _expect(self, attempt: int, delay: float, older: int = 0) -> None:
+        """Wait for ``attempt``: to begin it ourselves, or for its coordinator to.
 
-    def _await(self, attempt: int) -> None:
-        """Somebody is at work on ``attempt``: give its coordinator time."""
-        self._part_lost = False
-        self._expected = attempt
-        self._expected_by = self._now + self._timing.patience(attempt)
+        ``older``: the version of a manifest that it should go by (peers/tenure.py).
+        """
+        self._settle(older)
+        lists = (self.manifest, self._tenure.newest)
+        if not any(self.site in known.enabled_ids for known in lists):
+            self._next.nothing()
+        elif coordinator_of(self.manifest, self.head_round + 1, attempt) != self.site:
+            self._next.wait_for(attempt, self._now + delay)
+        elif delay:
+            self._next.begin_at(attempt, self._now + delay)
+        else:
+            self._begin(attempt)
 
     def _tick(self) -> None:
         if self._coordination and self._now >= self._coordination.deadline:
             self._emit(*self._coordination.timeout(self._now))
-        if self._now < self._expected_by:
+        if self._now < self._next.until:
             return
-        if not self._active and self._part is None:
-            self._expected_by = math.inf
+        if not self._active:
+            self._rest()
             return
-        mine = coordinator_of(self.manifest, self.head_round + 1, self._expected) == self.site
-        if self._part_lost:
+        attempt = self._next.attempt
+        mine = coordinator_of(self.manifest, self.head_round + 1, attempt) == self.site
+        if self._next.part_lost:
             self._resume()
-        elif mine and self._expected > self.durable.promised:
-            self._begin(self._expected)
+        elif mine and attempt > self.durable.promised:
+            self._begin(attempt)
         else:
             self._part = None
-            self._expect(self._expected + 1, delay=0)
+            self._expect(attempt + 1, delay=0)
+
+    def _rest(self) -> None:
+        """The run is over, and so is our part in what it had begun."""
+        self._part = None
+        self._next.nothing()
+        self._settle()
 
     def _begin(self, attempt: int) -> None:
         run = self.durable.run
         if run is None or not self._active:
-            self._expected_by = math.inf
+            self._rest()
             return
         self._enter_attempt(attempt)
         self._coordination = Coordination(
@@ -365,31 +363,32 @@ class Protocol:
         self._pending_accept = None
         self._persist(replace(self.durable, promised=attempt))
         self._emit(do.BeginAttempt(self.head_round + 1, attempt))
-        self._await(attempt)
+        self._next.wait_for(attempt, self._now)
 
     def _fail_attempt(self, coordination: Coordination, reason: str) -> None:
-        message = pb.AttemptFailed(
-            round=coordination.round, attempt=coordination.attempt, reason=one_line(reason)
-        )
+        message = coordination.failed(reason)
         self._coordination = None
-        for site in self.manifest.enabled_ids:
-            self._emit(do.Send(site, message))
+        self._emit(*(do.Send(site, message) for site in self.manifest.enabled_ids))
 
     def _on_attempt_failed(self, sender: str, message: pb.AttemptFailed) -> None:
         coordination = self._coordinated(message.round, message.attempt)
         if coordination is not None:  # of a site that leaves the attempt, perhaps ourselves
-            self._emit(*coordination.refused(sender, message.reason, self._now))
+            self._emit(*coordination.refused(sender, message, self._now))
             return
-        if sender != coordinator_of(self.manifest, message.round, message.attempt):
+        if not self._tenure.led_by(sender, message):
             return
         if message.round == self.head_round + 2 and self._too_early:
             self._too_early = [self._too_early[0], do.Received(sender, message)]
-        if message.round != self.head_round + 1 or message.attempt < self._expected:
+        if message.round != self.head_round + 1 or message.attempt < self._next.attempt:
             return
+        ours = sender == coordinator_of(self.manifest, message.round, message.attempt)
+        if not ours and (self._part or self._coordination or self._pending_accept):
+            return  # an attempt under another manifest; the one that we are in goes on
         self._part = None
         self._progress("failed", message=message.reason, attempt=message.attempt)
         if self._active:
-            self._expect(message.attempt + 1, delay=self._timing.retry(message.attempt))
+            retry = self._timing.retry(message.attempt)
+            self._expect(message.attempt + 1, retry, message.manifest_version)
 
     # ---- prepare ---------------------------------------------------------------
 
@@ -402,12 +401,11 @@ class Protocol:
             self._catch_up_for(sender, message)
             return
         objections.check_history(sender, message, self.durable)
-        manifest: FederationManifest | None = self.manifest
-        if message.attempt != self.durable.promised:
-            manifest = self._tenure.of_attempt(message.manifest_version, self.durable.accepted)
-        if manifest is None or message.manifest_version != manifest.version:
+        manifest = self._tenure.of_attempt(message, self.durable)
+        if manifest is None:
             self._adopt_run_of(sender, message)
-            self._emit(do.Send(sender, answers.other_manifest(message, self.manifest.version)))
+            ours = self.manifest.version
+            self._emit(do.Send(sender, answers.other_manifest(message, ours, self.durable)))
             return
         objections.check_turn(sender, manifest, message.round, message.attempt)
         self._adopt_run_of(sender, message)
@@ -432,9 +430,9 @@ class Protocol:
         """A run that we missed, or that its coordinator missed."""
         if runs.supersedes(message.run, self.durable.run):
             self._persist(replace(self.durable, run=message.run))
-            if self._active and self._expected_by == math.inf:
+            if self._active and self._next.idle:
                 # Its coordinator is at work, so there is nothing to begin yet.
-                self._await(max(message.attempt, self.durable.promised))
+                self._next.wait_for(max(message.attempt, self.durable.promised), self._now)
         elif self.durable.run and runs.supersedes(self.durable.run, message.run):
             self._emit(do.Send(sender, self.durable.run))
 
@@ -461,7 +459,7 @@ class Protocol:
         if coordination is not None:
             later = message.promised_attempt
             self._fail_attempt(coordination, f"attempt {later} is already under way")
-            self._await(later)
+            self._next.wait_for(later, self._now)
 
     def _on_behind(self, sender: str, message: pb.Behind) -> None:
         coordination = self._coordinated(message.round, message.attempt)
@@ -578,7 +576,7 @@ class Protocol:
         self._emit(do.BeginAttempt(body.round + 1, 0))
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
         self._emit(do.Progress.of_commit(last))
-        self._expected, self._expected_by = 0, math.inf
+        self._next.nothing(0)
         self._settle()
         if self._active:
             self._expect(0, delay=0)
@@ -615,24 +613,21 @@ class Protocol:
 
     def _renew_patience(self, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long (peers/timing.py)."""
-        self._part_lost = False
-        attempt = max(0, self.durable.promised)
-        silent = self._timing.patience(attempt, 1 if train else 3)
-        self._expected_by = self._now + silent + (self._timing.train(attempt) if train else 0.0)
+        self._next.got_on(max(0, self.durable.promised), self._now, train=train)
 
     def _change_manifest(self, event: do.ManifestChanged) -> None:
         """In force between attempts only: the one that an attempt runs under is fixed."""
         self._own_certificate = event.own_certificate
         self._tenure.install(event.manifest)
-        idle = self._expected_by == math.inf
+        idle = self._next.idle
         if idle or self.durable.promised < 0:
             self._settle()
         if idle and self._active:
             self._expect(self.durable.promised + 1, self._timing.retry(0))
 
-    def _settle(self) -> None:
+    def _settle(self, older: int = 0) -> None:
         if self._part is None and self._coordination is None:
-            self._tenure.settle(self.durable.accepted)
+            self._tenure.settle(self.durable.accepted, older)
 
     def _progress(
         self,

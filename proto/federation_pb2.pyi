@@ -1209,22 +1209,26 @@ class AttemptFailed(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """the attempt that is over"""
     reason: _builtins.str
     """<= 500 characters"""
+    manifest_version: _builtins.int
+    """a value was accepted under this manifest: the next attempt"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
+        manifest_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "manifest_version", b"manifest_version", "reason", b"reason", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

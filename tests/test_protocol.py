@@ -497,3 +497,53 @@ def test_every_site_agrees_who_coordinates() -> None:
     world = World(sites=5, seed=0)
     turns = [coordinator_of(world.manifest, 1, attempt) for attempt in range(5)]
     assert sorted(turns) == list("abcde")
+
+
+def test_who_has_accepted_nothing_goes_by_the_older_manifest_of_those_who_have() -> None:
+    """a and b accepted a value under the old list; c, which did not, hears of it and joins."""
+    world = World(sites=5, seed=1, min_participants=3)
+    lead = world.site("c")
+    world.train("c", rounds=1)
+    newer = successor(world, without="e")
+    world.install("c", newer)
+    attempt = next(n for n in range(9) if coordinator_of(newer, 1, n) == "c")
+    lead._begin(attempt)
+    lead.step(do.Received("c", lead._promise()), world.now)
+    assert lead.manifest.version == 2
+    for site in "abd":
+        bound = 1 if site in "ab" else 0
+        no = pb.AttemptFailed(round=1, attempt=attempt, reason="no", manifest_version=bound)
+        effects = lead.step(do.Received(site, no), world.now)
+    said = [e.body for e in effects if isinstance(e, do.Send) and e.to == "d"]
+    over = [body for body in said if isinstance(body, pb.AttemptFailed)]
+    assert [message.manifest_version for message in over] == [1]
+    assert lead.manifest.version == 1
+
+    other = world.site("d")
+    world.install("d", newer)
+    assert lead.run is not None
+    other.step(do.Received("c", lead.run), world.now)
+    other.step(do.Received("c", over[0]), world.now)
+    assert other.manifest.version == 1
+    while other.manifest.version == 1:  # nobody begins it: the newest is tried again
+        other.step(do.Tick(), other.next_wakeup())
+    assert other.manifest.version == 2
+
+
+def test_a_plan_that_comes_late_keeps_nobody_busy_once_the_run_is_stopped() -> None:
+    world = World(sites=3, seed=1)
+    world.train("a", rounds=1)
+    until(world, "Plan 1.0")
+    leader = world.site(coordinator(world, 1))
+    assert leader._coordination is not None
+    late = leader._coordination.plan
+    assert late is not None
+    machine, lead, run = world.site(coordinator(world, 1, 1)), leader.site, leader.run
+    assert run is not None
+    stop = pb.Run(generation=run.generation + 1, run_id="stop", requested_by="b", plan=run.plan)
+    for body in (pb.AttemptFailed(round=1, reason="over"), late, stop):
+        machine.step(do.Received(lead, body), world.now)
+    assert machine.busy
+    while (due := machine.next_wakeup()) < math.inf:
+        machine.step(do.Tick(), due)
+    assert not machine.busy

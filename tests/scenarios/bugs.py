@@ -196,14 +196,13 @@ def _forget_value(self: Protocol, attempt: int) -> None:
     _enter(self, attempt)
 
 
-def _newest_at_once(self: Tenure, _accepted: pb.Accepted | None) -> None:
-    self.in_force = self._newest
+def _newest_at_once(self: Tenure, _accepted: pb.Accepted | None, _older: int = 0) -> None:
+    self.in_force = self.newest
 
 
-def _any_manifest(
-    self: Tenure, version: int, _accepted: pb.Accepted | None
-) -> FederationManifest | None:
-    return self._known(version) if version <= self._newest.version else None
+def _any_manifest(self: Tenure, asked: pb.Prepare, _head: do.Durable) -> FederationManifest | None:
+    version = asked.manifest_version
+    return self._known(version) if version <= self.newest.version else None
 
 
 _UNVERIFIED = (World, "_verify_certificate", _believe_all)
