@@ -32,6 +32,9 @@ MAX_EXPONENT = 127
 RESIDUAL_LIMIT = 0.4
 
 
+FRACTION_INTEGERS = 2  # what `quantise_fraction` makes of a number
+
+
 class CryptoError(Exception):
     """A vector, key, update or sum was refused: what, what was expected, what to do."""
 

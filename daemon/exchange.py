@@ -23,6 +23,8 @@ from typing import Protocol
 
 import structlog
 
+from crypto.parameters import choose_parameters
+from crypto.quantize import FRACTION_INTEGERS
 from daemon.collection import Collection
 from daemon.store import Store, StoreError
 from daemon.versions import (
@@ -45,6 +47,7 @@ from peers.manifest import ManifestError
 from peers.messages import BlobUnknown, PeerError, RemoteProtocolError
 from peers.protocol import Protocol as RoundProtocol
 from peers.transport import Transport
+from peers.vectors import largest_size
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -357,6 +360,21 @@ class Exchange:
         if await asyncio.to_thread(path.exists):
             self.suspect_head()
         raise BlobUnknown(f"no version {digest.hex()[:12]} here")
+
+
+def too_large(
+    kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: ShapeManifest
+) -> str | None:
+    """None when an object of the attempt under way may have ``size`` bytes, else why not."""
+    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+        return None  # keys: bounded by their kind (peers/messages.py)
+    if plan is None:
+        return "the attempt is only beginning here"
+    parameters = choose_parameters(len(plan.participants), plan.training.bits)
+    most = largest_size(parameters, shapes.total + FRACTION_INTEGERS)
+    if size <= most:
+        return None
+    return f"{size} bytes are more than the {most} that a vector of this plan can have"
 
 
 def no_room(folder: Path, size: int) -> str | None:

@@ -23,7 +23,7 @@ from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import round_crypto
 from daemon.collection import Collection
-from daemon.exchange import Exchange, Folders, History, no_room
+from daemon.exchange import Exchange, Folders, History, no_room, too_large
 from daemon.faultpoints import passing
 from daemon.journal import Journal, still
 from daemon.learning import jobs as learning_jobs
@@ -538,7 +538,8 @@ class Node:
         if not self.protocol.expects(sender, name):
             kind = pb.BlobKind.Name(name.kind)
             return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
-        return no_room(self._folders.spool, total_bytes)
+        refused = too_large(name.kind, total_bytes, self._attempt.plan, self._shapes)
+        return refused or no_room(self._folders.spool, total_bytes)
 
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
         """A large object, whole and verified."""

@@ -31,6 +31,7 @@ from crypto.ckks import (
     make_ready,
 )
 from crypto.quantize import (
+    FRACTION_INTEGERS,
     Float32,
     Float64,
     Int64,
@@ -44,10 +45,10 @@ from crypto.quantize import (
     unpack,
 )
 from daemon.versions import read_version, write_version
-from peers.aggregation import BlobInfo, CiphertextSum, read_encrypted, write_encrypted
+from peers.aggregation import CiphertextSum
+from peers.vectors import BlobInfo, read_encrypted, write_encrypted
 
 LOSS_BOUND = 64.0
-_LOSS_INTEGERS = 2
 _ATTEMPTS_HELD = 2
 
 
@@ -144,7 +145,7 @@ def encrypt_update(
     if residual_path is None:
         _check_scale(scale_exponents(delta, sizes, weight), exponents)
     rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
-    integers = np.empty(delta.size + _LOSS_INTEGERS, dtype=np.int32)
+    integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int32)
     integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
     integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
     blocks = (
@@ -167,7 +168,7 @@ def keep_residual(residual_path: Path) -> None:
 def start_sum(round: int, attempt: int, sizes: Sequence[int]) -> None:
     """Begin the coordinator's sum of updates of this length."""
     held = _held(round, attempt)
-    held.total = CiphertextSum(held.parameters, sum(sizes) + _LOSS_INTEGERS)
+    held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
 
 
 def add_update(round: int, attempt: int, site: str, path: Path) -> None:
@@ -205,8 +206,8 @@ def apply_sum(
         raise CryptoError(
             f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
         )
-    integers = _decrypt_sum(held, sum_path, sum(sizes) + _LOSS_INTEGERS)
-    shared, (units, rest) = integers[:-_LOSS_INTEGERS], integers[-_LOSS_INTEGERS:]
+    integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
     step: Float64 = dequantise_sum(shared, sizes, exponents, packing.bits)
     step /= total_weight
     step += read_version(versions, parent_digest, shape_digest)

@@ -11,14 +11,12 @@ import psutil
 import pytest
 
 from crypto.ckks import CkksParameters, CryptoError, RoundKey, choose_parameters, deal
-from crypto.quantize import Int64, pack, unpack
-from peers.aggregation import (
-    BlobInfo,
-    CiphertextSum,
-    largest_size,
-    read_encrypted,
-    write_encrypted,
-)
+from crypto.quantize import FRACTION_INTEGERS, Int64, pack, unpack
+from daemon.exchange import too_large
+from daemon.versions import ShapeManifest
+from peers.aggregation import CiphertextSum
+from peers.vectors import BlobInfo, largest_size, read_encrypted, write_encrypted
+from proto import federation_pb2 as pb
 
 PARAMETERS = choose_parameters(4, 16)
 VALUES = PARAMETERS.packing.values_per_block * 2 + 7  # three blocks, the last nearly empty
@@ -210,3 +208,18 @@ def test_memory_is_one_sum_whatever_the_number_of_contributors(round_: Round) ->
     for number in range(12):
         total.add_file(path, f"site-{number}")
     assert psutil.Process().memory_info().rss - rss < 4 << 20
+
+
+def test_a_peer_may_send_what_the_plan_implies_and_not_a_byte_more() -> None:
+    plan = pb.Plan(
+        participants=[pb.Participant(site=site) for site in "abcd"],
+        training=pb.TrainingPlan(bits=16),
+    )
+    shapes = ShapeManifest("model", (("head", (VALUES - FRACTION_INTEGERS,)),))
+    most = largest_size(PARAMETERS, VALUES)
+    for kind in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+        assert too_large(kind, most, plan, shapes) is None
+        refused = too_large(kind, most + 1, plan, shapes)
+        assert refused is not None
+        assert f"more than the {most}" in refused
+        assert too_large(kind, 0, None, shapes) == "the attempt is only beginning here"

@@ -27,8 +27,8 @@ from crypto.ckks import RoundKey
 from crypto.parameters import choose_parameters
 from crypto.quantize import CryptoError
 from daemon.versions import ShapeManifest
-from peers.aggregation import read_encrypted
 from peers.manifest import signed
+from peers.vectors import read_encrypted
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.federation import LiveFederation, LiveSite
