@@ -150,12 +150,29 @@ def test_manifest_grows_and_shrinks_by_versions(fedctl: Fedctl, tmp_path: Path) 
     # A moved site stays as enabled or disabled as it was.
     third = sign("--previous", file, "--site", "south=t.example:1", "--version", 7).object
     assert (third["version"], third["sites"][1]["enabled"]) == (7, False)
-    fourth = sign("--previous", file, "--enable", "south", "--remove", "north").object
+    words = ("--previous", file, "--enable", "south", "--remove", "north")
+    fourth = sign(*words, "--standing-still").object
     assert fourth["sites"] == [{"id": "south", "address": "t.example:1", "enabled": True}]
 
     shown = fedctl("manifest", "show", file, "--authority", ca / "ca.crt", "--json").object
     assert shown == fourth
     assert "signature good" in fedctl("manifest", "show", file, "--authority", ca / "ca.crt").out
+
+
+def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file = tmp_path / "ca", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    sign = ["manifest", "sign", "--ca", ca, "--out", file]
+    fedctl(*sign, "--site", "north=h:1", "--site", "south=h:2", "--site", "east=h:3")
+    before = file.read_bytes()
+    two = [*sign, "--previous", file, "--disable", "south", "--site", "west=h:4"]
+    refused = fedctl(*two)
+    assert refused.code == Exit.USAGE
+    assert "south, west would come or go at once" in refused.err
+    assert "--standing-still" in refused.err
+    assert file.read_bytes() == before
+    assert fedctl(*sign, "--previous", file, "--site", "west=h:4", "--site", "east=h:5").code == 0
+    assert fedctl(*two, "--standing-still").code == 0
 
 
 def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:

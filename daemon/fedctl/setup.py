@@ -95,10 +95,13 @@ def new_manifest(
     enabled: Mapping[str, bool] | None = None,
     remove: Sequence[str] = (),
     version: int | None = None,
+    standing_still: bool = False,
 ) -> bytes:
     """A signed manifest: the previous one's sites with these changes, one version on.
 
-    ``addresses`` adds sites or moves them; ``enabled`` says who takes part.
+    ``addresses`` adds sites or moves them; ``enabled`` says who takes part. More
+    than one site may come or go only while the federation is ``standing_still``
+    (docs/decisions/0007).
     """
     from crypto.identity import Trust
     from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
@@ -124,7 +127,24 @@ def new_manifest(
                 exit_code=Exit.USAGE,
             )
         ordered = tuple(sites[site] for site in sorted(sites))
-        return signed(FederationManifest(trust.federation_id, version, ordered), authority)
+        new = FederationManifest(trust.federation_id, version, ordered)
+        if before and not standing_still:
+            _check_one_at_a_time(before, new)
+        return signed(new, authority)
+
+
+def _check_one_at_a_time(before: FederationManifest, new: FederationManifest) -> None:
+    """Majorities of lists that differ by two sites need not share a site."""
+    changed = sorted(set(before.enabled_ids) ^ set(new.enabled_ids))
+    if len(changed) > 1:
+        raise CommandError(
+            f"{', '.join(changed)} would come or go at once: while some sites have the old list "
+            "and some the new one, each half could commit a round of its own",
+            "Sign one change, install it everywhere, wait until a round is committed under it "
+            "(`fedctl rounds show`), then sign the next. Or, if no run is under way and none "
+            "starts before every site has the new list: --standing-still",
+            exit_code=Exit.USAGE,
+        )
 
 
 def _known(sites: Mapping[str, Any], site: str) -> Any:
@@ -339,6 +359,14 @@ def manifest_sign(
     version: Annotated[
         int | None, typer.Option(min=1, help="Default: one more than the previous.")
     ] = None,
+    standing_still: Annotated[
+        bool,
+        typer.Option(
+            "--standing-still",
+            help="Let several sites come or go at once: no run is under way, and none starts "
+            "before every site has this manifest.",
+        ),
+    ] = False,
 ) -> None:
     """Sign the list of sites: the previous one with changes, or a first one.
 
@@ -352,6 +380,7 @@ def manifest_sign(
         enabled=switched,
         remove=remove or (),
         version=version,
+        standing_still=standing_still,
     )
     write_whole(out, content)
     manifest = _verified(content, ca / "ca.crt")
