@@ -3,8 +3,7 @@
 One consumer takes one event at a time, steps the protocol, and carries out the
 effects in order; a `Persist` is on disk before the next effect begins. What takes
 long (training, encryption, transfers) runs as a task of its attempt and comes
-back as an event. The handlers stand in the order of a round: read them from
-`_begin_attempt` down to `_adopt`.
+back as an event: that is daemon/attempt_work.py, in the order of a round.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,17 @@ import structlog
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import round_crypto
+from daemon.attempt_work import AttemptWork
 from daemon.collection import Collection
 from daemon.exchange import Exchange, Folders, History, no_room, too_large
 from daemon.faultpoints import passing
 from daemon.journal import Journal, still
-from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.learning.terms import LearningError
 from daemon.outbox import Outbox, put_in_envelope
 from daemon.progress import ProgressBoard
-from daemon.round_crypto import sealing_context
 from daemon.store import Store
-from daemon.tasks import being_cancelled, causes_of, logged
+from daemon.tasks import causes_of, logged
 from daemon.versions import ShapeManifest, VersionError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
@@ -47,7 +44,6 @@ from peers.messages import (
     RemoteProtocolError,
 )
 from peers.protocol import Protocol
-from peers.roles import key_holders
 from peers.transport import Transport
 from proto import federation_pb2 as pb
 
@@ -66,18 +62,6 @@ _EXPECTED = (
 
 
 _Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
-
-
-@dataclass
-class _Attempt:
-    """What the driver holds for the attempt under way."""
-
-    round: int
-    attempt: int
-    folder: Path
-    plan: pb.Plan | None = None
-    sum_digest: bytes = b""
-    summing: bool = False
 
 
 class Node:
@@ -109,15 +93,11 @@ class Node:
         self.progress = ProgressBoard(lambda: self.traffic())
         self._last_error = ""
         self._folders = folders
-        self._spec = spec
         self._shapes = shapes
-        self._learning = learning
-        self._crypto = crypto
         self._heartbeat_s = heartbeat_s
         self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
         self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
-        self._attempt = _Attempt(0, 0, folders.spool / "none")
-        self._work: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # of the attempt under way
         self._journal = Journal(store, self._refuse_waiting)
         self._exchange = Exchange(
             store=store,
@@ -128,6 +108,20 @@ class Node:
             feed=self.feed,
         )
         collection.suspect = self._exchange.suspect_head
+        self._work = AttemptWork(
+            identity=identity,
+            trust=trust,
+            learning=learning,
+            crypto=crypto,
+            spec=spec,
+            shapes=shapes,
+            folders=folders,
+            library=collection.library_path,
+            progress=self.progress,
+            feed=self.feed,
+            send=lambda to, body: self._out.put(to, body),
+            push=self._push,
+        )
         self._transport: Transport | None = None
         self._outbox: Outbox | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -237,6 +231,7 @@ class Node:
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
         self.identity, self.trust = identity, trust
+        self._work.renew(identity, trust)
         changed = do.ManifestChanged(manifest, identity.certificate_der)
         self._start_task(self.feed(changed))
 
@@ -250,22 +245,22 @@ class Node:
             case do.BeginAttempt():
                 await self._at_once(effect, self._begin_attempt(effect))
             case do.Coordinate(plan):
-                self._attempt.plan = plan
+                self._work.plan = plan
             case do.DealKey():
-                self._start(effect, effect.plan, "key", self._deal_key(effect))
+                self._start(effect, effect.plan, "key", self._work.deal_key(effect))
             case do.Train():
-                self._attempt.plan = effect.plan
-                self._start(effect, effect.plan, "train", self._train(effect))
+                self._work.plan = effect.plan
+                self._start(effect, effect.plan, "train", self._work.train(effect))
             case do.EncryptUpdate():
-                self._start(effect, effect, "encrypt", self._encrypt_update(effect))
+                self._start(effect, effect, "encrypt", self._work.encrypt_update(effect))
             case do.AddUpdate():
-                self._start(effect, effect, "aggregate", self._add_update(effect))
+                self._start(effect, effect, "aggregate", self._work.add_update(effect))
             case do.FinishSum():
-                self._start(effect, effect, "aggregate", self._finish_sum(effect))
+                self._start(effect, effect, "aggregate", self._work.finish_sum(effect))
             case do.SendSum():
-                self._start(effect, effect.apply, "aggregate", self._send_sum(effect))
+                self._start(effect, effect.apply, "aggregate", self._work.send_sum(effect))
             case do.ApplySum():
-                self._start(effect, effect, "apply", self._apply_sum(effect))
+                self._start(effect, effect, "apply", self._work.apply_sum(effect))
             case do.SignVote():
                 await self._at_once(effect, self._sign_vote(effect))
             case do.FetchVersion():
@@ -305,199 +300,15 @@ class Node:
             log.info("message not delivered", peer=to, kind=kind, cause=str(error))
         passing(f"send.{kind}:after")
 
-    # ---- an attempt --------------------------------------------------------------
-
     async def _begin_attempt(self, effect: do.BeginAttempt) -> None:
         """Drop whatever belonged to another attempt: tasks, keys, spool."""
-        for task in list(self._work):
+        for task in list(self._tasks):
             task.cancel()
-        old = self._attempt
-        self._attempt = _Attempt(
-            effect.round,
-            effect.attempt,
-            self._folders.spool / f"{effect.round}-{effect.attempt}",
-        )
-        if old.folder != self._attempt.folder:  # a round's first attempt may be begun twice
-            self._start_task(self._forget(old))
-        await asyncio.to_thread(self._attempt.folder.mkdir, parents=True, exist_ok=True)
+        old = await self._work.begin(effect.round, effect.attempt)
+        if old is not None:
+            self._start_task(self._work.forget(old))
 
-    async def _forget(self, old: _Attempt) -> None:
-        """Wipe the round's keys from the crypto worker, its blobs from the disk."""
-        if old.plan is not None:
-            await self._crypto.run(round_crypto.forget, old.round, old.attempt)
-        await asyncio.to_thread(shutil.rmtree, old.folder, True)
-
-    async def _deal_key(self, effect: do.DealKey) -> None:
-        """Make the key; secret to each holder, sealed for it; public to the coordinator."""
-        plan = effect.plan
-        at = (plan.round, plan.attempt)
-        count, bits = len(plan.participants), plan.training.bits
-        key = await self._crypto.run(round_crypto.deal_key, *at, count, bits)
-        certificates = {p.site: p.certificate for p in plan.participants}
-        async with asyncio.TaskGroup() as group:
-            name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
-            group.create_task(self._push(effect.coordinator, name, key.public))
-            for holder in key_holders(plan, effect.coordinator):
-                if holder != self.identity.site_id:
-                    sealed = self._seal(holder, certificates[holder], key.secret, at)
-                    sealed_name = pb.BlobName(kind=pb.SEALED_CONTEXT, round=at[0], attempt=at[1])
-                    group.create_task(self._push(holder, sealed_name, sealed))
-            group.create_task(self._hold(at, key.secret, secret=True, count=count, bits=bits))
-
-    def _seal(self, holder: str, certificate: bytes, secret: bytes, at: tuple[int, int]) -> bytes:
-        site = self.trust.site_of(certificate, at=None)
-        if site != holder:
-            raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
-        here = self.identity
-        context = sealing_context(here.federation_id, at, here.site_id, holder)
-        return self.trust.seal_for(certificate, secret, context)
-
-    async def _take_context(self, sender: str, name: pb.BlobName, data: bytes) -> None:
-        at = (name.round, name.attempt)
-        plan = self._attempt.plan
-        if plan is None or at != (plan.round, plan.attempt):
-            return
-        secret = name.kind == pb.SEALED_CONTEXT
-        if secret:
-            context = sealing_context(
-                self.identity.federation_id, at, sender, self.identity.site_id
-            )
-            data = self.identity.unseal(data, context)
-        count, bits = len(plan.participants), plan.training.bits
-        await self._hold(at, data, secret=secret, count=count, bits=bits)
-
-    async def _hold(
-        self, at: tuple[int, int], context: bytes, *, secret: bool, count: int, bits: int
-    ) -> None:
-        await self._crypto.run(
-            round_crypto.hold_context,
-            *at,
-            context,
-            secret=secret,
-            contributors=count,
-            bits=bits,
-        )
-        if not secret:
-            await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
-        await self.feed(do.ContextHeld(*at))
-
-    # ---- train -------------------------------------------------------------------
-
-    async def _train(self, effect: do.Train) -> None:
-        plan = effect.plan
-        finished = False
-        try:
-            await self._learning.run_reporting(
-                self.progress.training,
-                learning_jobs.train,
-                self._spec,
-                self.collection.library_path,
-                self._folders.versions,
-                plan.parent_digest,
-                TrainingOptions.of(plan.training),
-                plan.round,
-                self.identity.site_id,
-                self._update_path,
-            )
-            finished = True
-        finally:
-            if not finished and being_cancelled():
-                # The attempt was given up: don't let its training hold up the next one.
-                await self._learning.stop()
-        exponents = await self._crypto.run(
-            round_crypto.measure_update,
-            self._update_path,
-            self._shapes.sizes,
-            effect.weight,
-            self._residual_path(plan.training.bits),
-        )
-        await self.feed(do.LocalTrained(plan.round, plan.attempt, tuple(exponents)))
-
-    @property
-    def _update_path(self) -> Path:
-        return self._attempt.folder / "update.npy"
-
-    def _residual_path(self, bits: int) -> Path | None:
-        """Where what rounding dropped waits for the next update; 16 bits drop too little."""
-        return self._folders.residual if bits < 16 else None
-
-    # ---- encrypt, aggregate --------------------------------------------------------
-
-    async def _encrypt_update(self, effect: do.EncryptUpdate) -> None:
-        plan = self._plan
-        own = self._attempt.folder / f"encrypted-{self.identity.site_id}.bin"
-        await self._crypto.run(
-            round_crypto.encrypt_update,
-            effect.round,
-            effect.attempt,
-            self._update_path,
-            self._shapes.sizes,
-            effect.weight,
-            list(effect.scale_exponents),
-            own,
-            self._residual_path(plan.training.bits),
-        )
-        if effect.coordinator == self.identity.site_id:
-            await self.feed(do.UpdateArrived(effect.round, effect.attempt, effect.coordinator))
-            return
-        name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=effect.round, attempt=effect.attempt)
-        await self._push(effect.coordinator, name, own)
-        self.progress.uploaded()
-
-    async def _add_update(self, effect: do.AddUpdate) -> None:
-        at = (effect.round, effect.attempt)
-        path = self._attempt.folder / f"encrypted-{effect.site}.bin"
-        try:
-            await self._crypto.run(round_crypto.add_update, *at, effect.site, path)
-        except CryptoError as error:
-            log.warning("update refused", peer=effect.site, cause=str(error))
-            await self.feed(do.UpdateRefused(*at, effect.site, str(error)))
-        else:
-            await self.feed(do.UpdateAdded(*at, effect.site))
-        finally:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-
-    async def _finish_sum(self, effect: do.FinishSum) -> None:
-        at = (effect.round, effect.attempt)
-        written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
-        await self.feed(do.SumFinished(*at, written.digest))
-
-    async def _send_sum(self, effect: do.SendSum) -> None:
-        apply = effect.apply
-        name = pb.BlobName(kind=pb.ENCRYPTED_SUM, round=apply.round, attempt=apply.attempt)
-
-        async def send(holder: str) -> None:
-            await self._push(holder, name, self._sum_path)
-            self._out.put(holder, apply)
-
-        async with asyncio.TaskGroup() as group:
-            for holder in effect.holders:
-                group.create_task(send(holder))
-
-    @property
-    def _sum_path(self) -> Path:
-        return self._attempt.folder / "sum.bin"
-
-    # ---- apply, vote ---------------------------------------------------------------
-
-    async def _apply_sum(self, effect: do.ApplySum) -> None:
-        if self._attempt.sum_digest != effect.sum_digest:
-            raise RemoteProtocolError("the encrypted sum is not the one that was announced")
-        applied = await self._crypto.run(
-            round_crypto.apply_sum,
-            effect.round,
-            effect.attempt,
-            self._sum_path,
-            self._shapes.sizes,
-            list(effect.scale_exponents),
-            effect.total_weight,
-            effect.parent_digest,
-            self._shapes.digest,
-            self._folders.versions,
-        )
-        await self.feed(
-            do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)
-        )
+    # ---- vote --------------------------------------------------------------------
 
     async def _sign_vote(self, effect: do.SignVote) -> None:
         vote = sign_vote(self.identity, effect.body, effect.attempt, mean_loss=effect.mean_loss)
@@ -538,32 +349,19 @@ class Node:
         if not self.protocol.expects(sender, name):
             kind = pb.BlobKind.Name(name.kind)
             return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
-        refused = too_large(name.kind, total_bytes, self._attempt.plan, self._shapes)
+        refused = too_large(name.kind, total_bytes, self._work.plan, self._shapes)
         return refused or no_room(self._folders.spool, total_bytes)
 
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
         """A large object, whole and verified."""
-        attempt = self._attempt
-        if (name.round, name.attempt) != (attempt.round, attempt.attempt):
-            return
         if blob.data is not None:
-            self._start(None, name, "key", self._take_context(sender, name, blob.data))
-        elif blob.path is not None and name.kind == pb.ENCRYPTED_UPDATE:
-            await asyncio.to_thread(blob.path.replace, attempt.folder / f"encrypted-{sender}.bin")
-            await self.feed(do.UpdateArrived(name.round, name.attempt, sender))
-        elif blob.path is not None:
-            await asyncio.to_thread(blob.path.replace, self._sum_path)
-            attempt.sum_digest = blob.digest
+            self._start(None, name, "key", self._work.take_context(sender, name, blob.data))
+        else:
+            await self._work.arrived(sender, name, blob)
 
     async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
         """What a peer may pull: committed certificates, model versions by name."""
         return await self._exchange.source(sender, name)
-
-    @property
-    def _plan(self) -> pb.Plan:
-        if self._attempt.plan is None:
-            raise RuntimeError("work of an attempt without a plan")
-        return self._attempt.plan
 
     # ---- small parts -----------------------------------------------------------------
 
@@ -610,8 +408,8 @@ class Node:
         """Run work of the attempt; a failure becomes an event with its cause."""
         bounded = work if effect is None else _bounded(effect, work)
         task = self._start_task(self._guard(at.round, at.attempt, phase, bounded))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _guard(self, round_: int, attempt: int, phase: str, work: Awaitable[None]) -> None:
         try:

@@ -1,0 +1,317 @@
+"""What a site does in one attempt: key, training, encryption, the sum, the new version.
+
+In the order of a round. Each piece of work is begun by an effect of the protocol
+(daemon/node.py) and comes back as an event; what it needs lives in the attempt's
+own folder and, keys and sums, in the crypto worker's memory. Nothing of it
+outlives the attempt but the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from crypto.identity import Identity, IdentityError, Trust
+from crypto.quantize import CryptoError
+from daemon import round_crypto
+from daemon.exchange import Folders
+from daemon.learning import jobs as learning_jobs
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import TrainingOptions
+from daemon.progress import ProgressBoard
+from daemon.round_crypto import sealing_context
+from daemon.tasks import being_cancelled
+from daemon.versions import ShapeManifest
+from daemon.workers import Worker
+from peers import effects as do
+from peers.frames import Received
+from peers.messages import RemoteProtocolError
+from peers.roles import key_holders
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+Feed = Callable[[do.Event], Awaitable[None]]
+Send = Callable[[str, do.Body], None]
+Push = Callable[[str, pb.BlobName, Path | bytes], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class Held:
+    """What is held for one attempt."""
+
+    round: int
+    attempt: int
+    folder: Path
+    plan: pb.Plan | None = None
+    sum_digest: bytes = b""
+
+
+class AttemptWork:
+    """The work of the attempt under way at this site.
+
+    ``feed`` takes events to the protocol, ``send`` queues a message, ``push``
+    sends a large object until the peer has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        trust: Trust,
+        learning: Worker,
+        crypto: Worker,
+        spec: RetrieverSpec,
+        shapes: ShapeManifest,
+        folders: Folders,
+        library: Path,
+        progress: ProgressBoard,
+        feed: Feed,
+        send: Send,
+        push: Push,
+    ) -> None:
+        self._identity = identity
+        self._trust = trust
+        self._learning = learning
+        self._crypto = crypto
+        self._spec = spec
+        self._shapes = shapes
+        self._folders = folders
+        self._library_path = library
+        self._progress = progress
+        self._feed = feed
+        self._send = send
+        self._push = push
+        self._held = Held(0, 0, folders.spool / "none")
+
+    @property
+    def plan(self) -> pb.Plan | None:
+        """The plan of the attempt under way, once it is known."""
+        return self._held.plan
+
+    @plan.setter
+    def plan(self, plan: pb.Plan) -> None:
+        self._held.plan = plan
+
+    def renew(self, identity: Identity, trust: Trust) -> None:
+        """The operator installed a new certificate."""
+        self._identity, self._trust = identity, trust
+
+    async def begin(self, round_: int, attempt: int) -> Held | None:
+        """Another attempt begins; returns what is held of the one before, for `forget`."""
+        old = self._held
+        self._held = Held(round_, attempt, self._folders.spool / f"{round_}-{attempt}")
+        await asyncio.to_thread(self._held.folder.mkdir, parents=True, exist_ok=True)
+        # A round's first attempt may be begun twice.
+        return old if old.folder != self._held.folder else None
+
+    async def forget(self, old: Held) -> None:
+        """Wipe an attempt's keys from the crypto worker, its blobs from the disk."""
+        if old.plan is not None:
+            await self._crypto.run(round_crypto.forget, old.round, old.attempt)
+        await asyncio.to_thread(shutil.rmtree, old.folder, True)
+
+    async def arrived(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+        """A large object from a peer, whole and verified, of the attempt under way or late."""
+        held = self._held
+        if (name.round, name.attempt) != (held.round, held.attempt) or blob.path is None:
+            return
+        if name.kind == pb.ENCRYPTED_UPDATE:
+            await asyncio.to_thread(blob.path.replace, held.folder / f"encrypted-{sender}.bin")
+            await self._feed(do.UpdateArrived(name.round, name.attempt, sender))
+        else:
+            await asyncio.to_thread(blob.path.replace, self._sum_path)
+            held.sum_digest = blob.digest
+
+    # ---- key ---------------------------------------------------------------------
+
+    async def deal_key(self, effect: do.DealKey) -> None:
+        """Make the key; secret to each holder, sealed for it; public to the coordinator."""
+        plan = effect.plan
+        at = (plan.round, plan.attempt)
+        count, bits = len(plan.participants), plan.training.bits
+        key = await self._crypto.run(round_crypto.deal_key, *at, count, bits)
+        certificates = {p.site: p.certificate for p in plan.participants}
+        async with asyncio.TaskGroup() as group:
+            name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
+            group.create_task(self._push(effect.coordinator, name, key.public))
+            for holder in key_holders(plan, effect.coordinator):
+                if holder != self._identity.site_id:
+                    sealed = self._seal(holder, certificates[holder], key.secret, at)
+                    sealed_name = pb.BlobName(kind=pb.SEALED_CONTEXT, round=at[0], attempt=at[1])
+                    group.create_task(self._push(holder, sealed_name, sealed))
+            group.create_task(self._hold(at, key.secret, secret=True, count=count, bits=bits))
+
+    def _seal(self, holder: str, certificate: bytes, secret: bytes, at: tuple[int, int]) -> bytes:
+        site = self._trust.site_of(certificate, at=None)
+        if site != holder:
+            raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
+        here = self._identity
+        context = sealing_context(here.federation_id, at, here.site_id, holder)
+        return self._trust.seal_for(certificate, secret, context)
+
+    async def take_context(self, sender: str, name: pb.BlobName, data: bytes) -> None:
+        """The dealer's context: sealed for us as a key holder, or public as the coordinator."""
+        at = (name.round, name.attempt)
+        plan = self._held.plan
+        if plan is None or at != (plan.round, plan.attempt):
+            return
+        secret = name.kind == pb.SEALED_CONTEXT
+        if secret:
+            context = sealing_context(
+                self._identity.federation_id, at, sender, self._identity.site_id
+            )
+            data = self._identity.unseal(data, context)
+        count, bits = len(plan.participants), plan.training.bits
+        await self._hold(at, data, secret=secret, count=count, bits=bits)
+
+    async def _hold(
+        self, at: tuple[int, int], context: bytes, *, secret: bool, count: int, bits: int
+    ) -> None:
+        await self._crypto.run(
+            round_crypto.hold_context,
+            *at,
+            context,
+            secret=secret,
+            contributors=count,
+            bits=bits,
+        )
+        if not secret:
+            await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
+        await self._feed(do.ContextHeld(*at))
+
+    # ---- train -------------------------------------------------------------------
+
+    async def train(self, effect: do.Train) -> None:
+        """Train from the parent version; the end tells no more than the update's scale."""
+        plan = effect.plan
+        finished = False
+        try:
+            await self._learning.run_reporting(
+                self._progress.training,
+                learning_jobs.train,
+                self._spec,
+                self._library_path,
+                self._folders.versions,
+                plan.parent_digest,
+                TrainingOptions.of(plan.training),
+                plan.round,
+                self._identity.site_id,
+                self._update_path,
+            )
+            finished = True
+        finally:
+            if not finished and being_cancelled():
+                # The attempt was given up: don't let its training hold up the next one.
+                await self._learning.stop()
+        exponents = await self._crypto.run(
+            round_crypto.measure_update,
+            self._update_path,
+            self._shapes.sizes,
+            effect.weight,
+            self._residual_path(plan.training.bits),
+        )
+        await self._feed(do.LocalTrained(plan.round, plan.attempt, tuple(exponents)))
+
+    @property
+    def _update_path(self) -> Path:
+        return self._held.folder / "update.npy"
+
+    def _residual_path(self, bits: int) -> Path | None:
+        """Where what rounding dropped waits for the next update; 16 bits drop too little."""
+        return self._folders.residual if bits < 16 else None
+
+    # ---- encrypt, aggregate --------------------------------------------------------
+
+    async def encrypt_update(self, effect: do.EncryptUpdate) -> None:
+        """Quantise to the common scale, encrypt, and bring it to the coordinator."""
+        plan = self._plan
+        own = self._held.folder / f"encrypted-{self._identity.site_id}.bin"
+        await self._crypto.run(
+            round_crypto.encrypt_update,
+            effect.round,
+            effect.attempt,
+            self._update_path,
+            self._shapes.sizes,
+            effect.weight,
+            list(effect.scale_exponents),
+            own,
+            self._residual_path(plan.training.bits),
+        )
+        if effect.coordinator == self._identity.site_id:
+            await self._feed(do.UpdateArrived(effect.round, effect.attempt, effect.coordinator))
+            return
+        name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=effect.round, attempt=effect.attempt)
+        await self._push(effect.coordinator, name, own)
+        self._progress.uploaded()
+
+    async def add_update(self, effect: do.AddUpdate) -> None:
+        """Add an update that is here; a malformed one is refused and leaves the sum as it was."""
+        at = (effect.round, effect.attempt)
+        path = self._held.folder / f"encrypted-{effect.site}.bin"
+        try:
+            await self._crypto.run(round_crypto.add_update, *at, effect.site, path)
+        except CryptoError as error:
+            log.warning("update refused", peer=effect.site, cause=str(error))
+            await self._feed(do.UpdateRefused(*at, effect.site, str(error)))
+        else:
+            await self._feed(do.UpdateAdded(*at, effect.site))
+        finally:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def finish_sum(self, effect: do.FinishSum) -> None:
+        """Write the encrypted sum."""
+        at = (effect.round, effect.attempt)
+        written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
+        await self._feed(do.SumFinished(*at, written.digest))
+
+    async def send_sum(self, effect: do.SendSum) -> None:
+        """The sum to every key holder, and behind it the order to apply it."""
+        apply = effect.apply
+        name = pb.BlobName(kind=pb.ENCRYPTED_SUM, round=apply.round, attempt=apply.attempt)
+
+        async def send(holder: str) -> None:
+            await self._push(holder, name, self._sum_path)
+            self._send(holder, apply)
+
+        async with asyncio.TaskGroup() as group:
+            for holder in effect.holders:
+                group.create_task(send(holder))
+
+    @property
+    def _sum_path(self) -> Path:
+        return self._held.folder / "sum.bin"
+
+    # ---- apply, vote ---------------------------------------------------------------
+
+    async def apply_sum(self, effect: do.ApplySum) -> None:
+        """Decrypt the sum and apply it to the parent: a new version on this disk."""
+        if self._held.sum_digest != effect.sum_digest:
+            raise RemoteProtocolError("the encrypted sum is not the one that was announced")
+        applied = await self._crypto.run(
+            round_crypto.apply_sum,
+            effect.round,
+            effect.attempt,
+            self._sum_path,
+            self._shapes.sizes,
+            list(effect.scale_exponents),
+            effect.total_weight,
+            effect.parent_digest,
+            self._shapes.digest,
+            self._folders.versions,
+        )
+        await self._feed(
+            do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)
+        )
+
+    @property
+    def _plan(self) -> pb.Plan:
+        if self._held.plan is None:
+            raise RuntimeError("work of an attempt without a plan")
+        return self._held.plan
