@@ -72,6 +72,8 @@ def _finished(waiting: dict[Future[list[int]], int], progress: Progress, bar: Ta
     for future in done:
         progress.advance(bar, waiting.pop(future))
         found += future.result()
+    for seed in found:
+        progress.console.print(f"violation at seed {seed}; the rest goes on")
     return found
 
 
