@@ -138,14 +138,15 @@ class Worker:
     async def stop(self) -> None:
         """End the process at once; a call under way fails with WorkerCrashed."""
         pool, self._pool = self._pool, None
+        # Taken before anything is waited for: the next call may start a fresh process meanwhile.
+        reader, self._reader = self._reader, None
         if pool is None:
             return
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.kill()
         await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if reader is not None:
+            reader.close()
 
 
 def _invoke(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
