@@ -42,7 +42,7 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults (SEEDS=100000 ARGS="--fi
 test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill them
 	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
 
-test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, fill disks, train 200 rounds
+test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
 	@$(BIN)/python -m pytest -q -s --durations=12 -m endurance $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types

@@ -28,7 +28,6 @@ from proto import control_pb2 as control
 from tests.federation import LiveFederation, LiveSite
 
 pytestmark = [
-    pytest.mark.endurance,
     pytest.mark.federation,
     pytest.mark.slow,
     pytest.mark.timeout(900),
@@ -181,6 +180,7 @@ async def others_went_on(live: LiveFederation, dead: str, history: History) -> b
     return max(heads) >= history.heads[dead] + 2
 
 
+@pytest.mark.endurance
 @pytest.mark.parametrize("part", [0, 1, 2])
 async def test_sites_are_killed_at_every_effect_boundary_and_nothing_is_lost(
     tmp_path: Path, part: int
