@@ -18,18 +18,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults sim lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance sim lint format bench proto lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 install: $(INSTALLED) ## make .venv and install everything that is needed
 
 demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
 	@$(BIN)/fedctl demo $(ARGS)
 
-test: $(INSTALLED) ## run all tests but those of test-faults (ARGS="-k rounds")
-	@$(BIN)/python -m pytest -m "not faults" $(ARGS)
+test: $(INSTALLED) ## run all tests but those of test-endurance (ARGS="-k rounds")
+	@$(BIN)/python -m pytest -m "not endurance" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that take no more than a minute together
 	@$(BIN)/python -m pytest -q -m "not slow and not federation" $(ARGS)
@@ -38,10 +38,12 @@ SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults (SEEDS=100000 ARGS="--first 5000 --jobs 2")
 	@$(BIN)/python -m tests.simulate --seeds $(SEEDS) $(ARGS)
 
-# In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; and kill -9 at every
-# effect boundary, full disks, 200 rounds on end. Takes some 15 minutes.
-test-faults: $(INSTALLED) ## cut networks, kill daemons, fill disks
+# In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
+test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill them
 	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
+
+test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
+	@$(BIN)/python -m pytest -q -s --durations=12 -m endurance $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types
 	@$(BIN)/ruff check

@@ -76,6 +76,11 @@ class Folders:
     arriving: Path
     residual: Path
 
+    def empty_spool(self) -> None:
+        """What a crash left in the spool belongs to an attempt that is over for us."""
+        shutil.rmtree(self.spool, ignore_errors=True)
+        self.spool.mkdir(parents=True, mode=0o700)
+
 
 class History(Protocol):
     """Who verifies the past; daemon/main.py's Membership. Calls block: use a thread."""

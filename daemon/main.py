@@ -39,7 +39,7 @@ from daemon.observe import LoopLag, Notifier, configure_logging
 from daemon.retrieval.schema import LibraryError
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
-from daemon.workers import Worker, WorkerCrashed
+from daemon.workers import Worker, WorkerCrashed, import_once
 from peers import effects as do
 from peers.certificates import verify_certificate, verify_vote
 from peers.contacts import Tap
@@ -66,6 +66,10 @@ _REFUSALS = (
 
 
 _VERIFIED_AT_MOST = 100_000
+
+# What the learning and the answering worker need; and this module, which every process
+# that multiprocessing starts imports again as its main one.
+_IMPORTED_ONCE = ("daemon.main", "daemon.learning.models", "daemon.retrieval.jobs")
 
 
 class Membership:
@@ -192,9 +196,10 @@ class Workers:
     @classmethod
     def of(cls, threads: int) -> Workers:
         """Training may use all threads but never at a question's or a round's expense."""
+        import_once(_IMPORTED_ONCE, threads=threads)
         return cls(
-            learning=Worker("learning", threads=threads, nice=5),
-            answering=Worker("answering", threads=threads),
+            learning=Worker("learning", threads=threads, nice=5, forked=True),
+            answering=Worker("answering", threads=threads, forked=True),
             crypto=Worker("crypto", threads=1),
         )
 

@@ -9,7 +9,6 @@ back as an event: that is daemon/attempt_work.py, in the order of a round.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -131,13 +130,14 @@ class Node:
     async def run(self, transport: Transport, started: Callable[[], None]) -> None:
         """Drive the protocol until cancelled; ``started`` is called when events are taken."""
         self._transport = transport
-        await asyncio.to_thread(_empty, self._folders.spool)
+        await asyncio.to_thread(self._folders.empty_spool)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._outbox = Outbox(self._send_one, group)
             await self.refresh_situation()
             started()
-            group.create_task(self._look_for_newer_rounds())
+            self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
+            group.create_task(self._keep_up_with_peers())
             group.create_task(self._exchange.keep_head_sound(self))
             for effect in self.protocol.start(time.monotonic()):
                 await self._carry_out(effect)
@@ -152,12 +152,13 @@ class Node:
         """What `fedctl status` shows as the last error."""
         self._last_error = error
 
-    async def _look_for_newer_rounds(self) -> None:
-        """A peer that greets with a later round has what we missed."""
+    async def _keep_up_with_peers(self) -> None:
+        """A peer that greets with a later round has what we missed; one may have missed a run."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             peers = self.transport.statistics()
             heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
+            self._out.say_run_again(self.protocol.run, heads)
             farthest = max(heads, key=lambda site: heads[site], default=None)
             if farthest is not None and heads[farthest] > self.protocol.head_round:
                 await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))
@@ -284,7 +285,7 @@ class Node:
 
     # ---- persist, send ---------------------------------------------------------
 
-    async def _send_one(self, to: str, body: do.Body) -> None:
+    async def _send_one(self, to: str, body: do.Body) -> bool:
         envelope = pb.Envelope(
             federation_id=self.identity.federation_id,
             sender=self.identity.site_id,
@@ -293,12 +294,15 @@ class Node:
         put_in_envelope(envelope, body)
         kind = type(body).__name__.lower()
         passing(f"send.{kind}:before")
+        delivered = False
         try:
             await self.transport.send(to, envelope)
+            delivered = True
         except PeerError as error:
             # A lost message is the protocol's business: its deadlines deal with it.
             log.info("message not delivered", peer=to, kind=kind, cause=str(error))
         passing(f"send.{kind}:after")
+        return delivered
 
     async def _begin_attempt(self, effect: do.BeginAttempt) -> None:
         """Drop whatever belonged to another attempt: tasks, keys, spool."""
@@ -439,9 +443,3 @@ async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
     passing(f"{name}:before")
     await work
     passing(f"{name}:after")
-
-
-def _empty(folder: Path) -> None:
-    """What a crash left in the spool belongs to an attempt that is over for us."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)

@@ -5,12 +5,17 @@ should hear what is true now before all. So what waits for one peer is bounded i
 messages and bytes, the oldest going first; and of a message that a later one
 makes needless only the later one waits. All of this is safe, for the protocol
 tolerates the loss of any message; its deadlines deal with it.
+
+One kind is said again to who did not get it, once it answers: a run. Nothing
+else tells a site of a run that began and ended while it was away, and a run
+that its own people then ask for would be numbered as the one it missed, and
+lose to it everywhere (docs/decisions/0006).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Final
 
 import structlog
@@ -86,8 +91,10 @@ class Outbox:
     """One queue and one sending task a peer, inside the task group that is given."""
 
     def __init__(
-        self, send: Callable[[str, Body], Awaitable[None]], group: asyncio.TaskGroup
+        self, send: Callable[[str, Body], Awaitable[bool]], group: asyncio.TaskGroup
     ) -> None:
+        """``send`` says whether the peer has it."""
+        self.without_run: set[str] = set()  # peers that may not have the newest run
         self._send = send
         self._group = group
         self._waiting: dict[str, Waiting] = {}
@@ -107,13 +114,22 @@ class Outbox:
         self._lost[to] += lost
         self._wake[to].set()
 
+    def say_run_again(self, run: pb.Run | None, to: Iterable[str]) -> None:
+        """Tell the newest run to those of these peers that did not get the last one."""
+        if run is not None:
+            for peer in self.without_run & set(to):
+                self.put(peer, run)
+
     async def _serve(self, to: str) -> None:
         waiting, wake = self._waiting[to], self._wake[to]
         while True:
             await wake.wait()
             wake.clear()
             while waiting:
-                await self._send(to, waiting.take())
+                body = waiting.take()
+                delivered = await self._send(to, body)
+                if isinstance(body, pb.Run):
+                    (self.without_run.discard if delivered else self.without_run.add)(to)
             if self._lost[to]:
                 log.info("the peer has what waited for it", peer=to, dropped=self._lost[to])
                 self._lost[to] = 0

@@ -4,6 +4,10 @@ A `Worker` is one spawned process that runs one call at a time and keeps what it
 loaded (an encoder, a round key) between calls. A function that runs in it is a
 plain module-level function; it may call `report(...)` to send progress to the
 daemon while it runs. A worker ends with its daemon, whatever kills that.
+
+To load torch takes seconds, and several workers need it, some again and again. So
+there may be one process more, which does nothing but import (`import_once`); a
+worker is then forked from it and has what it needs at once.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,6 +34,22 @@ _reporting = threading.Lock()
 
 class WorkerCrashed(Exception):
     """A worker process died (out of memory, a crash in native code, a kill)."""
+
+
+def import_once(modules: Sequence[str], *, threads: int) -> None:
+    """Begin to import ``modules`` for all workers of this process; returns at once.
+
+    In a process of its own, which has one thread and no other work: to fork from it
+    is safe, and what it has read is in memory once. It ends with the daemon.
+    """
+    multiprocessing.set_forkserver_preload(list(modules))
+    before = dict(os.environ)
+    os.environ.update(_thread_limits(threads))
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def report(item: Any) -> None:
@@ -45,8 +66,10 @@ class Worker:
     call starts a fresh process (what the old one had loaded is gone).
     """
 
-    def __init__(self, name: str, *, threads: int, nice: int = 0) -> None:
+    def __init__(self, name: str, *, threads: int, nice: int = 0, forked: bool = False) -> None:
+        """``forked``: from the process that `import_once` has begun, not spawned."""
         self.name = name
+        self._method = "forkserver" if forked else "spawn"
         self._threads = threads
         self._nice = nice
         self._pool: ProcessPoolExecutor | None = None
@@ -102,7 +125,7 @@ class Worker:
 
     def _start(self) -> ProcessPoolExecutor:
         loop = asyncio.get_running_loop()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(self._method)
         reader, writer = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             max_workers=1,
@@ -138,14 +161,15 @@ class Worker:
     async def stop(self) -> None:
         """End the process at once; a call under way fails with WorkerCrashed."""
         pool, self._pool = self._pool, None
+        # Taken before anything is waited for: the next call may start a fresh process meanwhile.
+        reader, self._reader = self._reader, None
         if pool is None:
             return
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.kill()
         await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if reader is not None:
+            reader.close()
 
 
 def _invoke(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
@@ -159,13 +183,16 @@ def _initialise(progress: Connection, threads: int, nice: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if nice:
         os.nice(nice)
-    # Before numpy or torch are imported: they read these once.
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.update(_thread_limits(threads))
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _thread_limits(threads: int) -> dict[str, str]:
+    """For the environment, before numpy or torch are imported: they read these once."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return dict.fromkeys(names, str(threads)) | {"TOKENIZERS_PARALLELISM": "false"}
 
 
 def _end_with(parent: Any) -> None:

@@ -11,10 +11,17 @@ class RunRefused(Exception):
 
 
 def supersedes(run: pb.Run, known: pb.Run | None) -> bool:
-    """Of two runs the greater (generation, run_id) stands, at every site alike."""
-    if known is None:
-        return True
-    return (run.generation, run.run_id) > (known.generation, known.run_id)
+    """Of two runs the greater (generation, target round, run_id) stands, at every site alike.
+
+    A site that was away numbers its run like the one that it missed. It has caught up
+    with the rounds of that one, so its own goes farther: what people asked for is not
+    lost to a run that is over.
+    """
+    return known is None or _rank(run) > _rank(known)
+
+
+def _rank(run: pb.Run) -> tuple[int, int, str]:
+    return run.generation, run.target_round, run.run_id
 
 
 def following(

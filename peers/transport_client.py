@@ -71,7 +71,7 @@ _CHANNEL_OPTIONS: Final[Options] = [
     ("grpc.enable_retries", 0),  # we retry: only we know what may be repeated
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a peer that is back waits for our answers
     ("grpc.use_local_subchannel_pool", 1),  # a renewed certificate gets a new connection
     ("grpc.enable_http_proxy", 0),  # the manifest says where a peer is, not the environment
     ("grpc.service_config_disable_resolution", 1),

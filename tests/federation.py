@@ -54,6 +54,12 @@ _TOPICS = (
     "piling sleeve",
 )
 _VERBS = ("inspect", "replace", "grease", "measure")
+# Its socket is there some seconds after its start: no doubling pauses until somebody looks again.
+_EAGER = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
 
 
 @dataclass
@@ -231,7 +237,7 @@ class LiveFederation:
                 start_new_session=True,
             )
         self._stack.push_async_callback(_end, process)
-        channel = grpc.aio.insecure_channel(f"unix:{folder / 'fedd.sock'}")
+        channel = grpc.aio.insecure_channel(f"unix:{folder / 'fedd.sock'}", options=_EAGER)
         self._stack.push_async_callback(channel.close, None)
         site = LiveSite(name, folder, process, ControlStub(channel), Corpus.of(name))
         self.sites[name] = site

@@ -10,7 +10,7 @@ import pytest
 from tests.federation import LiveFederation, LiveSite
 
 pytestmark = [
-    pytest.mark.faults,
+    pytest.mark.endurance,
     pytest.mark.federation,
     pytest.mark.slow,
     pytest.mark.timeout(900),

@@ -35,7 +35,7 @@ SITES = ["alder", "birch", "cedar", "dogwood", "elder"]
 PHASES = ["prepare", "train", "aggregate", "apply", "vote"]
 # On a machine that does more than this, five daemons need longer: FAULTS_SLOWNESS=3, say.
 SLOWNESS = float(os.environ.get("FAULTS_SLOWNESS", "1"))
-PHASE_S, TRAIN_S = 3.0 * SLOWNESS, 5.0 * SLOWNESS
+PHASE_S, TRAIN_S = 1.5 * SLOWNESS, 2.5 * SLOWNESS
 DEADLINES = {"phase_deadline_s": PHASE_S, "train_deadline_s": TRAIN_S, "heartbeat_s": 0.5}
 
 WITHIN_S = 90.0 * SLOWNESS  # for what takes some ten seconds

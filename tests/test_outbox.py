@@ -111,10 +111,13 @@ class Peers:
     def __init__(self) -> None:
         self.gates = {"beta": asyncio.Event(), "gamma": asyncio.Event()}
         self.heard: dict[str, list[Body]] = {"beta": [], "gamma": []}
+        self.away: set[str] = set()
 
-    async def send(self, to: str, body: Body) -> None:
+    async def send(self, to: str, body: Body) -> bool:
         await self.gates[to].wait()
-        self.heard[to].append(body)
+        if to not in self.away:
+            self.heard[to].append(body)
+        return to not in self.away
 
 
 @asynccontextmanager
@@ -160,3 +163,23 @@ async def test_a_peer_that_was_away_hears_what_still_counts_in_order() -> None:
     assert [line["log_level"] for line in logged] == ["warning", "info"]
     assert logged[1]["dropped"] == 2001
     assert all(before < after for before, after in pairwise(failures))
+
+
+async def test_who_did_not_get_a_run_is_told_the_newest_one_when_it_answers() -> None:
+    peers = Peers()
+    for gate in peers.gates.values():
+        gate.set()
+    missed, newest = pb.Run(generation=1, target_round=3), pb.Run(generation=2, target_round=9)
+    async with an_outbox(peers) as outbox:
+        peers.away = {"beta"}
+        for peer in ("beta", "gamma"):
+            outbox.put(peer, missed)
+        await asyncio.sleep(0.01)
+        outbox.say_run_again(newest, ["gamma"])  # beta does not answer yet
+        await asyncio.sleep(0.01)
+        assert peers.heard == {"beta": [], "gamma": [missed]}
+        peers.away.clear()
+        for _ in range(2):
+            outbox.say_run_again(newest, ["beta", "gamma"])
+            await asyncio.sleep(0.01)
+    assert peers.heard == {"beta": [newest], "gamma": [missed]}
