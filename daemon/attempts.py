@@ -109,6 +109,8 @@ class AttemptLog:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=OFF")
+            # A note is a page and comes several times a round: else 4 MiB pile up beside some KiB.
+            self._db.execute("PRAGMA wal_autocheckpoint=64")
             self._db.execute(_SCHEMA)
         except sqlite3.Error as error:
             self._db = None

@@ -24,7 +24,7 @@ MIB = 1 << 20
 def processes(site: LiveSite) -> dict[str, psutil.Process]:
     """The daemon and its workers, by what they do."""
     daemon = psutil.Process(site.process.pid)
-    workers = daemon.children()
+    workers = daemon.children(recursive=True)
     return {"fedd": daemon, **{f"worker {n}": worker for n, worker in enumerate(workers)}}
 
 

@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from daemon.observe import resident_bytes
-from daemon.workers import Worker
+from daemon.workers import Worker, import_once
 
 FOLDER = Path(__file__).parent.parent / "config" / "systemd"
 UNIT = FOLDER / "fedd.service"
@@ -244,12 +244,14 @@ def open_to_group(path: Path) -> None:
 
 
 async def daily_work() -> None:
-    """What the daemon does: a worker, a store, connections, the control socket."""
-    worker = Worker("confined", threads=1, nice=5)
-    assert await worker.run(arithmetic) > 0
-    assert worker.pid is not None
-    assert resident_bytes([os.getpid(), worker.pid]) > 0
-    await worker.stop()
+    """What the daemon does: workers, a store, connections, the control socket."""
+    import_once(["torch"], threads=1)
+    for forked in (False, True):
+        worker = Worker("confined", threads=1, nice=5, forked=forked)
+        assert await worker.run(arithmetic) > 0
+        assert worker.pid is not None
+        assert resident_bytes([os.getpid(), worker.pid]) > 0
+        await worker.stop()
     with sqlite3.connect("state.sqlite3") as store:
         store.execute("PRAGMA journal_mode=WAL")
         store.execute("CREATE TABLE head (round INTEGER)")
