@@ -230,6 +230,8 @@ class Protocol:
         match body:
             case pb.Run():
                 self._adopt_run(body)
+                if self.run and runs.supersedes(self.run, body):
+                    self._emit(do.Send(sender, self.run))  # it was away
             case pb.Prepare():
                 self._on_prepare(sender, body)
             case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote():

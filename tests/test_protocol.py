@@ -407,6 +407,18 @@ def test_a_coordinator_that_is_too_late_waits_for_the_attempt_under_way() -> Non
     assert lead.next_wakeup() == world.now + TIMING.patience(7)
 
 
+def test_a_run_that_comes_too_late_is_answered_with_the_one_that_stands() -> None:
+    world = World(sites=3, seed=1)
+    world.train("a", rounds=2)
+    world.run_until_committed(1)
+    machine, stands = world.site("b"), world.site("b").run
+    assert stands is not None
+    old = pb.Run(run_id="old", requested_by="c", target_round=9, plan=stands.plan)
+    effects = machine.step(do.Received("c", old), world.now)
+    assert [(e.to, e.body) for e in effects if isinstance(e, do.Send)] == [("c", stands)]
+    assert machine.step(do.Received("c", stands), world.now) == []
+
+
 def test_whoever_knows_that_the_run_was_stopped_tells_the_next_coordinator() -> None:
     world = World(sites=3, seed=2, min_participants=2)
     world.train("a", rounds=50)
