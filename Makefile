@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults sim lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults attacks sim lint format bench proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -42,6 +42,9 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults (SEEDS=100000 ARGS="--fi
 # effect boundary, full disks, 200 rounds on end. Takes some 15 minutes.
 test-faults: $(INSTALLED) ## cut networks, kill daemons, fill disks
 	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
+
+attacks: $(INSTALLED) ## attack a site, with its defences and without; part of make test, too
+	@$(BIN)/python -m pytest -q -rP -m attacks $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types
 	@$(BIN)/ruff check

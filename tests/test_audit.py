@@ -87,7 +87,7 @@ def test_an_entry_is_on_the_disk_when_it_is_recorded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, synced = opened(folder), []
-    monkeypatch.setattr(audit_module.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
     log.write("uid:0", "train", "begun")
     assert synced == [segment(folder, 1).stat().st_size]
 
@@ -98,7 +98,7 @@ async def test_the_event_loop_does_not_wait_for_the_disk(
     import time
 
     log, ticks = opened(folder), 0
-    monkeypatch.setattr(audit_module.os, "fsync", lambda _fd: time.sleep(0.3))
+    monkeypatch.setattr(os, "fsync", lambda _fd: time.sleep(0.3))
     recording = asyncio.create_task(log.record("uid:0", "train", "begun"))
     while not recording.done():
         await asyncio.sleep(0.01)
