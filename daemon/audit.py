@@ -30,6 +30,7 @@ import structlog
 from daemon.audit_chain import (
     TORN,
     AuditError,
+    Break,
     Chain,
     entries,
     line_of,
@@ -79,6 +80,9 @@ class AuditLog:
         try:
             with self._lock:
                 self._open()
+        except Break as error:
+            remedy = "look at it with `fedctl audit verify`; to begin anew, move its folder away"
+            raise Break(error.path, error.line, f"{error.why}; {remedy} and keep it") from error
         except OSError as error:
             raise self._unwritable(error) from error
 

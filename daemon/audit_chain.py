@@ -49,6 +49,7 @@ class Break(AuditError):
 
     def __init__(self, path: Path, line: int, why: str) -> None:
         super().__init__(f"{path}, line {line}: {why}")
+        self.why = why
         self.path = path
         self.line = line
 

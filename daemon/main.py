@@ -30,7 +30,7 @@ from crypto.quantize import CryptoError
 from daemon import faultpoints, round_crypto
 from daemon.attempts import AttemptLog
 from daemon.audit import DAEMON, AuditLog
-from daemon.audit_chain import AuditError
+from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
@@ -59,7 +59,7 @@ from proto import federation_pb2 as pb
 log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
-_MISCONFIGURED = (SettingsError, IdentityError, ManifestError)
+_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, Break)
 _REFUSALS = (
     *_MISCONFIGURED,
     StoreError,
