@@ -176,34 +176,50 @@ async def test_a_crowd_takes_every_descriptor_where_nobody_counts(
 # ---- a member that floods ------------------------------------------------------------
 
 
-async def flooded(alpha: Door) -> tuple[dict[str, Any], dict[str, int], Honest]:
-    """alpha's state after three seconds of all that beta can send; and gamma meanwhile."""
-    honest = Honest(alpha.federation)
+# Small ones, so that a slow machine, too, can send far more than they allow.
+_FEW: dict[str, Any] = {"requests_per_s": 5, "burst": 20}
+
+
+@dataclass
+class Flooded:
+    """What became of a flood, and of an honest peer meanwhile."""
+
+    state: dict[str, Any]
+    answers: dict[str, int]
+    honest: Honest
+    allowed: float
+
+
+async def flooded(alpha: Door) -> Flooded:
+    """Three seconds of all that beta can send on four connections."""
+    honest, started = Honest(alpha.federation), time.monotonic()
     flooding = asyncio.create_task(attack("flood", alpha.federation, 4, 3))
     await asyncio.sleep(1)
     await honest.greet(15)
     answers = await flooding
-    return await alpha.state(), answers, honest
+    allowed = _FEW["burst"] + _FEW["requests_per_s"] * (time.monotonic() - started)
+    found = Flooded(await alpha.state(), answers, honest, allowed)
+    median_ms = statistics.median(honest.seconds) * 1e3
+    print(f"flood: {answers}; {found.state}; gamma {median_ms:.0f} ms")
+    return found
 
 
 async def test_a_members_flood_is_held_back(federation: Federation) -> None:
-    async with door(federation) as alpha:
-        state, answers, honest = await flooded(alpha)
-    print(f"flood: {answers}; {state}; gamma {statistics.median(honest.seconds) * 1e3:.0f} ms")
-    assert honest.failures == []
-    assert state["messages"] <= 200 + 50 * 10, "a burst, and the rate for as long as it took"
-    assert state["over_quota"] > 100, "counted, for people to see"
-    assert answers["RESOURCE_EXHAUSTED"] > 100
-    assert state["resident_mib"] < 200
+    async with door(federation, **_FEW) as alpha:
+        found = await flooded(alpha)
+    assert found.honest.failures == []
+    assert found.state["messages"] <= found.allowed
+    assert found.state["over_quota"] > 20, "counted, for people to see"
+    assert found.answers["RESOURCE_EXHAUSTED"] > 20
+    assert found.state["resident_mib"] < 200
 
 
 async def test_a_members_flood_gets_through_without_quotas(federation: Federation) -> None:
     quotas: dict[str, Any] = dict.fromkeys(("requests_per_s", "burst", "streams"), _NO_LIMIT)
     async with door(federation, **quotas) as alpha:
-        state, answers, honest = await flooded(alpha)
-    print(f"no quotas: {answers}; gamma {statistics.median(honest.seconds) * 1e3:.0f} ms")
-    assert state["messages"] > 200 + 50 * 10
-    assert state["over_quota"] == 0
+        found = await flooded(alpha)
+    assert found.state["messages"] > 2 * found.allowed
+    assert found.state["over_quota"] == 0
 
 
 # ---- the audit log ----------------------------------------------------------------------
