@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance sim fuzz lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance attacks sim fuzz lint format bench proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -49,6 +49,9 @@ test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200
 MINUTES ?= 10
 fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")
 	@$(BIN)/python -m tests.fuzz run --minutes $(MINUTES) $(ARGS)
+
+attacks: $(INSTALLED) ## attack a site, with its defences and without; part of make test, too
+	@$(BIN)/python -m pytest -q -rP -m attacks $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types
 	@$(BIN)/ruff check

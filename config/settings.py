@@ -191,6 +191,17 @@ class NetworkSettings(Section):
     bind: Bind = "0.0.0.0:7443"  # all interfaces: peers are elsewhere, mutual TLS stands guard
 
 
+class LimitsSettings(Section):
+    """``[limits]``: what one peer may take of this site, and all of them together."""
+
+    requests_per_s: float = Field(50.0, ge=1, le=100_000)
+    burst: int = Field(200, ge=10, le=1_000_000)
+    streams: int = Field(32, ge=8, le=10_000)
+    pulls_per_minute: float = Field(240.0, ge=1, le=1_000_000)
+    push_copies: int = Field(4, ge=2, le=1000)
+    connections: int = Field(1000, ge=16, le=1_000_000)
+
+
 class ControlSettings(Section):
     """``[control]``: where fedctl reaches the daemon."""
 
@@ -264,6 +275,7 @@ class Settings(Section):
     site: SiteSettings
     identity: IdentitySettings
     network: NetworkSettings
+    limits: LimitsSettings
     control: ControlSettings
     retriever: RetrieverSettings
     retrieval: RetrievalSettings

@@ -1,7 +1,8 @@
 """Serves control.proto on a Unix socket: what fedctl may ask of its own daemon.
 
 The socket's mode (0660) and group are the whole access control: whoever may
-write to it may administer the site. It is never on a network.
+write to it may administer the site. It is never on a network. What changes
+something or reads documents goes into the audit log, with the user's id.
 
 A refusal is a status with one or two lines of text: the cause, and the remedy.
 """
@@ -18,7 +19,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +30,10 @@ import grpc.aio
 import structlog
 
 from config.settings import TrainingSettings
+from daemon.audit import AuditLog
+from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
+from daemon.doorman import Doorman
 from daemon.generation.generator import Citation
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
 from daemon.node import Node
@@ -77,15 +81,35 @@ class Surroundings:
     lag: LoopLag
     workers: tuple[Worker, ...]
     started: float
+    audit: AuditLog
 
 
 class ControlService(rpc.ControlServicer):  # its method names are control.proto's
-    """Answers fedctl; every method is thin over the node and the collection."""
+    """Answers one user's fedctl; every method is thin over the node and the collection."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, actor: str, ingesting: asyncio.Lock) -> None:
+        """``ingesting`` is one for all users."""
         self._around = around
         self._node = around.node
-        self._ingesting = asyncio.Lock()
+        self._audit = around.audit
+        self._actor = actor
+        self._ingesting = ingesting
+
+    @asynccontextmanager
+    async def _audited(
+        self, context: Context, action: str, **asked: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Recorded before it begins, or refused; and how it ended, with what is put in the dict."""
+        try:
+            await self._audit.record(self._actor, action, "begun", **asked)
+        except AuditError as error:
+            await _refuse(context, str(error))
+        outcome, found = "refused or failed", dict[str, Any]()
+        try:
+            yield found
+            outcome = "done"
+        finally:
+            await self._audit.record_or_owe(self._actor, action, outcome, **found)
 
     # ---- training --------------------------------------------------------------
 
@@ -95,7 +119,10 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             await _refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
         plan = self._plan(request.plan)
         run_id = uuid.uuid4().hex[:12]
-        await self._answered(context, self._node.ask(do.RunRequested(run_id, request.rounds, plan)))
+        async with self._audited(context, "train", run=run_id, rounds=request.rounds):
+            await self._answered(
+                context, self._node.ask(do.RunRequested(run_id, request.rounds, plan))
+            )
         return control.TrainReply(run=self._node.protocol.run)
 
     def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
@@ -118,7 +145,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         self, _request: control.StopTrainingRequest, context: Context
     ) -> control.TrainReply:
         """End the run under way, everywhere."""
-        await self._answered(context, self._node.ask(do.StopRequested(uuid.uuid4().hex[:12])))
+        async with self._audited(context, "stop-training"):
+            await self._answered(context, self._node.ask(do.StopRequested(uuid.uuid4().hex[:12])))
         return control.TrainReply(run=self._node.protocol.run)
 
     async def WatchTraining(
@@ -139,7 +167,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         """Documents and pairs in batches; then they are embedded and indexed."""
         if self._ingesting.locked():
             await _refuse(context, "another ingest is under way", "Wait until it has ended")
-        async with self._ingesting:
+        async with self._ingesting, self._audited(context, "ingest") as recorded:
             state = control.IngestProgress()
             async for request in requests:
                 documents, pairs, errors = _parsed(request)
@@ -150,6 +178,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
                 state.documents_changed += counts.changed
                 state.documents_unchanged += counts.unchanged
                 state.pairs += len(pairs)
+                recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+                recorded |= _counted(state)
                 yield _with_errors(state, errors)
             async for step in self._indexed(state, context):
                 yield step
@@ -179,9 +209,15 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """Answer a question from this site's documents."""
         started = time.monotonic()
-        answered = await self._answered(
-            context, self._node.collection.ask(request.question, request.top_k)
-        )
+        outcome, citations = "refused or failed", 0
+        try:
+            answered = await self._answered(
+                context, self._node.collection.ask(request.question, request.top_k)
+            )
+            outcome, citations = "answered", len(answered.citations)
+        finally:
+            # Owed, if need be: people get their answers from a site whose disk is full, too.
+            await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
         return control.AskReply(
             answer=answered.text,
             citations=[_citation(citation) for citation in answered.citations],
@@ -194,9 +230,11 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         self, request: control.EvaluateRequest, context: Context
     ) -> control.EvaluateReply:
         """Judge retrieval on this site's own pairs."""
-        judged = await self._answered(
-            context, self._node.collection.evaluate(request.split or "test")
-        )
+        async with self._audited(context, "evaluate") as recorded:
+            judged = await self._answered(
+                context, self._node.collection.evaluate(request.split or "test")
+            )
+            recorded["questions"] = judged.dense.questions
         return control.EvaluateReply(
             questions=judged.dense.questions,
             mrr_at_10=judged.dense.mrr_at_10,
@@ -220,6 +258,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         peers = node.transport.statistics().values()
         pids = [os.getpid(), *(w.pid for w in around.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
+        audit_entries, audit_head = around.audit.head
         return control.StatusReply(
             site=node.identity.site_id,
             federation_id=node.identity.federation_id,
@@ -245,7 +284,9 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
             encoder=around.encoder,
-            last_error=node.last_error or node.collection.last_error,
+            last_error=around.audit.trouble or node.last_error or node.collection.last_error,
+            audit_entries=audit_entries,
+            audit_head=audit_head,
         )
 
     async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
@@ -267,6 +308,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
                 last_error=seen.last_error,
                 round_trip_ms=-1.0 if seen.round_trip_ms is None else seen.round_trip_ms,
                 certificate_expires_unix_s=_unix_s(seen.certificate_not_after),
+                refused=seen.refused,
+                over_quota=seen.over_quota,
             )
         return reply
 
@@ -353,6 +396,16 @@ def _with_errors(state: control.IngestProgress, errors: list[str]) -> control.In
     return step
 
 
+def _counted(state: control.IngestProgress) -> dict[str, int]:
+    """What an ingest did, in numbers; ids of documents may say what they are about."""
+    return {
+        "documents_new": state.documents_new,
+        "documents_changed": state.documents_changed,
+        "documents_unchanged": state.documents_unchanged,
+        "pairs": state.pairs,
+    }
+
+
 def _citation(citation: Citation) -> control.Citation:
     return control.Citation(
         number=citation.number,
@@ -365,46 +418,63 @@ def _citation(citation: Citation) -> control.Citation:
 
 
 class ControlSocket:
-    """The server on the Unix socket."""
+    """The Unix socket, and a server for each user who comes."""
 
     def __init__(self, path: Path, group: str | None) -> None:
         self._path = path
         self._group = group
-        self._server: grpc.aio.Server | None = None
+        self._around: Surroundings | None = None
+        self._ingesting = asyncio.Lock()
+        self._doorman = Doorman(self._serve)
+        self._servers: list[grpc.aio.Server] = []
 
     async def start(self, around: Surroundings) -> None:
         """Serve. Raises ControlError when the socket can't be made."""
+        self._around = around
         try:
             await asyncio.to_thread(_clear, self._path)
-            server = grpc.aio.server(
-                options=[
-                    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-                    ("grpc.max_send_message_length", _MESSAGE_BYTES),
-                ]
-            )
-            rpc.add_ControlServicer_to_server(ControlService(around), server)
-            # No TLS on purpose: the file's mode is the guard. The mask holds from the
-            # moment the file exists, so there is no instant at which others may enter.
+            # The mask holds from the moment the file exists, so there is no instant at
+            # which others may enter.
             old = os.umask(0o117)
             try:
-                server.add_insecure_port(f"unix:{self._path}")
-                await server.start()
+                await self._doorman.start(self._path)
             finally:
                 os.umask(old)
             if self._group is not None:
                 shutil.chown(self._path, group=self._group)
-        except (OSError, RuntimeError, LookupError) as error:
+        except (OSError, LookupError) as error:
             raise ControlError(
                 f"cannot serve the control socket {self._path}: {error}; "
                 "check [control] socket and group, and the rights of its folder"
             ) from error
-        self._server = server
+
+    async def _serve(self, uid: int, path: Path) -> None:
+        """A server for one user, behind the doorman. Raises OSError."""
+        if self._around is None:
+            raise OSError("not serving")
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+                ("grpc.max_send_message_length", _MESSAGE_BYTES),
+            ]
+        )
+        service = ControlService(self._around, f"uid:{uid}", self._ingesting)
+        rpc.add_ControlServicer_to_server(service, server)
+        # No TLS on purpose: its folder lets nobody in but this daemon.
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+        await server.start()
+        self._servers.append(server)
 
     async def stop(self) -> None:
         """End calls under way at once and remove the socket."""
-        if self._server is not None:
-            await self._server.stop(grace=0.2)
-            self._server = None
+        await asyncio.gather(*(server.stop(grace=0.2) for server in self._servers))
+        self._servers = []
+        if self._around is not None:
+            await self._doorman.stop()
+            self._around = None
             with suppress(FileNotFoundError):
                 await asyncio.to_thread(self._path.unlink)
 

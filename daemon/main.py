@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import hashlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -23,11 +24,13 @@ from pathlib import Path
 
 import structlog
 
-from config.settings import Settings, SettingsError, load
+from config.settings import LimitsSettings, Settings, SettingsError, load
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import faultpoints, round_crypto
 from daemon.attempts import AttemptLog
+from daemon.audit import DAEMON, AuditLog
+from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
@@ -39,24 +42,28 @@ from daemon.observe import LoopLag, Notifier, configure_logging
 from daemon.retrieval.schema import LibraryError
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
+from daemon.witness import WitnessedInbox, WitnessedTransport
 from daemon.workers import Worker, WorkerCrashed, import_once
 from peers import effects as do
 from peers.certificates import verify_certificate, verify_vote
 from peers.contacts import Tap
 from peers.manifest import FederationManifest, ManifestError, parse_signed
+from peers.messages import SOFTWARE_VERSION
 from peers.participation import Policy
 from peers.protocol import Protocol
+from peers.quotas import Quotas
 from peers.timing import Timing
-from peers.transport import KeepInTouch, ListenError, Terms, Transport
+from peers.transport import KeepInTouch, Limits, ListenError, Terms, Transport
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
-_MISCONFIGURED = (SettingsError, IdentityError, ManifestError)
+_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, Break)
 _REFUSALS = (
     *_MISCONFIGURED,
     StoreError,
+    AuditError,
     ControlError,
     ListenError,
     LearningError,
@@ -66,6 +73,7 @@ _REFUSALS = (
 
 
 _VERIFIED_AT_MOST = 100_000
+_FILES_AT_MOST = 65_536  # descriptors that we ask for; more are for whoever sets LimitNOFILE=
 
 # What the learning and the answering worker need; and this module, which every process
 # that multiprocessing starts imports again as its main one.
@@ -248,14 +256,16 @@ class Daemon:
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
         node = await self._make_node(workers, stack)
-        transport = self._make_transport(node)
+        audit = await self._open_audit(node, stack)
+        transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
         attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
         node.progress.attempts = attempts
         async with asyncio.TaskGroup() as group:
-            running = asyncio.Event()
+            running, reloads = asyncio.Event(), asyncio.Queue[None]()
             tasks = [
+                group.create_task(self._keep_reloading(reloads, node, transport, audit)),
                 group.create_task(self._lag.run()),
                 group.create_task(self._notifier.keep_watchdog_fed()),
                 group.create_task(node.collection.run()),
@@ -270,9 +280,9 @@ class Daemon:
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._surroundings(node, workers))
+            await control.start(self._surroundings(node, workers, audit))
             stack.push_async_callback(control.stop)
-            self._reload = lambda: self._apply_reload(node, transport)
+            self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
             self._notifier.ready(self._line(node))
             log.info("ready", bind=self._settings.network.bind)
@@ -380,21 +390,40 @@ class Daemon:
             past_manifest=membership.manifest_of,
         )
 
-    def _make_transport(self, node: Node) -> Transport:
+    def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
         membership = self._membership
-        return Transport(
+        return WitnessedTransport(
+            audit,
             membership.identity,
             membership.trust,
             membership.manifest,
             self._settings.network.bind,
             self._settings.site.state_dir / "spool" / "incoming",
-            node,
+            WitnessedInbox(node, audit),
             head_round=lambda: node.protocol.head_round,
-            terms=Terms(keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s)),
+            terms=Terms(
+                limits=_limits(self._settings.limits),
+                keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s),
+            ),
             tap=self._tap,
         )
 
-    def _surroundings(self, node: Node, workers: Workers) -> Surroundings:
+    async def _open_audit(self, node: Node, stack: AsyncExitStack) -> AuditLog:
+        audit = await asyncio.to_thread(AuditLog, self._settings.site.state_dir / "audit")
+        stack.callback(audit.close)
+        stack.push_async_callback(audit.record_or_owe, DAEMON, "stop", "done")
+        await audit.record_or_owe(
+            DAEMON,
+            "start",
+            "done",
+            software=SOFTWARE_VERSION,
+            manifest=self._membership.manifest.version,
+            head_round=node.protocol.head_round,
+        )
+        audit.tell_head("the audit log goes on")
+        return audit
+
+    def _surroundings(self, node: Node, workers: Workers, audit: AuditLog) -> Surroundings:
         return Surroundings(
             node=node,
             training=self._settings.training,
@@ -403,6 +432,7 @@ class Daemon:
             lag=self._lag,
             workers=workers.all,
             started=self._started,
+            audit=audit,
         )
 
     # ---- signals ---------------------------------------------------------------
@@ -420,9 +450,31 @@ class Daemon:
             loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._reload())
 
-    def _apply_reload(self, node: Node, transport: Transport) -> None:
+    async def _keep_reloading(
+        self, asked: asyncio.Queue[None], node: Node, transport: Transport, audit: AuditLog
+    ) -> None:
+        """One reload after the other, each recorded before it and after it."""
+        while True:
+            await asked.get()
+            self._notifier.reloading()
+            try:
+                await audit.record("signal:HUP", "reload", "begun")
+            except AuditError as error:
+                log.error("reload refused, it cannot be recorded", cause=str(error))  # noqa: TRY400
+                self._notifier.ready(self._line(node))
+                continue
+            done = self._apply_reload(node, transport)
+            await audit.record_or_owe(
+                "signal:HUP",
+                "reload",
+                "done" if done else "refused or failed",
+                manifest=self._membership.manifest.version,
+                certificate=hashlib.sha256(self._membership.identity.certificate_der).hexdigest(),
+            )
+
+    def _apply_reload(self, node: Node, transport: Transport) -> bool:
         """Take a new manifest and certificates into use; keep the old ones if they are wrong."""
-        self._notifier.reloading()
+        done = False
         try:
             self._membership.reload()
             transport.reload(self._membership.identity, self._membership.manifest)
@@ -431,7 +483,9 @@ class Daemon:
         else:
             node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)
             log.info("reloaded", manifest=self._membership.manifest.version)
+            done = True
         self._notifier.ready(self._line(node))
+        return done
 
     def _line(self, node: Node) -> str:
         return (
@@ -448,6 +502,31 @@ def _open_state(state: Path) -> Store:
             f"cannot make the folder {state}: {error.strerror}; check [site] state_dir and its disk"
         ) from error
     return Store(state / "state.sqlite3")
+
+
+def _limits(wanted: LimitsSettings) -> Limits:
+    """The operator's limits, within what the system gives us.
+
+    The files of the state and the control socket need descriptors, too: connections
+    get half of them, so that no crowd at the door can stop this site.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES_AT_MOST if hard == resource.RLIM_INFINITY else min(hard, _FILES_AT_MOST)
+    files = max(soft, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    connections = min(wanted.connections, files // 2)
+    if connections < wanted.connections:
+        log.warning("fewer connections than limits.connections: raise LimitNOFILE=", files=files)
+    return Limits(
+        connections=connections,
+        quotas=Quotas(
+            requests_per_s=wanted.requests_per_s,
+            burst=wanted.burst,
+            pulls_per_minute=wanted.pulls_per_minute,
+            streams=wanted.streams,
+            copies=wanted.push_copies,
+        ),
+    )
 
 
 def _traffic(transport: Transport) -> tuple[int, int]:

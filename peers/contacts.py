@@ -29,7 +29,8 @@ class PeerStatistics:
     connection that was up already (None: none yet); ``certificate_not_after``
     until when the certificate is valid that the peer last greeted us with (UTC;
     None: it has not greeted this process yet). Bytes are those of serialised messages; ``refused``
-    counts the peer's calls that this site turned down.
+    counts the peer's calls that this site turned down, ``over_quota`` those of them
+    that were too many or too large (peers/quotas.py).
     """
 
     connected: bool = False
@@ -43,6 +44,7 @@ class PeerStatistics:
     bytes_sent: int = 0
     bytes_received: int = 0
     refused: int = 0
+    over_quota: int = 0
     last_error: str = ""
 
 
@@ -88,9 +90,10 @@ class Contacts:
         """
         self._note(site, connected=connected, last_contact=time.monotonic(), last_error=error)
 
-    def refused(self, site: str) -> None:
-        """A peer's call was turned down here."""
-        self._note(site, refused=self._peers[site].refused + 1)
+    def refused(self, site: str, *, too_much: bool) -> None:
+        """A peer's call was turned down here; ``too_much``: for its quota."""
+        seen = self._peers[site]
+        self._note(site, refused=seen.refused + 1, over_quota=seen.over_quota + too_much)
 
     def introduced(self, site: str, hello: pb.HelloRequest | pb.HelloReply) -> None:
         """A peer said what it runs."""

@@ -79,6 +79,14 @@ class BlobUnknown(PeerRefused):
     """The site that was asked does not have the object."""
 
 
+class PeerBusy(PeerRefused):
+    """We asked more of the peer than it gives one site; it says when to ask again."""
+
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
 class PeerUnreachable(PeerError):
     """The network, or a peer that is down: try again later."""
 

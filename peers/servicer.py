@@ -4,9 +4,10 @@ For every call the same questions, in this order:
 
 1. Whose certificate is on the connection, and does our authority vouch for it *now*?
 2. Is that site in the manifest in force, and enabled?
-3. Do the bytes parse, and is every field within its bounds?
-4. Is it for this federation, and does it name the certificate's site as its sender?
-5. Has that site greeted this process, speaking our protocol version?
+3. Has that site a call to spare (peers/quotas.py)? Only now is its message read.
+4. Do the bytes parse, and is every field within its bounds?
+5. Is it for this federation, and does it name the certificate's site as its sender?
+6. Has that site greeted this process, speaking our protocol version?
 
 Only then does the `Inbox` see it. Whatever is not right is a `Refusal` with its
 cause and remedy, which peers/transport.py turns into a status.
@@ -18,7 +19,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -44,6 +45,7 @@ from peers.messages import (
     parse,
 )
 from peers.partials import Bounds, Partials, Superseded, called
+from peers.quotas import Ledger, Quotas, TooMuch
 from proto import federation_pb2 as pb
 
 # Kept in memory: small, and a sealed key has no business on a disk.
@@ -88,11 +90,15 @@ class Reason(Enum):
 
 
 class Refusal(Exception):
-    """A peer's call is turned down; the text goes to the peer and into our log."""
+    """A peer's call is turned down; the text goes to the peer and into our log.
 
-    def __init__(self, reason: Reason, text: str) -> None:
+    ``retry_after_s``: when the same call would be taken, if that is known.
+    """
+
+    def __init__(self, reason: Reason, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(one_line(text))
         self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 @dataclass
@@ -129,14 +135,20 @@ class Membership:
 class Limits:
     """What one peer may take of us, and how long a peer may keep us waiting (seconds).
 
-    ``handshake_s`` for TLS and the greeting of HTTP/2, ``frame_s`` for each frame.
-    ``partials``: how much may be kept of uploads that broke off.
+    ``handshake_s`` for TLS and the greeting of HTTP/2, ``message_s`` for a message,
+    ``frame_s`` for each frame, ``idle_s`` for a connection without a call.
+    ``connections``: of all peers and strangers together. ``partials``: how much may
+    be kept of uploads that broke off.
     """
 
     handshake_s: float = 10.0
+    message_s: float = 10.0
     frame_s: float = 30.0
+    idle_s: float = 600.0
+    connections: int = 1000
     pushes: int = 4
     pulls: int = 4
+    quotas: Quotas = field(default_factory=Quotas)
     partials: Bounds = field(default_factory=lambda: Bounds(2, 64 * GIB, 900.0))
 
 
@@ -152,53 +164,58 @@ class Servicer:
     limits: Limits = field(default_factory=Limits)
     heard: Callable[[str], None] = lambda _site: None  # told of every good greeting
     partials: Partials = field(init=False)
+    ledger: Ledger = field(init=False)
     _greeted: set[str] = field(default_factory=set)
     _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.partials = Partials(self.spool, self.limits.partials)
+        self.ledger = Ledger(self.limits.quotas)
 
     # ---- the four calls ------------------------------------------------------
 
-    async def hello(self, caller: Caller, raw: bytes) -> bytes:
+    async def hello(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """First contact: versions are compared before anything else is believed."""
-        site = self._identify(caller)
-        request = decode(pb.HelloRequest, raw)
-        if request.protocol_version != PROTOCOL_VERSION:
-            self._greeted.discard(site)
-            raise Refusal(
-                Reason.GREETING,
-                f"site {site!r} speaks protocol version {request.protocol_version} (software "
-                f"{request.software_version[:32]!r}), site {self._ours!r} speaks "
-                f"{PROTOCOL_VERSION} (software {SOFTWARE_VERSION!r}): bring both to one release",
+        async with self._admitted(caller) as site:
+            raw = await self._message(site, incoming)
+            request = decode(pb.HelloRequest, raw)
+            if request.protocol_version != PROTOCOL_VERSION:
+                self._greeted.discard(site)
+                raise Refusal(
+                    Reason.GREETING,
+                    f"site {site!r} speaks protocol version {request.protocol_version} (software "
+                    f"{request.software_version[:32]!r}), site {self._ours!r} speaks "
+                    f"{PROTOCOL_VERSION} (software {SOFTWARE_VERSION!r}): bring both to one "
+                    "release",
+                )
+            check(request)
+            self._admit(site, request.federation_id, request.sender)
+            self.contacts.received(site, raw)
+            self.contacts.introduced(site, request)
+            self.contacts.identified(site, expiry_of(caller.certificate))
+            self._greeted.add(site)
+            self.heard(site)
+            reply = pb.HelloReply(
+                protocol_version=PROTOCOL_VERSION,
+                software_version=SOFTWARE_VERSION,
+                features=[name for name in FEATURES if name in request.features],
+                sender=self._ours,
+                manifest_version=self.membership.manifest.version,
+                head_round=self.head_round(),
+                unix_ms=time.time_ns() // 1_000_000,
             )
-        check(request)
-        self._admit(site, request.federation_id, request.sender)
-        self.contacts.received(site, raw)
-        self.contacts.introduced(site, request)
-        self.contacts.identified(site, expiry_of(caller.certificate))
-        self._greeted.add(site)
-        self.heard(site)
-        reply = pb.HelloReply(
-            protocol_version=PROTOCOL_VERSION,
-            software_version=SOFTWARE_VERSION,
-            features=[name for name in FEATURES if name in request.features],
-            sender=self._ours,
-            manifest_version=self.membership.manifest.version,
-            head_round=self.head_round(),
-            unix_ms=time.time_ns() // 1_000_000,
-        )
-        return self._sending(site, reply.SerializeToString())
+            return self._sending(site, reply.SerializeToString())
 
-    async def deliver(self, caller: Caller, raw: bytes) -> bytes:
+    async def deliver(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """One message of the round protocol."""
-        site = self._identify(caller)
-        envelope = parse(pb.Envelope, raw)
-        self._admit(site, envelope.federation_id, envelope.sender)
-        self._expect_greeting(site)
-        self.contacts.received(site, raw)
-        await self.inbox.message(site, envelope)
-        return self._sending(site, b"")
+        async with self._admitted(caller) as site:
+            raw = await self._message(site, incoming)
+            envelope = parse(pb.Envelope, raw)
+            self._admit(site, envelope.federation_id, envelope.sender)
+            self._expect_greeting(site)
+            self.contacts.received(site, raw)
+            await self.inbox.message(site, envelope)
+            return self._sending(site, b"")
 
     async def push(
         self,
@@ -210,39 +227,45 @@ class Servicer:
 
         ``go_ahead`` tells the sender so, and from which byte on we want it.
         """
-        site = self._identify(caller)
-        with self._one_of("pushes", self.limits.pushes, site):
-            pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
-            first = await anext(pieces, None)
-            if first is None or not first.HasField("name"):
-                raise RemoteProtocolError("a push that does not begin with what it is")
-            self._admit(site, first.federation_id, first.sender)
-            self._expect_greeting(site)
-            why_not = self.inbox.accepts(site, first.name, first.total_bytes)
-            if why_not is not None:
-                raise Refusal(Reason.DECLINED, f"{called(first.name)} declined: {why_not}")
-            if first.name.kind in _IN_MEMORY:
-                received = await self._take_in_memory(first, pieces, go_ahead)
-            else:
-                received = await self._take_in_file(site, first, pieces, go_ahead)
-            await self._hand_over(site, first.name, received)
-        return self._sending(site, b"")
+        async with self._admitted(caller) as site:
+            with self._one_of("pushes", self.limits.pushes, site):
+                pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
+                first = await anext(pieces, None)
+                if first is None or not first.HasField("name"):
+                    raise RemoteProtocolError("a push that does not begin with what it is")
+                self._admit(site, first.federation_id, first.sender)
+                self._expect_greeting(site)
+                why_not = self.inbox.accepts(site, first.name, first.total_bytes)
+                if why_not is not None:
+                    raise Refusal(Reason.DECLINED, f"{called(first.name)} declined: {why_not}")
+                what = (first.name.kind, first.name.round, first.name.attempt)
+                pieces.pay = lambda size: self.ledger.frame(site, what, size, first.total_bytes)
+                pieces.pay(len(first.frame.data))
+                if first.name.kind in _IN_MEMORY:
+                    received = await self._take_in_memory(first, pieces, go_ahead)
+                else:
+                    received = await self._take_in_file(site, first, pieces, go_ahead)
+                await self._hand_over(site, first.name, received)
+            return self._sending(site, b"")
 
-    async def pull(self, caller: Caller, raw: bytes) -> AsyncGenerator[bytes, None]:
+    async def pull(
+        self, caller: Caller, incoming: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
         """A large object from us, from a byte offset."""
-        site = self._identify(caller)
-        request = parse(pb.PullRequest, raw)
-        self._admit(site, request.federation_id, request.sender)
-        self._expect_greeting(site)
-        self.contacts.received(site, raw)
-        with self._one_of("pulls", self.limits.pulls, site):
-            source = await self.inbox.source(site, request.name)
-            try:
-                async with aclosing(frames(source, request.offset)) as outgoing:
-                    async for frame in outgoing:
-                        yield self._sending(site, frame.SerializeToString())
-            except FileNotFoundError as error:  # forgotten since, with its attempt
-                raise BlobUnknown(f"{called(request.name)} is no longer here") from error
+        async with self._admitted(caller, pull=True) as site:
+            raw = await self._message(site, incoming)
+            request = parse(pb.PullRequest, raw)
+            self._admit(site, request.federation_id, request.sender)
+            self._expect_greeting(site)
+            self.contacts.received(site, raw)
+            with self._one_of("pulls", self.limits.pulls, site):
+                source = await self.inbox.source(site, request.name)
+                try:
+                    async with aclosing(frames(source, request.offset)) as outgoing:
+                        async for frame in outgoing:
+                            yield self._sending(site, frame.SerializeToString())
+                except FileNotFoundError as error:  # forgotten since, with its attempt
+                    raise BlobUnknown(f"{called(request.name)} is no longer here") from error
 
     def forget_unwanted(self) -> None:
         """Drop what is left of uploads that broke off, where nobody would take the rest."""
@@ -253,6 +276,48 @@ class Servicer:
     @property
     def _ours(self) -> str:
         return self.membership.identity.site_id
+
+    @asynccontextmanager
+    async def _admitted(self, caller: Caller, *, pull: bool = False) -> AsyncIterator[str]:
+        """Who calls, for as long as the call takes; nothing of its message has been read.
+
+        Whoever is turned away pays like everybody else.
+        """
+        try:
+            try:
+                site = self._identify(caller)
+            except Refusal:
+                self.ledger.request(caller.site, time.monotonic())
+                raise
+            with self.ledger.stream(site):
+                self.ledger.request(site, time.monotonic(), pull=pull)
+                yield site
+        except TooMuch as error:
+            await self._hold(caller.site)
+            raise Refusal(Reason.TOO_MANY, str(error), error.retry_after_s) from error
+
+    async def _hold(self, site: str) -> None:
+        """Told later, a flood is slower: its connection has no stream left for more."""
+        if seconds := self.ledger.hold(site):
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.ledger.let_go(site)
+
+    async def _message(self, site: str, incoming: AsyncIterator[bytes]) -> bytes:
+        """The one message of a call, which must not take for ever to arrive."""
+        try:
+            async with asyncio.timeout(self.limits.message_s):
+                raw = await anext(incoming, None)
+        except TimeoutError as error:
+            raise Refusal(
+                Reason.DECLINED,
+                f"no message for {self.limits.message_s:g} s: try again on a better line",
+            ) from error
+        if raw is None:
+            raise RemoteProtocolError("a call without a message")
+        self.ledger.message(site, len(raw))
+        return raw
 
     def _identify(self, caller: Caller) -> str:
         try:
@@ -367,6 +432,7 @@ class _Pieces:
         self, site: str, incoming: AsyncIterator[bytes], contacts: Contacts, frame_s: float
     ) -> None:
         self.frames = 0
+        self.pay: Callable[[int], None] = lambda _size: None  # until it is known what for
         self._site = site
         self._incoming = incoming
         self._contacts = contacts
@@ -395,7 +461,9 @@ class _Pieces:
         self._more_s = 0.0
         self.frames += 1
         self._contacts.received(self._site, raw)
-        return parse(pb.PushFrame, raw)
+        piece = parse(pb.PushFrame, raw)
+        self.pay(len(piece.frame.data))
+        return piece
 
 
 async def _frames_of(first: pb.PushFrame | None, rest: _Pieces) -> AsyncGenerator[pb.Frame, None]:

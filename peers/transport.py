@@ -15,6 +15,7 @@ import peers.tls_floor  # before grpc, see there
 
 # isort: split
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,6 +38,7 @@ from peers.messages import (
     SOFTWARE_VERSION,
     BlobUnknown,
     LocalProtocolError,
+    PeerBusy,
     PeerError,
     PeerRefused,
     PeerUnreachable,
@@ -46,6 +48,7 @@ from peers.pacing import Backoff, Repeats, jittered
 from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
 from peers.transport_client import (
     GO_AHEAD,
+    RETRY_AFTER,
     SERVICE,
     ConnectionBroken,
     Keepalive,
@@ -273,6 +276,21 @@ class Transport:
         return {site: self._contacts.statistics(site) for site in self._links}
 
     async def _persistently(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
+        """Make a call again when its connection broke, and later when the peer says so."""
+        most_s = self._terms.patience.busy_s
+        backoff, waited_s = Backoff(0.25, most_s / 4, self._chance), 0.0
+        while True:
+            try:
+                return await self._reconnecting(to, call)
+            except PeerBusy as busy:
+                # At least what it asks for, and longer each time: others ask it, too.
+                pause = max(busy.retry_after_s, backoff.pause())
+                if waited_s + pause > most_s:
+                    raise
+                waited_s += pause
+                await asyncio.sleep(pause)
+
+    async def _reconnecting(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
         """Make a call again when its connection broke, on the link that is then in force."""
         for pause in self._terms.patience.pauses_s:
             with suppress(ConnectionBroken):
@@ -396,8 +414,11 @@ class Transport:
         return [
             *terms.keepalive.server_options(),
             *_SERVER_OPTIONS,
-            # who connects and says nothing goes again
+            # who connects and says nothing goes again, and so does who is silent later on
             ("grpc.server_handshake_timeout_ms", int(terms.limits.handshake_s * 1000)),
+            ("grpc.max_connection_idle_ms", int(terms.limits.idle_s * 1000)),
+            # Descriptors are for the daemon's own files, too: see daemon/main.py.
+            ("grpc.max_allowed_incoming_connections", terms.limits.connections),
         ]
 
     def _server_credentials(self) -> grpc.ServerCredentials:
@@ -423,23 +444,25 @@ class Transport:
 
     def _handlers(self) -> Any:
         # Bytes in and out: parsing is the servicer's, so that garbage is refused with a reason.
+        # All calls stream in: grpc would read a single message before it asked us, for as long
+        # as the peer likes and as often. On the wire it is the same.
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
-                "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver),
+                "Hello": grpc.stream_unary_rpc_method_handler(self._hello),
+                "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
                 "Push": grpc.stream_unary_rpc_method_handler(self._push),
-                "Pull": grpc.unary_stream_rpc_method_handler(self._pull),
+                "Pull": grpc.stream_stream_rpc_method_handler(self._pull),
             },
         )
 
-    async def _hello(self, raw: bytes, context: Any) -> bytes:
+    async def _hello(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
         async with self._answering("Hello", context) as caller:
-            return await self._servicer.hello(caller, raw)
+            return await self._servicer.hello(caller, incoming)
 
-    async def _deliver(self, raw: bytes, context: Any) -> bytes:
+    async def _deliver(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
         async with self._answering("Deliver", context) as caller:
-            return await self._servicer.deliver(caller, raw)
+            return await self._servicer.deliver(caller, incoming)
 
     async def _push(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
         async def go_ahead(offset: int) -> None:
@@ -448,10 +471,10 @@ class Transport:
         async with self._answering("Push", context) as caller:
             return await self._servicer.push(caller, incoming, go_ahead)
 
-    async def _pull(self, raw: bytes, context: Any) -> None:
+    async def _pull(self, incoming: AsyncIterator[bytes], context: Any) -> None:
         async with (
             self._answering("Pull", context) as caller,
-            aclosing(self._servicer.pull(caller, raw)) as outgoing,
+            aclosing(self._servicer.pull(caller, incoming)) as outgoing,
         ):
             async for frame in outgoing:
                 await self._write(frame, context)
@@ -484,11 +507,14 @@ class Transport:
                 )
             else:
                 self._note_refusal(call, caller, refusal)
-                await context.abort(_STATUS[refusal.reason], str(refusal))
+                hint: tuple[tuple[str, str], ...] = ()
+                if refusal.retry_after_s is not None:
+                    hint = ((RETRY_AFTER, str(math.ceil(refusal.retry_after_s * 1000))),)
+                await context.abort(_STATUS[refusal.reason], str(refusal), hint)
 
     def _note_refusal(self, call: str, caller: Caller, refusal: Refusal) -> None:
         if caller.site:
-            self._contacts.refused(caller.site)
+            self._contacts.refused(caller.site, too_much=refusal.retry_after_s is not None)
         reason = refusal.reason.name.lower()
         line = {
             "call": call,

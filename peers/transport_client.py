@@ -34,6 +34,7 @@ from peers.messages import (
     SOFTWARE_VERSION,
     BlobUnknown,
     LocalProtocolError,
+    PeerBusy,
     PeerError,
     PeerRefused,
     PeerUnreachable,
@@ -54,6 +55,9 @@ GO_AHEAD: Final = "hanse-go-ahead"
 The value is the byte from which on it wants it, in decimal digits.
 """
 
+RETRY_AFTER: Final = "hanse-retry-after-ms"
+"""Key of the trailing metadata with which a peer says when to ask again, in milliseconds."""
+
 Options = list[tuple[str, Any]]
 
 _OPTIONS: Final[Options] = [
@@ -61,7 +65,11 @@ _OPTIONS: Final[Options] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
-    # Ciphertexts do not compress; and what is never inflated is no bomb.
+    # Ciphertexts do not compress; and what is never inflated is no bomb: a call with a compressed
+    # message ends before the message is inflated. Beneath lies grpc's own bound: what it inflates
+    # is never more than max_receive_message_length. Both were measured with grpcio 1.85, see
+    # tests/attacks/test_abuse_attacks.py. (grpc.per_message_decompression, which would hand us the
+    # message as it came, loses frames that had arrived when a connection breaks.)
     ("grpc.compression_enabled_algorithms_bitset", 1),  # 1: identity alone
     ("grpc.keepalive_permit_without_calls", 1),  # a silent line is the one that NAT forgets
     ("grpc.http2.max_pings_without_data", 0),  # 0: as many as keepalive needs
@@ -131,12 +139,14 @@ class Patience:
     waits for one of several peers soon asks the next; ``call_s`` for a message,
     ``frame_s`` for each frame of a large object; ``pauses_s`` before the second,
     third, … try of a call whose connection broke, each up to half of it more or less.
+    ``busy_s``: how long a call is made again to a peer that says that we ask too much.
     """
 
     hello_s: float = 5.0
     call_s: float = 10.0
     frame_s: float = 30.0
     pauses_s: tuple[float, ...] = (0.1, 0.3, 1.0, 2.0)
+    busy_s: float = 30.0
 
 
 class ConnectionBroken(PeerUnreachable):
@@ -419,6 +429,8 @@ class PeerLink:
             return ConnectionBroken(
                 f"{site} ended the transfer early, or the connection to it broke; its log says why"
             )
+        if (busy_s := _retry_after_s(error)) is not None:
+            return PeerBusy(f"{site} refused: {told}", busy_s)
         return PeerRefused(f"{site} refused: {told}")
 
     def _why(self, told: str) -> str:
@@ -457,6 +469,15 @@ def _open_channel(identity: Identity, peer: ManifestSite, keepalive: Keepalive) 
 
 def _beyond_end(error: Exception) -> bool:
     return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.OUT_OF_RANGE
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    """When the peer would take the call, if it says so; what it says is bounded."""
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return None
+    trailing: Any = error.trailing_metadata()  # pairs, whatever the stubs say
+    told = str(dict(trailing).get(RETRY_AFTER, ""))
+    return int(told) / 1000 if told.isdecimal() and len(told) < 8 else None
 
 
 def _serialised(message: Message) -> bytes:

@@ -67,6 +67,8 @@ class StatusReply(_message.Message):
     PEERS_TOTAL_FIELD_NUMBER: _builtins.int
     ENCODER_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    AUDIT_ENTRIES_FIELD_NUMBER: _builtins.int
+    AUDIT_HEAD_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -115,6 +117,10 @@ class StatusReply(_message.Message):
     """hub id or path, as configured"""
     last_error: _builtins.str
     """of the last failed attempt; empty when none"""
+    audit_entries: _builtins.int
+    """in the audit log"""
+    audit_head: _builtins.bytes
+    """32 bytes: hash of its last entry"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -147,10 +153,12 @@ class StatusReply(_message.Message):
         peers_total: _builtins.int = ...,
         encoder: _builtins.str = ...,
         last_error: _builtins.str = ...,
+        audit_entries: _builtins.int = ...,
+        audit_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_entries", b"audit_entries", "audit_head", b"audit_head", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -210,6 +218,8 @@ class Peer(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_MS_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    OVER_QUOTA_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """site id"""
     address: _builtins.str
@@ -236,6 +246,10 @@ class Peer(_message.Message):
     """of the last hello; negative: never met"""
     certificate_expires_unix_s: _builtins.int
     """of the peer's certificate; 0: not seen yet"""
+    refused: _builtins.int
+    """calls of it that this site turned down since start"""
+    over_quota: _builtins.int
+    """of those, the ones that were too many: see [limits]"""
     def __init__(
         self,
         *,
@@ -252,10 +266,12 @@ class Peer(_message.Message):
         last_error: _builtins.str = ...,
         round_trip_ms: _builtins.float = ...,
         certificate_expires_unix_s: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        over_quota: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "over_quota", b"over_quota", "refused", b"refused", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@
     asking.py      ask, eval
     show.py        status, peers, rounds
     chain.py       rounds verify
+    auditing.py    audit head, verify, show
     demo.py        three sites on one machine; demo_sites.py their folders and processes
 
 Heavy imports (grpc, rich's tables, certificates) wait until a command needs
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from daemon.fedctl import asking, chain, demo, ingesting, setup, show, training
+from daemon.fedctl import asking, auditing, chain, demo, ingesting, setup, show, training
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
 
@@ -55,6 +56,7 @@ app.command("status")(show.status)
 app.command("peers")(show.peers)
 show.rounds_app.command("verify")(chain.verify)
 app.add_typer(show.rounds_app, name="rounds")
+app.add_typer(auditing.audit_app, name="audit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

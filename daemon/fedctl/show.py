@@ -78,6 +78,7 @@ def _status_table(reply: StatusReply) -> Table:
             f"max {reply.loop_lag_max_ms:.1f} ms",
         ),
         ("certificate", f"expires in {duration(left)}" if left > 0 else "EXPIRED"),
+        ("audit log", f"{reply.audit_entries} entries, head {short(reply.audit_head.hex())}"),
         ("last error", reply.last_error or "none"),
     ):
         grid.add_row(name, plain_text(value))

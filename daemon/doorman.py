@@ -1,0 +1,104 @@
+"""Who knocks at the control socket: the kernel says so (SO_PEERCRED, unix(7)).
+
+grpc tells a service nothing about the other end of a Unix socket. So the socket that
+people connect to is ours; each connection is asked for its user and then carried,
+byte by byte, to a server that serves that user alone. These servers' own sockets lie
+in a folder that only this daemon can enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger()
+
+_UCRED: Final = struct.Struct("3i")  # pid, uid, gid
+_PIECE: Final = 256 * 1024
+
+Open = Callable[[int, Path], Awaitable[None]]
+"""Serve the user with this uid at that Unix socket."""
+
+
+class Doorman:
+    """Listens at one Unix socket and leads every user to a server of their own."""
+
+    def __init__(self, open_server: Open) -> None:
+        self._open_server = open_server
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._doors: dict[int, asyncio.Task[Path]] = {}
+        self._server: asyncio.Server | None = None
+        self._visits: set[asyncio.Task[None]] = set()
+
+    async def start(self, path: Path) -> None:
+        """Listen at ``path``. Raises OSError."""
+        # mode 0700 from the start, and its name short enough for a socket's
+        self._folder = tempfile.TemporaryDirectory(prefix="hanse-")
+        self._server = await asyncio.start_unix_server(self._visit, path)
+
+    async def stop(self) -> None:
+        """Let nobody in any more, and end what is under way."""
+        if self._server is not None:
+            self._server.close()
+        for visit in list(self._visits):
+            visit.cancel()
+        if self._visits:
+            await asyncio.wait(self._visits)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:  # always: asyncio runs this as a task
+            self._visits.add(task)
+            task.add_done_callback(self._visits.discard)
+        inner: asyncio.StreamWriter | None = None
+        try:
+            door = await self._door(_uid_of(writer.get_extra_info("socket")))
+            answers, inner = await asyncio.open_unix_connection(door)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_carry(reader, inner))
+                group.create_task(_carry(answers, writer))
+        except (OSError, asyncio.CancelledError) as error:
+            log.debug("a visit at the control socket ended", cause=str(error))
+        finally:
+            writer.transport.abort()
+            if inner is not None:
+                inner.transport.abort()
+
+    async def _door(self, uid: int) -> Path:
+        """The socket of this user's server, which is started when the user first comes."""
+        if self._folder is None:
+            raise OSError("not listening")
+        if uid not in self._doors:
+            path = Path(self._folder.name) / str(uid)
+            self._doors[uid] = asyncio.create_task(self._opened(uid, path))
+        return await asyncio.shield(self._doors[uid])
+
+    async def _opened(self, uid: int, path: Path) -> Path:
+        await self._open_server(uid, path)
+        return path
+
+
+def _uid_of(connection: socket.socket) -> int:
+    """The user of the process that connected, at the time when it did."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(credentials)[1])
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Everything from one end to the other; the end of one is the end of the other."""
+    with suppress(ConnectionError):
+        while piece := await reader.read(_PIECE):
+            writer.write(piece)
+            await writer.drain()
+    with suppress(OSError):
+        writer.write_eof()

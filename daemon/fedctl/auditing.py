@@ -1,0 +1,261 @@
+"""fedctl audit: who did what at this site, and whether the log of it is whole.
+
+The log is read from its files, so a daemon is not needed, and whoever verifies does not
+have to believe one. Only `head` asks the daemon, unless it is told where the files are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session, short, write_json
+from daemon.fedctl.show import ANSWER_WITHIN_S, columns, plain_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from daemon.audit_chain import Chain
+
+audit_app = typer.Typer(help="The audit log: who did what here, and whether it is whole.")
+
+_StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The daemon's state_dir, or a copy of it.",
+        show_default="the one of the settings (--config), else /var/lib/hanse",
+    ),
+]
+_Files = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FILE]...", help="Segments of a log, in the place of --state-dir."),
+]
+_DEFAULT_STATE = Path("/var/lib/hanse")
+
+
+@audit_app.callback()
+@command
+def audit(_session: Session) -> None:
+    """The audit log: who did what here, and whether it is whole."""
+
+
+@audit_app.command("head")
+@command
+def head(session: Session, state_dir: _StateDir = None) -> None:
+    """Show the last entry's number and hash: note them elsewhere, to verify against."""
+    if state_dir is None:
+        seq, digest = run(_head(session))
+    else:
+        chain = _verified(_segments(session, state_dir, None))
+        seq, digest = chain.seq, chain.head
+    plain = {"entries": seq, "head": digest.hex()}
+    session.result(plain, lambda console: console.print(f"{seq} {digest.hex()}"))
+
+
+async def _head(session: Session) -> tuple[int, bytes]:
+    from proto.control_pb2 import StatusRequest
+
+    async with connected(socket_path(session)) as daemon:
+        reply = await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
+        return reply.audit_entries, reply.audit_head
+
+
+@audit_app.command("verify")
+@command
+def verify(
+    session: Session,
+    files: _Files = None,
+    state_dir: _StateDir = None,
+    head: Annotated[
+        str, typer.Option(metavar="HASH", help="A head that was noted: it must be in the log.")
+    ] = "",
+) -> None:
+    """Verify every entry: none altered, removed, inserted or moved; with --head, none cut off."""
+    noted = _digest(head) if head else None
+    chain = _verified(_segments(session, state_dir, files), noted)
+    plain = {
+        "entries": chain.seq,
+        "first": chain.first,
+        "head": chain.head.hex(),
+        "torn": chain.torn,
+        "noted_head_found": None if noted is None else True,
+    }
+    session.result(plain, lambda console: console.print(plain_text(_in_words(chain, noted))))
+
+
+def _verified(paths: list[Path], noted: bytes | None = None) -> Chain:
+    from daemon.audit_chain import BEGINNING, Break, Chain, entries
+
+    chain, found = Chain(), noted in (None, BEGINNING)
+    try:
+        for entry in entries(paths, chain):
+            found = found or entry["hash"] == (noted or b"").hex()
+    except Break as error:
+        raise CommandError(
+            f"the audit log breaks at {error}",
+            f"It is whole up to entry {chain.seq}. Keep the files as they are, compare them with "
+            "a backup and with heads that were noted",
+        ) from error
+    except OSError as error:
+        raise _unreadable(error) from error
+    if not found:
+        raise CommandError(
+            f"the head that was noted is not in the log, which ends with entry {chain.seq} "
+            f"({chain.head.hex()})",
+            "Its end was cut off, or it was written anew: compare it with a backup",
+        )
+    return chain
+
+
+def _in_words(chain: Chain, noted: bytes | None) -> str:
+    if not chain.first:
+        return "The log has no entries."
+    parts = [f"Entries {chain.first} to {chain.seq} verified; head {chain.head.hex()}."]
+    if chain.first > 1:
+        parts.append(f"Entries 1 to {chain.first - 1} are in older segments, not seen here.")
+    if chain.torn:
+        parts.append(
+            f"Torn by a crash, and accounted for by the entry after: {', '.join(chain.torn)}."
+        )
+    if noted is None:
+        parts.append("Entries cut off at the end show only against a head that was noted (--head).")
+    return " ".join(parts)
+
+
+@audit_app.command("show")
+@command
+def show(
+    session: Session,
+    files: _Files = None,
+    state_dir: _StateDir = None,
+    since: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Only later ones: 2026-03-01, 2026-03-01T12:00Z or 36h."),
+    ] = "",
+    actor: Annotated[
+        str,
+        typer.Option(metavar="WHO", help="Only theirs: uid:1000, site:birch, fedd, signal:HUP."),
+    ] = "",
+) -> None:
+    """Show the entries, oldest first, verified on the way; with --json an entry a line."""
+    after = _moment(since) if since else None
+    chosen = (
+        entry
+        for entry in _entries(_segments(session, state_dir, files))
+        if (not actor or entry["actor"] == actor)
+        and (after is None or datetime.fromisoformat(entry["time"]) >= after)
+    )
+    if session.json:
+        for entry in chosen:
+            write_json(entry)
+    else:
+        _show(session.console, list(chosen))
+
+
+def _entries(paths: list[Path]) -> Iterator[dict[str, Any]]:
+    from daemon.audit_chain import Break, entries
+
+    try:
+        yield from entries(paths)
+    except Break as error:
+        raise CommandError(
+            f"the audit log breaks at {error}", "`fedctl audit verify` says more"
+        ) from error
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def _show(console: Console, chosen: list[dict[str, Any]]) -> None:
+    table = columns(">entry", "time", "actor", "action", "outcome", "what")
+    for entry in chosen:
+        what = ", ".join(f"{name} {_value(value)}" for name, value in entry["objects"].items())
+        table.add_row(
+            str(entry["seq"]),
+            *(plain_text(entry[name]) for name in ("time", "actor", "action", "outcome")),
+            plain_text(what),
+        )
+    console.print(table)
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return short(text) if len(text) == 64 else text
+
+
+# ---- what was meant ------------------------------------------------------------
+
+
+def _segments(session: Session, state_dir: Path | None, files: list[Path] | None) -> list[Path]:
+    from daemon.audit_chain import AuditError, number_of, segments
+
+    try:
+        if files:
+            return sorted(files, key=number_of)
+        folder = (state_dir or _configured(session)) / "audit"
+        found = segments(folder)
+    except AuditError as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        raise _unreadable(error) from error
+    if not found:
+        raise CommandError(
+            f"no audit log in {folder}",
+            "Name the daemon's folder (--state-dir) or settings (--config); it is the daemon's "
+            "user or root who may read it",
+            exit_code=Exit.USAGE,
+        )
+    return found
+
+
+def _configured(session: Session) -> Path:
+    if session.config is None:
+        return _DEFAULT_STATE
+    from config.settings import SettingsError, load
+
+    try:
+        return load(session.config).site.state_dir
+    except SettingsError as error:
+        raise CommandError(str(error), exit_code=Exit.USAGE) from error
+
+
+def _digest(text: str) -> bytes:
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise CommandError(
+            f"{text!r} is no head of an audit log",
+            "Give the 64 digits that `fedctl audit head` showed",
+            exit_code=Exit.USAGE,
+        )
+    return digest
+
+
+def _moment(text: str) -> datetime:
+    units = {"m": "minutes", "h": "hours", "d": "days"}
+    if text[:-1].isdecimal() and text[-1:] in units:
+        return datetime.now(UTC) - timedelta(**{units[text[-1]]: int(text[:-1])})
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise CommandError(
+            f"{text!r} is no time",
+            "Write 2026-03-01, 2026-03-01T12:00Z or 36h",
+            exit_code=Exit.USAGE,
+        ) from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _unreadable(error: OSError) -> CommandError:
+    return CommandError(
+        f"cannot read {error.filename}: {error.strerror}",
+        "The audit log may be read by the daemon's user and root",
+    )

@@ -1,0 +1,138 @@
+"""What of the traffic with peers goes into the audit log, and when.
+
+The node and the transport know nothing of it: `WitnessedInbox` stands between the
+transport and the node for what comes in, `WitnessedTransport` between the node and
+the peers for what goes out. An entry is on the disk before what it tells of happens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, Final
+
+from daemon.audit import DAEMON, AuditLog
+from daemon.audit_chain import AuditError
+from peers.frames import Received, Source, size_of
+from peers.messages import PeerRefused
+from peers.servicer import Inbox
+from peers.transport import Transport
+from proto import federation_pb2 as pb
+
+_REMEMBERED: Final = 256
+
+
+def of_site(site: str) -> str:
+    """A peer as an actor."""
+    return f"site:{site}"
+
+
+def _named(name: pb.BlobName) -> dict[str, Any]:
+    """An object's name, as entries have it."""
+    named: dict[str, Any] = {"kind": pb.BlobKind.Name(name.kind).lower()}
+    if name.digest:
+        named["digest"] = name.digest.hex()
+    else:
+        named |= {"round": name.round, "attempt": name.attempt}
+    return named
+
+
+class WitnessedInbox:
+    """A node whose peers' requests for its data, and gifts to it, are recorded."""
+
+    def __init__(self, inbox: Inbox, audit: AuditLog) -> None:
+        self._inbox = inbox
+        self._audit = audit
+
+    async def message(self, sender: str, envelope: pb.Envelope) -> None:
+        """Messages of the protocol touch no data by themselves; what they lead to does."""
+        await self._inbox.message(sender, envelope)
+
+    def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
+        """As the node says; nothing while it could not be recorded."""
+        return self._inbox.accepts(sender, name, total_bytes) or self._audit.trouble or None
+
+    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+        """A peer's object is taken."""
+        objects = _named(name) | {"bytes": blob.size, "sha256": blob.digest.hex()}
+        await self._record(sender, "push", "taken", objects)
+        await self._inbox.blob(sender, name, blob)
+
+    async def source(self, sender: str, name: pb.BlobName) -> Source:
+        """A peer gets an object of ours."""
+        source = await self._inbox.source(sender, name)
+        await self._record(
+            sender, "pull", "served", _named(name) | {"bytes": await size_of(source)}
+        )
+        return source
+
+    async def _record(
+        self, sender: str, action: str, outcome: str, objects: dict[str, Any]
+    ) -> None:
+        try:
+            await self._audit.record(of_site(sender), action, outcome, **objects)
+        except AuditError as error:
+            raise PeerRefused(str(error)) from error
+
+
+class WitnessedTransport(Transport):
+    """A transport that records what of this site's work leaves it, and its word on plans."""
+
+    def __init__(self, audit: AuditLog, *arguments: Any, **options: Any) -> None:
+        """As `Transport`, and where to record."""
+        super().__init__(*arguments, **options)
+        self._audit = audit
+        self._recorded: OrderedDict[tuple[Hashable, ...], None] = OrderedDict()
+
+    async def send(self, to: str, envelope: pb.Envelope) -> None:
+        """As `Transport.send`."""
+        match envelope.WhichOneof("body"):
+            case "plan_answer":
+                await self._plan(to, envelope.plan_answer)
+            case "vote":
+                await self._vote(envelope.vote)
+            case "commit":
+                # A coordinator's own vote leaves it with the certificate, and not before.
+                for vote in envelope.commit.certificate.votes:
+                    if vote.site == envelope.sender:
+                        await self._vote(vote, envelope.commit.certificate)
+        await super().send(to, envelope)
+
+    async def push(self, to: str, name: pb.BlobName, source: Source) -> None:
+        """As `Transport.push`; the tries of one object are one entry."""
+        if self._is_new("send", to, name.SerializeToString(deterministic=True)):
+            objects = _named(name) | {"to": to, "bytes": await size_of(source)}
+            await self._audit.record_or_owe(DAEMON, "send", "begun", **objects)
+        await super().push(to, name, source)
+
+    async def _plan(self, to: str, answer: pb.PlanAnswer) -> None:
+        await self._audit.record_or_owe(
+            DAEMON,
+            "plan",
+            "accepted" if answer.accepted else "declined",
+            round=answer.round,
+            attempt=answer.attempt,
+            coordinator=to,
+            reason=answer.reason,
+        )
+
+    async def _vote(self, vote: pb.Vote, certificate: pb.Certificate | None = None) -> None:
+        body = vote.body if certificate is None else certificate.body
+        if self._is_new("vote", body.round, vote.attempt):
+            await self._audit.record_or_owe(
+                DAEMON,
+                "vote",
+                "given",
+                round=body.round,
+                attempt=vote.attempt,
+                digest=body.model_digest.hex(),
+            )
+
+    def _is_new(self, *what: Hashable) -> bool:
+        """Whether this was not recorded of late: what is sent again is one deed."""
+        if what in self._recorded:
+            return False
+        self._recorded[what] = None
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
+        return True
