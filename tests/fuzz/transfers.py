@@ -109,7 +109,7 @@ async def _pushes(transfers: list[list[bytes]], spool: Path) -> list[tuple[int, 
     here, inbox, caller = world(), KeepsAll(), _beta()
     membership = Membership(here.identities["alpha"], here.trust, here.manifests[1])
     servicer = Servicer(membership, spool, inbox, lambda: 0, Contacts())
-    await servicer.hello(caller, _greeting())
+    await servicer.hello(caller, _coming([_greeting()]))
     taken = []
     for transfer in transfers:
         wanted: list[int] = []
