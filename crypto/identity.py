@@ -18,7 +18,8 @@ Everything is ECDSA on P-256 with SHA-256. This is the only home of
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from crypto import keys, names
-from crypto.keys import IdentityError, PrivateKey, PublicKey, read_bounded, replace, write_new
+from crypto.keys import IdentityError, PrivateKey, PublicKey, read_bounded, write_new
 from crypto.names import check_id, tls_name
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "create_authority",
     "create_site",
     "install",
+    "renew_site",
     "sign_request",
     "sign_with_authority",
     "tls_name",
@@ -49,6 +51,8 @@ __all__ = [
 _MAX_DER = 4096
 _MAX_PEM = 16 * 1024
 _MAX_DAYS = 20 * 366
+_LONGEST_ATTEMPT = timedelta(days=1)  # [rounds] train_deadline_s is at most that
+_GENERATIONS = 3  # renewals within that time
 _CLOCK_SKEW = timedelta(minutes=5)  # a certificate made now is valid where clocks are behind
 
 _AUTHORITY_KEY, _AUTHORITY_CERTIFICATE = "ca.key", "ca.crt"
@@ -167,15 +171,60 @@ def create_site(directory: Path, federation_id: str, site_id: str) -> None:
     check_id(federation_id, "federation id")
     check_id(site_id, "site id")
     key = keys.new_key()
+    remedy = f"to start anew, move it away and {_INIT_SITE} again"
+    write_new(directory / _SITE_KEY, keys.key_pem(key), 0o600, remedy=remedy)
+    keys.replace(directory / _SITE_REQUEST, _request(key, federation_id, site_id), 0o644)
+
+
+def renew_site(directory: Path, *, new_key: bool) -> None:
+    """Write a new ``site.csr`` for an enrolled site: for its key, or for a new one.
+
+    The new key waits beside the old one as ``site.key.next`` (0600), which the running
+    daemon does not touch; `install` puts it in the old one's place, together with its
+    certificate. An expired certificate can be renewed, too.
+    """
+    path = directory / _SITE_KEY
+    key = keys.read_key(path, _INIT_SITE)
+    old = read_bounded(directory / _SITE_CERTIFICATE, _MAX_PEM, remedy=_INSTALL)
+    authority = read_bounded(directory / _AUTHORITY_CERTIFICATE, _MAX_PEM, remedy=_INSTALL)
+    trust = Trust.from_pem(authority)
+    site_id = trust.site_of(old, at=None)
+    if new_key:
+        key = keys.new_key()
+        remedy = (
+            "a renewal is under way: install its certificate, or remove that file to start anew"
+        )
+        write_new(_next(path), keys.key_pem(key), 0o600, remedy=remedy)
+    keys.replace(directory / _SITE_REQUEST, _request(key, trust.federation_id, site_id), 0o644)
+
+
+def _request(key: PrivateKey, federation_id: str, site_id: str) -> bytes:
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_subject(federation_id, site_id))
         .add_extension(_site_names(federation_id, site_id), critical=False)
         .sign(key, hashes.SHA256())
     )
-    remedy = f"to start anew, move it away and {_INIT_SITE} again"
-    write_new(directory / _SITE_KEY, keys.key_pem(key), 0o600, remedy=remedy)
-    replace(directory / _SITE_REQUEST, request.public_bytes(serialization.Encoding.PEM), 0o644)
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def _next(key: Path) -> Path:
+    return key.with_name(f"{key.name}.next")
+
+
+def _key_of(certificate: x509.Certificate, path: Path, remedy: str) -> tuple[PrivateKey, Path]:
+    """The key of this certificate: that in ``path``, or one that waits beside it.
+
+    A crash between the two steps of `install` leaves the certificate of the new key
+    beside the old key; so the new one is looked for, too.
+    """
+    key, waiting = keys.read_key(path, _INIT_SITE), _next(path)
+    if key.public_key() != certificate.public_key() and waiting.exists():
+        new = keys.read_key(waiting, remedy)
+        if new.public_key() == certificate.public_key():
+            return new, waiting
+    _check_fits(key, certificate, path, remedy)
+    return key, path
 
 
 def install(
@@ -190,9 +239,8 @@ def install(
     trust = Trust.from_pem(authority_pem)
     site_id = trust.site_of(certificate_pem, at=now or datetime.now(UTC))
     certificate = _parse_certificate(certificate_pem)
-    path = directory / _SITE_KEY
-    key = keys.read_key(path, _INIT_SITE)
-    _check_fits(key, certificate, path, f"have this site's own {_SITE_REQUEST} signed")
+    site_key = directory / _SITE_KEY
+    _, key_path = _key_of(certificate, site_key, f"have this site's own {_SITE_REQUEST} signed")
     request = _parse_request(read_bounded(directory / _SITE_REQUEST, _MAX_PEM, remedy=_INIT_SITE))
     asked = _named_site(request, trust.federation_id, "the request")
     if asked != site_id:
@@ -208,8 +256,10 @@ def install(
                 f"{path} is another authority than the one given: to join another federation, "
                 f"{_INIT_SITE} in a new folder"
             )
-    replace(path, trust.authority_pem, 0o644)
-    replace(directory / _SITE_CERTIFICATE, _pem(certificate), 0o644)
+    keys.replace(path, trust.authority_pem, 0o644)
+    keys.replace(directory / _SITE_CERTIFICATE, _pem(certificate), 0o644)
+    if key_path != site_key:  # behind the certificate: `_key_of` knows what a crash here leaves
+        keys.rename(key_path, site_key)
 
 
 @dataclass(frozen=True)
@@ -223,6 +273,8 @@ class Identity:
     key_pem: bytes = field(repr=False)
     authority_pem: bytes = field(repr=False)
     not_after: datetime  # UTC
+    # Certificates that this site had before, and until when they are good for unsealing.
+    earlier: tuple[tuple[datetime, Identity], ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def load(
@@ -238,8 +290,7 @@ class Identity:
         pem = read_bounded(certificate, _MAX_PEM, remedy=_INSTALL)
         site_id = trust.site_of(pem, at=now or datetime.now(UTC))
         parsed = _parse_certificate(pem)
-        private_key = keys.read_key(key, _INIT_SITE)
-        _check_fits(private_key, parsed, key, _RENEW)
+        private_key, _ = _key_of(parsed, key, _RENEW)
         return cls(
             site_id=site_id,
             federation_id=trust.federation_id,
@@ -249,6 +300,21 @@ class Identity:
             authority_pem=trust.authority_pem,
             not_after=parsed.not_valid_after_utc,
         )
+
+    def following(self, before: Identity, *, now: datetime | None = None) -> Identity:
+        """This identity, which can also unseal what peers sealed for the one before it.
+
+        Peers seal a round's key for the certificate that a site had when the attempt
+        began. So a renewal in the middle of an attempt costs nothing, for as long as an
+        attempt may take (a day). Signing and TLS go by the new certificate at once.
+        """
+        moment = now or datetime.now(UTC)
+        if before.certificate_der == self.certificate_der:
+            kept = before.earlier
+        else:
+            kept = ((moment + _LONGEST_ATTEMPT, replace(before, earlier=())), *before.earlier)
+        good = tuple((until, old) for until, old in kept if until > moment)
+        return replace(self, earlier=good[:_GENERATIONS])
 
     @cached_property
     def _key(self) -> PrivateKey:
@@ -261,10 +327,19 @@ class Identity:
     def unseal(self, sealed: bytes, associated: bytes) -> bytes:
         """The plaintext of what a peer sealed with `Trust.seal_for` for this certificate.
 
-        Raises IdentityError when it was sealed for another certificate or with
-        other associated bytes, or was changed: which of these cannot be told.
+        Or for one that it followed (see `following`). Raises IdentityError when it was
+        sealed for another certificate or with other associated bytes, or was changed:
+        which of these cannot be told.
         """
-        return keys.unseal(self._key, sealed, _seal_context(self.certificate_der, associated))
+        try:
+            return keys.unseal(self._key, sealed, _seal_context(self.certificate_der, associated))
+        except IdentityError:
+            now = datetime.now(UTC)
+            for until, old in self.earlier:
+                if now < until:
+                    with suppress(IdentityError):
+                        return old.unseal(sealed, associated)
+            raise
 
 
 # ---- what a site believes ---------------------------------------------------

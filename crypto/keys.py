@@ -197,6 +197,15 @@ def replace(path: Path, content: bytes, mode: int) -> None:
     _fsync_folder(path.parent)
 
 
+def rename(old: Path, new: Path) -> None:
+    """Put a file of ours in another's place, durably."""
+    try:
+        old.replace(new)
+    except OSError as error:
+        raise IdentityError(f"cannot rename {old} to {new.name}: {error.strerror}") from error
+    _fsync_folder(new.parent)
+
+
 def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
