@@ -362,6 +362,11 @@ class Trust:
     def _authority(self) -> x509.Certificate:
         return _parse_authority(self.authority_pem)
 
+    @property
+    def not_after(self) -> datetime:
+        """Until when the authority's certificate is valid (UTC)."""
+        return self._authority.not_valid_after_utc
+
     def site_of(self, certificate: bytes, *, at: datetime | None) -> str:
         """The site that a certificate (DER or PEM) names.
 

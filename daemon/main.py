@@ -29,6 +29,7 @@ from daemon.attempts import AttemptLog
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
+from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, RetrieverDescription
@@ -145,7 +146,9 @@ class Daemon:
             node.collection.adopt(node.protocol.durable.head_digest)
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
+            watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
             tasks.append(group.create_task(self._spread(node, transport)))
+            tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
             await control.start(self._surroundings(node, workers))
             stack.push_async_callback(control.stop)

@@ -1,0 +1,1 @@
+"""Attacks, each made twice: against the defence, and with the defence removed."""
