@@ -433,7 +433,7 @@ class Transport:
         identity = self._servicer.membership.identity
         return grpc.ssl_server_certificate_configuration(
             [(identity.key_pem, identity.certificate_pem)],
-            root_certificates=identity.authority_pem,
+            root_certificates=identity.roots_pem,
         )
 
     def _changed_certificates(self) -> grpc.ServerCertificateConfiguration | None:

@@ -188,8 +188,9 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def fingerprint(certificate_pem: bytes) -> str:
-    """SHA-256 of the certificate in colon-separated hex, to compare over the telephone."""
-    der = ssl.PEM_cert_to_DER_cert(certificate_pem.decode("ascii"))
+    """SHA-256 of the first certificate in colon-separated hex, to compare over the telephone."""
+    first, end, _ = certificate_pem.decode("ascii").partition(ssl.PEM_FOOTER)
+    der = ssl.PEM_cert_to_DER_cert(first + end)
     return hashlib.sha256(der).digest().hex(":").upper()
 
 
