@@ -34,7 +34,7 @@ from crypto.authority import (
     sign_request,
     sign_with_authority,
 )
-from crypto.keys import IdentityError, PrivateKey, read_bounded, write_new
+from crypto.keys import IdentityError, KeyHolder, PrivateKey, read_bounded, write_new
 from crypto.names import check_id, tls_name
 from crypto.trust import Trust, expiry_of, seal_context
 
@@ -220,12 +220,12 @@ class Identity:
         return replace(self, earlier=good[:_GENERATIONS])
 
     @cached_property
-    def _key(self) -> PrivateKey:
-        return keys.parse_key(self.key_pem, Path(forms.SITE_KEY))
+    def _key(self) -> KeyHolder:
+        return keys.holder_of(self.key_pem, Path(forms.SITE_KEY))
 
     def sign(self, payload: bytes) -> bytes:
         """ECDSA P-256 SHA-256 signature (DER, at most 80 bytes); begin payloads with their kind."""
-        return keys.sign(self._key, payload)
+        return self._key.sign(payload)
 
     def unseal(self, sealed: bytes, associated: bytes) -> bytes:
         """The plaintext of what a peer sealed with `Trust.seal_for` for this certificate.
@@ -235,7 +235,7 @@ class Identity:
         which of these cannot be told.
         """
         try:
-            return keys.unseal(self._key, sealed, seal_context(self.certificate_der, associated))
+            return self._key.unseal(sealed, seal_context(self.certificate_der, associated))
         except IdentityError:
             now = datetime.now(UTC)
             for until, old in self.earlier:

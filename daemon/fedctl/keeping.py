@@ -1,4 +1,4 @@
-"""fedctl site expel, site renew: what comes after the founding of a federation.
+"""fedctl site expel, site renew, ca rotate, ca adopt: what comes with the years.
 
 `expel` is the keeper's: it needs the authority's key and no daemon, so it works from
 wherever the keeper is. One site that installs the new manifest is enough; the others
@@ -7,6 +7,7 @@ take it from there (docs/decisions/0008).
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ def join() -> None:
     """Put these commands beside those of setup.py."""
     setup.site_app.command("expel")(site_expel)
     setup.site_app.command("renew")(site_renew)
+    setup.ca_app.command("rotate")(ca_rotate)
+    setup.ca_app.command("adopt")(ca_adopt)
 
 
 @command
@@ -111,3 +114,65 @@ def site_renew(
         f"fedctl site install {directory} --certificate site.crt --authority ca.crt",
         "systemctl reload fedd",
     )
+
+
+@command
+def ca_rotate(
+    session: Session,
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The authority's folder.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="A folder for its successor, or of `ca adopt`.")
+    ],
+    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 3650,
+    window: Annotated[
+        int, typer.Option(metavar="DAYS", min=1, help="How long certificates of both are good.")
+    ] = 90,
+) -> None:
+    """Let a new authority follow the old one, which vouches for it; both are good for a while."""
+    from crypto.identity import rotate_authority
+
+    with setup.refusing():
+        end: datetime = rotate_authority(old, new, days=days, window_days=window)
+    certificate = new / "ca.crt"
+    plain = {
+        "directory": str(new),
+        "certificate": str(certificate),
+        "fingerprint_sha256": setup.fingerprint(setup.read_file(certificate)),
+        "previous_fingerprint_sha256": setup.fingerprint(setup.read_file(old / "ca.crt")),
+        "both_until": end.isoformat(timespec="seconds"),
+    }
+    setup.tell(
+        session,
+        plain,
+        f"1. Send {certificate} to every site. There, with the certificate that it has:",
+        "   fedctl site install DIR --certificate DIR/site.crt --authority ca.crt",
+        "   systemctl reload fedd",
+        f"   Until all have it, sign with --ca {old}: a site without it believes nothing else.",
+        f"2. Then sign with --ca {new}: a manifest, and each site's next request",
+        f"   (fedctl site renew), before {end:%Y-%m-%d}. Destroy {old / 'ca.key'} after that.",
+    )
+
+
+@command
+def ca_adopt(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
+    certificate: Annotated[
+        Path, typer.Option(metavar="FILE", help="Its certificate, then what issued it, in PEM.")
+    ],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, mode 0600.")],
+) -> None:
+    """Use an authority that was made elsewhere, if it is what a federation needs."""
+    from crypto.identity import adopt_authority
+
+    with setup.refusing():
+        adopt_authority(directory, federation, setup.read_file(certificate), key)
+    installed = directory / "ca.crt"
+    plain = {
+        "federation": federation,
+        "directory": str(directory),
+        "certificate": str(installed),
+        "fingerprint_sha256": setup.fingerprint(setup.read_file(installed)),
+    }
+    setup.tell(session, plain, "It signs sites and manifests like one of `fedctl ca init`.")
