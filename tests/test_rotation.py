@@ -6,6 +6,8 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import json
+import shutil
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -344,6 +346,23 @@ def test_an_intermediate_authority_needs_what_issued_it_and_its_own_key(tmp_path
     lies_open = kept(tmp_path / "open", key, mode=0o644)
     with pytest.raises(IdentityError, match="others may read the private key"):
         adopt_authority(tmp_path / "ca", "med", pem(certificate, ROOT[0]), lies_open)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_the_documented_openssl_commands_make_a_fit_authority(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "fedctl.md").read_text()
+    commands = next(b for b in text.split("```") if b.strip().startswith("openssl ecparam"))
+    root = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+        "-keyout root.key -out root.crt -days 3650 -subj '/CN=Institution Root'"
+    )
+    for script in (root, commands):
+        subprocess.run(
+            ["bash", "-ec", script], cwd=tmp_path, check=True, capture_output=True, timeout=60
+        )
+    chain = (tmp_path / "chain.pem").read_bytes()
+    adopt_authority(tmp_path / "ca", "trade", chain, tmp_path / "ca.key")
+    assert Trust.from_pem((tmp_path / "ca" / "ca.crt").read_bytes()).federation_id == "trade"
 
 
 def test_a_federation_changes_over_to_an_authority_of_its_own(tmp_path: Path) -> None:
