@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from peers import effects as do
 from peers.manifest import FederationManifest
 from peers.roles import next_after
+from proto import federation_pb2 as pb
 from tests.simulation import LONGEST_WORK_S, World, coordinator
 
 
@@ -99,6 +101,34 @@ def test_an_update_that_is_in_the_sum_already_costs_the_attempt() -> None:
     committed_at(world, others(world, out), 1, within_s=60)
     assert world.certificate(1).attempt == 1
     assert out not in world.certificate(1).body.contributors
+
+
+def test_an_update_that_was_being_added_when_its_site_was_expelled_costs_the_attempt() -> None:
+    world, lead, dealer = training(seed=3)
+    out = others(world, lead, dealer)[0]
+    machine = world.site(lead)
+    while machine._coordination is None or not machine._coordination.expects_update(out):
+        world.step()
+    expel(world, out)
+    effects = machine.step(do.UpdateAdded(1, 0, out), world.now)
+    said = [e.body for e in effects if isinstance(e, do.Send)]
+    over = [body for body in said if isinstance(body, pb.AttemptFailed)]
+    assert over
+    assert over[0].reason.startswith(f"the update of {out} came into the sum")
+
+
+def test_the_turn_of_an_expelled_site_is_not_waited_for_under_the_older_manifest() -> None:
+    """A site that has voted stays with the old list, in whose rotation the expelled one is."""
+    world, lead, _ = training(seed=4)
+    out = coordinator(world, 1, 1)
+    while not (voters := [n for n in others(world, lead, out) if world.disks[n].durable.accepted]):
+        world.step()
+    machine = world.site(voters[0])
+    expel(world, out)
+    machine._part = None
+    machine._expect(1, delay=0.0)
+    assert machine.manifest.version == 1
+    assert machine._next.attempt == 2
 
 
 def test_a_value_that_was_voted_for_stays_with_its_contributors() -> None:
