@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import grpc.aio
@@ -211,24 +212,35 @@ async def test_a_key_that_others_may_read_is_not_used(
             assert (await ready(site)).site == "alpha"
 
 
+class Gate(asyncio.Event):
+    """Where an object waits before it is taken in; tells when one is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.reached.set()
+        return await super().wait()
+
+
 @DEFENDED
 async def test_an_upload_of_a_site_that_is_revoked_meanwhile_does_not_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defended: bool
 ) -> None:
-    """Its call was let in while it was a member; the bytes end after it is not."""
+    """Its call was let in while it was a member; it has sent every byte and waits for thanks."""
     federation = Federation.found(tmp_path, "alpha", "beta")
     if not defended:
         monkeypatch.setattr("peers.severing.OpenCalls.end", lambda *_: [])
     async with running(federation, "alpha") as alpha, running(federation, "beta") as beta:
-        alpha.inbox.gate = asyncio.Event()
+        alpha.inbox.gate = gate = Gate()
         name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1)
         pushing = asyncio.create_task(beta.transport.push("alpha", name, bytes(3 << 20)))
-        while not alpha.transport._servicer._busy["pushes", "beta"]:
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         expelled = federation.manifest(version=2, disabled={"beta"})
         alpha.transport.reload(alpha.identity, expelled)
         await asyncio.sleep(0.5)
-        alpha.inbox.gate.set()
+        gate.set()
         results = await asyncio.gather(pushing, return_exceptions=True)
         assert len(alpha.inbox.blobs) == (0 if defended else 1)
         assert isinstance(results[0], Exception) is defended
