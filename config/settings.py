@@ -168,6 +168,7 @@ class IdentitySettings(Section):
 
     directory: FilePath = Path("identity")
     manifest: FilePath = Path("manifest.json")
+    adopt_manifests: bool = True
 
     @property
     def authority(self) -> Path:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -131,6 +133,54 @@ def unseal(key: PrivateKey, sealed: bytes, context: bytes) -> bytes:
         ) from error
 
 
+# ---- where a site's key is --------------------------------------------------
+
+
+class KeyHolder(Protocol):
+    """All that is done with a site's private key beside TLS: the seam for a hardware token.
+
+    `FileKey` is the only one so far. One for PKCS #11 would be made in `holder_of` and
+    sign with CKM_ECDSA (r and s of 32 bytes each, to be put into DER) and unseal with
+    CKM_ECDH1_DERIVE, the rest of RFC 9180 §4.1 being hashing. TLS is not behind this seam:
+    grpcio takes its key as PEM, so with a token TLS needs a key and a certificate of its
+    own. The authority's key is used by ``cryptography`` through its own interface,
+    ``EllipticCurvePrivateKey``: an object with its ``sign`` and ``public_key`` will do there.
+    """
+
+    def public_key(self) -> PublicKey:
+        """The public half, as in the certificate."""
+
+    def sign(self, payload: bytes) -> bytes:
+        """As `sign`."""
+
+    def unseal(self, sealed: bytes, context: bytes) -> bytes:
+        """As `unseal`; raises IdentityError."""
+
+
+@dataclass(frozen=True)
+class FileKey:
+    """A key that was read from a file and is in this process's memory."""
+
+    _key: PrivateKey = field(repr=False)
+
+    def public_key(self) -> PublicKey:
+        """The public half."""
+        return self._key.public_key()
+
+    def sign(self, payload: bytes) -> bytes:
+        """As `sign`."""
+        return sign(self._key, payload)
+
+    def unseal(self, sealed: bytes, context: bytes) -> bytes:
+        """As `unseal`."""
+        return unseal(self._key, sealed, context)
+
+
+def holder_of(pem: bytes, path: Path) -> KeyHolder:
+    """Who uses the key of this PEM text; ``path`` is for the message of IdentityError."""
+    return FileKey(parse_key(pem, path))
+
+
 # ---- files ------------------------------------------------------------------
 
 
@@ -195,6 +245,15 @@ def replace(path: Path, content: bytes, mode: int) -> None:
         temporary.unlink()
         raise IdentityError(f"cannot write {path}: {error.strerror}") from error
     _fsync_folder(path.parent)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Put a file of ours in another's place, durably."""
+    try:
+        old.replace(new)
+    except OSError as error:
+        raise IdentityError(f"cannot rename {old} to {new.name}: {error.strerror}") from error
+    _fsync_folder(new.parent)
 
 
 def _write_temporary(path: Path, content: bytes, mode: int) -> Path:

@@ -34,6 +34,7 @@ from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
 from daemon.doorman import Doorman
+from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
 from daemon.node import Node
@@ -255,7 +256,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         around, node = self._around, self._node
         counts = await self._answered(context, node.collection.counts())
         lag = around.lag.since_start()
-        peers = node.transport.statistics().values()
+        seen = node.transport.statistics()
+        peers = seen.values()
         pids = [os.getpid(), *(w.pid for w in around.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
         audit_entries, audit_head = around.audit.head
@@ -287,13 +289,16 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             last_error=around.audit.trouble or node.last_error or node.collection.last_error,
             audit_entries=audit_entries,
             audit_head=audit_head,
+            authority_expires_unix_s=_unix_s(node.trust.not_after),
+            warnings=warnings(expiries(node.identity, node.trust, seen)),
         )
 
     async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
         """The other sites, as this one sees them."""
         node, now = self._node, time.monotonic()
-        reply = control.PeersReply()
-        for site, seen in node.transport.statistics().items():
+        peers = node.transport.statistics()
+        reply = control.PeersReply(warnings=warnings(expiries(node.identity, node.trust, peers)))
+        for site, seen in peers.items():
             reply.peers.add(
                 site=site,
                 address=node.protocol.manifest.site(site).address,

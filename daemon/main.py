@@ -16,16 +16,15 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 
 from config.settings import LimitsSettings, Settings, SettingsError, load
-from crypto.identity import Identity, IdentityError, Trust
+from crypto.identity import IdentityError
 from crypto.quantize import CryptoError
 from daemon import faultpoints, round_crypto
 from daemon.attempts import AttemptLog
@@ -34,27 +33,28 @@ from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
+from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, RetrieverDescription
+from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
 from daemon.retrieval.schema import LibraryError
+from daemon.spreading import Spreading
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
-from daemon.witness import WitnessedInbox, WitnessedTransport
+from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
 from daemon.workers import Worker, WorkerCrashed, import_once
 from peers import effects as do
-from peers.certificates import verify_certificate, verify_vote
 from peers.contacts import Tap
-from peers.manifest import FederationManifest, ManifestError, parse_signed
+from peers.manifest import ManifestError
 from peers.messages import SOFTWARE_VERSION
 from peers.participation import Policy
 from peers.protocol import Protocol
 from peers.quotas import Quotas
 from peers.timing import Timing
 from peers.transport import KeepInTouch, Limits, ListenError, Terms, Transport
-from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -72,125 +72,11 @@ _REFUSALS = (
 )
 
 
-_VERIFIED_AT_MOST = 100_000
 _FILES_AT_MOST = 65_536  # descriptors that we ask for; more are for whoever sets LimitNOFILE=
 
 # What the learning and the answering worker need; and this module, which every process
 # that multiprocessing starts imports again as its main one.
 _IMPORTED_ONCE = ("daemon.main", "daemon.learning.models", "daemon.retrieval.jobs")
-
-
-class Membership:
-    """Who this site is and whom it trusts; re-read from disk on SIGHUP."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Read identity and manifest. Raises IdentityError or ManifestError."""
-        self._files = settings.identity
-        self._expected_site = settings.site.id
-        self.identity, self.trust, self.manifest, self._signed = self._read()
-        self._store: Store | None = None
-        self._past: dict[int, FederationManifest] = {}
-        self._verified: set[bytes] = set()
-
-    def _read(self) -> tuple[Identity, Trust, FederationManifest, bytes]:
-        files = self._files
-        identity = Identity.load(files.certificate, files.key, files.authority)
-        if self._expected_site not in (None, identity.site_id):
-            raise IdentityError(
-                f"[site] id is {self._expected_site!r}, the certificate {files.certificate} says "
-                f"{identity.site_id!r}: correct the setting or install the right certificate"
-            )
-        trust = Trust.from_pem(identity.authority_pem)
-        try:
-            text = files.manifest.read_bytes()
-        except OSError as error:
-            raise ManifestError(
-                f"cannot read the manifest {files.manifest}: {error.strerror}; get the signed "
-                "manifest from whoever keeps the federation's authority (`fedctl manifest sign`)"
-            ) from error
-        manifest = parse_signed(text, trust)
-        if manifest.federation_id != identity.federation_id:
-            raise ManifestError(
-                f"the manifest is of {manifest.federation_id!r}, the certificate of "
-                f"{identity.federation_id!r}: install those of one federation"
-            )
-        return identity, trust, manifest, text
-
-    def reload(self) -> None:
-        """Read again; raises, and changes nothing, when that would be a step back."""
-        identity, trust, manifest, signed = self._read()
-        if identity.site_id != self.identity.site_id:
-            raise IdentityError("the new certificate is of another site: restart to become it")
-        if manifest.version < self.manifest.version:
-            raise ManifestError(
-                f"manifest {manifest.version} is older than {self.manifest.version}, which is in "
-                "force: a manifest never goes back; sign a newer one"
-            )
-        self._past_agrees(manifest)
-        if self._store is not None:
-            self._store.file_manifest(manifest.version, signed)
-        self.identity, self.trust, self.manifest, self._signed = identity, trust, manifest, signed
-        self._past[manifest.version] = manifest
-
-    def remember(self, store: Store) -> None:
-        """File the manifest in force, and know those of the past. Raises StoreError."""
-        for signed in store.manifests():
-            manifest = parse_signed(signed, self.trust)
-            self._past[manifest.version] = manifest
-        self._past_agrees(self.manifest)
-        store.file_manifest(self.manifest.version, self._signed)
-        self._past[self.manifest.version] = self.manifest
-        self._store = store
-
-    def _past_agrees(self, manifest: FederationManifest) -> None:
-        """Raises ManifestError when another one of the same version is known here."""
-        known = self._past.get(manifest.version)
-        if known is not None:
-            manifest.newer_than(known)
-
-    def knows(self, manifest_version: int) -> bool:
-        """Whether certificates of that manifest can be verified here."""
-        return manifest_version in self._past
-
-    def learn(self, signed: Sequence[bytes]) -> None:
-        """Keep signed manifests that a peer showed us, to verify certificates with.
-
-        The authority's signature makes them good for that, whoever sent them. They
-        are not put in force: who may connect is for this site's operator to install.
-        Raises ManifestError, and keeps none, when one is not what it should be.
-        """
-        manifests = [parse_signed(text, self.trust) for text in signed]
-        for manifest in manifests:
-            self._past_agrees(manifest)
-        if self._store is not None:
-            learnt = zip((manifest.version for manifest in manifests), signed, strict=True)
-            self._store.learn_manifests(list(learnt))
-        self._past.update({manifest.version: manifest for manifest in manifests})
-
-    def manifest_of(self, version: int) -> FederationManifest | None:
-        """A manifest that was installed here, if it was."""
-        return self._past.get(version)
-
-    def verify_vote(self, vote: pb.Vote) -> None:
-        """With whom we trust now; a vote under an expired certificate counts for nothing."""
-        manifest = self.manifest_of(vote.body.manifest_version) or self.manifest
-        verify_vote(vote, self.trust, manifest, at=datetime.now(UTC))
-
-    def verify_certificate(self, certificate: pb.Certificate) -> None:
-        """A certificate stays valid after its signers' certificates expired.
-
-        The last ones verified are remembered: who catches up verifies thousands in a
-        thread, and the protocol asks once more.
-        """
-        raw = certificate.SerializeToString(deterministic=True)
-        digest = hashlib.sha256(raw).digest()
-        if digest in self._verified:
-            return
-        manifest = self.manifest_of(certificate.body.manifest_version) or self.manifest
-        verify_certificate(certificate, self.trust, manifest, at=None)
-        if len(self._verified) >= _VERIFIED_AT_MOST:
-            self._verified.clear()
-        self._verified.add(digest)
 
 
 @dataclass(frozen=True)
@@ -279,6 +165,9 @@ class Daemon:
             node.collection.adopt(node.protocol.durable.head_digest)
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
+            watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
+            tasks.append(group.create_task(self._spread(node, transport, audit)))
+            tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
             await control.start(self._surroundings(node, workers, audit))
             stack.push_async_callback(control.stop)
@@ -291,6 +180,21 @@ class Daemon:
             log.info("stopping")
             for task in tasks:
                 task.cancel()
+
+    async def _spread(self, node: Node, transport: Transport, audit: AuditLog) -> None:
+        """Take newer manifests from peers, and do what a reload does."""
+
+        async def apply(peer: str) -> None:
+            transport.reload(self._membership.identity, self._membership.manifest)
+            node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)
+            self._notifier.ready(self._line(node))
+            # Owed, if need be: a full disk must not keep an expelled site in.
+            version = self._membership.manifest.version
+            await audit.record_or_owe(of_site(peer), "manifest", "adopted", manifest=version)
+
+        folder = self._settings.site.state_dir / "spool" / "arriving"
+        spreading = Spreading(self._membership, transport, folder, apply)
+        await spreading.run(adopting=self._settings.identity.adopt_manifests)
 
     async def _warm_up(self, crypto: Worker) -> None:
         """The first round should not wait for a library to load."""

@@ -270,6 +270,14 @@ class Store:
                 (version, signed),
             )
 
+    def manifest_in_force(self) -> bytes | None:
+        """The newest signed manifest that took effect here."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT signed FROM manifests WHERE in_force ORDER BY version DESC LIMIT 1"
+            ).fetchone()
+        return row[0] if row else None
+
     def learn_manifests(self, learnt: Sequence[tuple[int, bytes]]) -> None:
         """Keep manifests that peers showed us: never in force here, only to verify with."""
         with self._lock, self._explained("write"), self._transaction():

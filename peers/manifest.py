@@ -15,6 +15,7 @@ import base64
 import json
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -167,9 +168,11 @@ def signed(manifest: FederationManifest, authority_dir: Path) -> bytes:
     return text
 
 
-def parse_signed(text: bytes, trust: Trust) -> FederationManifest:
+def parse_signed(text: bytes, trust: Trust, *, at: datetime | None = None) -> FederationManifest:
     """The manifest in a file, after its form, bounds, federation and signature were checked.
 
+    ``at``: the moment at which the authority that signed it must be in office, or one that
+    is about to follow another; None accepts any authority of this federation's past, too.
     Raises ManifestError, whatever the bytes are.
     """
     if len(text) > MAX_BYTES:
@@ -183,7 +186,7 @@ def parse_signed(text: bytes, trust: Trust) -> FederationManifest:
         )
     try:
         signature = base64.b64decode(_typed(file["signature"], str, "signature"), validate=True)
-        trust.verify_authority(signature, manifest.payload)
+        trust.verify_authority(signature, manifest.payload, at=at)
     except ValueError as error:
         raise ManifestError(f"the manifest's signature is not base64 ({error})") from error
     except IdentityError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from peers.coordination import Coordination
 from peers.effects import Durable
 from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError
+from peers.participation import Participation
 from peers.roles import coordinator_of
 from proto import federation_pb2 as pb
 
@@ -38,3 +40,17 @@ def check_proposal(
             f"{sender} proposes a version of manifest {accept.value.manifest_version}, "
             f"in force here is {manifest.version}"
         )
+
+
+def is_expected(
+    part: Participation | None,
+    coordination: Coordination | None,
+    sender: str,
+    kind: pb.BlobKind.ValueType,
+) -> bool:
+    """Whether a large object of the attempt under way belongs here now, from that sender."""
+    if kind == pb.ENCRYPTED_UPDATE:
+        return coordination is not None and coordination.expects_update(sender)
+    if kind == pb.PUBLIC_CONTEXT:
+        return coordination is not None and coordination.expects_context(sender)
+    return part is not None and part.expects(sender, kind)

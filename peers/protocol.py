@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from peers import answers, objections, runs
+from peers import answers, expulsion, objections, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
@@ -172,14 +172,9 @@ class Protocol:
 
     def expects(self, sender: str, name: pb.BlobName) -> bool:
         """Whether a large object offered by ``sender`` belongs to the attempt under way."""
-        part, coordination = self._part, self._coordination
-        if (name.round, name.attempt) != (self.head_round + 1, self.durable.promised):
+        if not self._is_current(name.round, name.attempt):
             return False
-        if name.kind == pb.ENCRYPTED_UPDATE:
-            return coordination is not None and coordination.expects_update(sender)
-        if name.kind == pb.PUBLIC_CONTEXT:
-            return coordination is not None and coordination.expects_context(sender)
-        return part is not None and part.expects(sender, name.kind)
+        return objections.is_expected(self._part, self._coordination, sender, name.kind)
 
     def _take(self, event: Event) -> None:
         coordination = self._coordination
@@ -301,6 +296,7 @@ class Protocol:
         ``older``: the version of a manifest that it should go by (peers/tenure.py).
         """
         self._settle(older)
+        attempt = self._tenure.whose_turn(self.head_round + 1, attempt)
         lists = (self.manifest, self._tenure.newest)
         if not any(self.site in known.enabled_ids for known in lists):
             self._next.nothing()
@@ -356,6 +352,7 @@ class Protocol:
         )
         self._progress("prepare")
         self._emit(*self._coordination.prepare())
+        self._emit(*expulsion.exclude(self._coordination, self._tenure, self._now))
         self._emit(do.Send(self.site, self._promise()))
 
     def _enter_attempt(self, attempt: int) -> None:
@@ -502,6 +499,7 @@ class Protocol:
             if isinstance(event, do.Applied) and (value := part.applied(event)) is not None:
                 self._accept(event.attempt, value, event.mean_loss)
         if coordination is not None:
+            expulsion.check_added(event, self._tenure)
             self._emit(*coordination.worked(event, self._now))
             if isinstance(event, do.UpdateAdded):
                 self._progress("aggregate", contributors=coordination.contributors())
@@ -509,7 +507,9 @@ class Protocol:
     def _on_order(self, sender: str, message: pb.Scale | pb.Apply) -> None:
         """The attempt gets on; participants have something to do."""
         if self._current(sender, message.round, message.attempt):
-            self._emit(*(self._part.ordered(message) if self._part else []))
+            if self._part is not None:
+                no = expulsion.declined(self._part, message, self._tenure)
+                self._emit(*(self._part.ordered(message) if no is None else no))
             self._renew_patience()
 
     # ---- vote --------------------------------------------------------------------
@@ -626,6 +626,12 @@ class Protocol:
             self._settle()
         if idle and self._active:
             self._expect(self.durable.promised + 1, self._timing.retry(0))
+        elif self._coordination is not None:
+            self._emit(*expulsion.exclude(self._coordination, self._tenure, self._now))
+        elif self._active and self._tenure.expels_lead(self.head_round + 1, self._next.attempt):
+            self._part = None  # who is expelled is out of the round under way, and nobody waits
+            self._progress("failed", message="its coordinator is expelled")
+            self._expect(self._next.attempt + 1, delay=0)
 
     def _settle(self, older: int = 0) -> None:
         if self._part is None and self._coordination is None:
@@ -635,7 +641,6 @@ class Protocol:
         self,
         phase: str,
         *,
-        participants: tuple[str, ...] = (),
         contributors: tuple[str, ...] = (),
         message: str = "",
         attempt: int | None = None,
@@ -643,4 +648,4 @@ class Protocol:
         attempt = max(0, self.durable.promised) if attempt is None else attempt
         round_ = self.head_round + 1
         lead = coordinator_of(self.manifest, round_, attempt)
-        self._emit(do.Progress(round_, attempt, phase, lead, participants, contributors, message))
+        self._emit(do.Progress(round_, attempt, phase, lead, (), contributors, message))

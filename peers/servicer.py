@@ -271,6 +271,10 @@ class Servicer:
         """Drop what is left of uploads that broke off, where nobody would take the rest."""
         self.partials.sweep(lambda site, name, total: self.inbox.accepts(site, name, total) is None)
 
+    def forget_greetings(self) -> None:
+        """Whom the manifest does not admit any more would have to greet anew."""
+        self._greeted &= set(self.membership.manifest.enabled_ids)
+
     # ---- the questions -------------------------------------------------------
 
     @property

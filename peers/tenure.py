@@ -42,6 +42,20 @@ class Tenure:
         """Whether the attempt under way runs under an older manifest than our newest."""
         return self.in_force.version < self.newest.version
 
+    @property
+    def expelled(self) -> frozenset[str]:
+        """Who takes part by the manifest in force, and by our newest does not any more."""
+        return frozenset(self.in_force.enabled_ids) - frozenset(self.newest.enabled_ids)
+
+    def whose_turn(self, round_: int, attempt: int) -> int:
+        """That attempt, or the next one whose coordinator is not expelled: none is waited for."""
+        turns = range(attempt, attempt + len(self.in_force.enabled_ids))
+        return next((turn for turn in turns if not self.expels_lead(round_, turn)), attempt)
+
+    def expels_lead(self, round_: int, attempt: int) -> bool:
+        """Whether the coordinator of that attempt is expelled."""
+        return coordinator_of(self.in_force, round_, attempt) in self.expelled
+
     def install(self, newest: FederationManifest) -> None:
         """The operator installed a newer one; `settle` takes it into force."""
         self.newest = newest

@@ -46,6 +46,7 @@ from peers.messages import (
 )
 from peers.pacing import Backoff, Repeats, jittered
 from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
+from peers.severing import OpenCalls
 from peers.transport_client import (
     GO_AHEAD,
     RETRY_AFTER,
@@ -170,8 +171,10 @@ class Transport:
             self._heard,
         )
         self._refusals = Repeats[dict[str, str]](self._terms.tell_again_s)
+        self._open = OpenCalls()
         self._certificates_changed = False
         self._changed = asyncio.Event()
+        self.newer_manifest = asyncio.Event()  # a peer told of one: see `who_has_newer_manifests`
         self._links: dict[str, PeerLink] = {}
         self._retired: list[PeerLink] = []
         self._server: grpc.aio.Server | None = None
@@ -219,8 +222,9 @@ class Transport:
     def reload(self, identity: Identity, manifest: FederationManifest) -> None:
         """Take a renewed certificate and a new manifest into use, without a restart.
 
-        From here on the new manifest decides who may call. Connections stay,
-        except those whose certificate, address or place in the manifest changed.
+        From here on the new manifest decides who may call: whom it does not admit is
+        refused, and its calls and connections end at once. Other connections stay,
+        except those whose certificate or address changed.
         Raises IdentityError when they are of another site or federation.
         """
         before = self._servicer.membership
@@ -236,6 +240,9 @@ class Transport:
         if self._server is not None:
             self._link_up()
             self._changed.set()
+            self._servicer.forget_greetings()
+            for site in self._open.end(manifest.enabled, self.port):
+                log.warning("connections closed", peer=site, manifest=manifest.version)
 
     # ---- what the node asks for ------------------------------------------------
 
@@ -274,6 +281,13 @@ class Transport:
     def statistics(self) -> dict[str, PeerStatistics]:
         """Every peer of the manifest in force, by site id."""
         return {site: self._contacts.statistics(site) for site in self._links}
+
+    def who_has_newer_manifests(self) -> dict[str, int]:
+        """Peers that told of a newer manifest than ours, and its version; the newest first."""
+        ours = self._servicer.membership.manifest.version
+        told = {site: seen.manifest_version for site, seen in self.statistics().items()}
+        newer = {site: version for site, version in told.items() if version > ours}
+        return dict(sorted(newer.items(), key=lambda item: -item[1]))
 
     async def _persistently(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
         """Make a call again when its connection broke, and later when the peer says so."""
@@ -373,6 +387,7 @@ class Transport:
                     log.info("peer answers", peer=link.peer.id)
                 told = ""
                 backoff.reset()
+                self._compare_manifests(link.peer.id)
             except PeerError as error:
                 # Who refuses us will not change its mind within a second.
                 if isinstance(error, PeerUnreachable):
@@ -391,9 +406,16 @@ class Transport:
 
     def _heard(self, site: str) -> None:
         """A peer greeted us. If it did not answer before, it will now: no need to wait longer."""
+        self._compare_manifests(site)
         link = self._links.get(site)
         if link is not None and not self._contacts.statistics(site).connected:
             link.heard.set()
+
+    def _compare_manifests(self, site: str) -> None:
+        """Told in every greeting, both ways: a newer one is noticed within a heartbeat."""
+        told = self._contacts.statistics(site).manifest_version
+        if told > self._servicer.membership.manifest.version:
+            self.newer_manifest.set()
 
     async def _keep_tidy(self) -> None:
         """Forget uploads that nobody goes on with; sum up the refusals that repeat."""
@@ -432,7 +454,7 @@ class Transport:
         identity = self._servicer.membership.identity
         return grpc.ssl_server_certificate_configuration(
             [(identity.key_pem, identity.certificate_pem)],
-            root_certificates=identity.authority_pem,
+            root_certificates=identity.roots_pem,
         )
 
     def _changed_certificates(self) -> grpc.ServerCertificateConfiguration | None:
@@ -494,7 +516,8 @@ class Transport:
         certificates = context.auth_context().get("x509_pem_cert", [b""])
         caller = Caller(certificate=certificates[0], address=context.peer())
         try:
-            yield caller
+            with self._open.one(caller):
+                yield caller
         except grpc.aio.AbortError:
             raise
         except Exception as error:

@@ -453,7 +453,7 @@ class PeerLink:
 def _open_channel(identity: Identity, peer: ManifestSite, keepalive: Keepalive) -> Any:
     """A `grpc.aio.Channel`; typed Any because the stubs demand serialisers, and bytes need none."""
     credentials = grpc.ssl_channel_credentials(
-        root_certificates=identity.authority_pem,
+        root_certificates=identity.roots_pem,
         private_key=identity.key_pem,
         certificate_chain=identity.certificate_pem,
     )

@@ -69,6 +69,8 @@ class StatusReply(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     AUDIT_ENTRIES_FIELD_NUMBER: _builtins.int
     AUDIT_HEAD_FIELD_NUMBER: _builtins.int
+    AUTHORITY_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -121,9 +123,15 @@ class StatusReply(_message.Message):
     """in the audit log"""
     audit_head: _builtins.bytes
     """32 bytes: hash of its last entry"""
+    authority_expires_unix_s: _builtins.int
+    """of the federation authority's certificate"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """certificates that expire within 30 days, ours, peers' and the authority's"""
 
     def __init__(
         self,
@@ -155,10 +163,12 @@ class StatusReply(_message.Message):
         last_error: _builtins.str = ...,
         audit_entries: _builtins.int = ...,
         audit_head: _builtins.bytes = ...,
+        authority_expires_unix_s: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_entries", b"audit_entries", "audit_head", b"audit_head", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -184,18 +194,24 @@ class PeersReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEERS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """all of the manifest but this site, sorted"""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in StatusReply"""
 
     def __init__(
         self,
         *,
         peers: _abc.Iterable[Global___Peer] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

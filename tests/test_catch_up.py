@@ -21,7 +21,7 @@ import pytest
 from config.settings import load
 from daemon import exchange as exchange_module
 from daemon.exchange import Exchange, Folders
-from daemon.main import Membership
+from daemon.membership import Membership
 from daemon.store import Store
 from daemon.versions import ShapeManifest, is_sound, version_path, write_version
 from peers import effects as do

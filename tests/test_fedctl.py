@@ -175,6 +175,28 @@ def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> Non
     assert fedctl(*two, "--standing-still").code == 0
 
 
+def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file, out = tmp_path / "ca", tmp_path / "manifest.json", tmp_path / "next.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    sites = [word for name in "nse" for word in ("--site", f"{name}={name}.example:7443")]
+    assert fedctl("manifest", "sign", "--ca", ca, *sites, "--out", file).code == Exit.OK
+    expel = ["site", "expel", "s", "--ca", ca, "--out", out, "--previous"]
+
+    told = fedctl(*expel, file)
+    assert told.code == Exit.OK
+    assert "systemctl reload fedd" in told.out
+    shown = fedctl("manifest", "show", out, "--authority", ca / "ca.crt", "--json").object
+    assert (shown["version"], [s["enabled"] for s in shown["sites"]]) == (2, [True, True, False])
+
+    again = fedctl(*expel, out)
+    assert (again.code, "already" in again.err) == (Exit.FAILED, True)
+    stranger = fedctl("site", "expel", "x", "--ca", ca, "--out", out, "--previous", file)
+    assert (stranger.code, "no site x" in stranger.err) == (Exit.USAGE, True)
+    struck = fedctl(*expel, file, "--remove", "--json").object
+    assert struck["expelled"] == "s"
+    assert [s["id"] for s in struck["sites"]] == ["e", "n"]
+
+
 def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
     ca, other, file = tmp_path / "ca", tmp_path / "other", tmp_path / "manifest.json"
     fedctl("ca", "init", ca, "--federation", "trade")

@@ -445,22 +445,6 @@ def successor(world: World, *, without: str) -> FederationManifest:
     return newer
 
 
-def test_a_manifest_that_disables_the_coordinator_waits_for_its_attempt() -> None:
-    world = World(sites=5, seed=1, min_participants=3)
-    world.train("a", rounds=4)
-    lead = coordinator(world, 1)
-    until(world, "Plan 1.0")
-    newer = successor(world, without=lead)
-    for name in "abcde":
-        world.install(name, newer)
-    assert world.site("a").manifest.version == 1
-    world.run_for(200)
-    up = [name for name in "abcde" if name != lead]
-    assert all(world.site(name).head_round == 4 for name in up)
-    assert lead not in world.certificate(4).body.contributors
-    assert world.certificate(4).body.manifest_version == 2
-
-
 def test_a_site_that_voted_stays_with_the_manifest_of_its_vote_over_a_restart() -> None:
     world = World(sites=5, seed=1, min_participants=3)
     world.train("a", rounds=1)

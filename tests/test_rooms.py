@@ -29,7 +29,13 @@ MAY_IMPORT = {
 # Each heavy dependency has one home, whose files translate its exceptions.
 HOMES = {
     "tenseal": ("crypto/ckks.py",),
-    "cryptography.x509": ("crypto/identity.py",),
+    "cryptography.x509": (
+        "crypto/authority.py",
+        "crypto/bundle.py",
+        "crypto/forms.py",
+        "crypto/identity.py",
+        "crypto/trust.py",
+    ),
     "hnswlib": ("daemon/retrieval/index.py",),
     "torch": ("daemon/learning/", "daemon/generation/"),
     "transformers": ("daemon/learning/", "daemon/generation/"),

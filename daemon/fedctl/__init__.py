@@ -4,6 +4,7 @@
     options.py     --json, --socket, --config on every command
     connection.py  the Unix socket to the daemon, and what its failures mean
     setup.py       ca, site, manifest           (no daemon needed)
+    keeping.py     site expel, site renew: what comes later
     ingesting.py   ingest
     training.py    train and its live view
     asking.py      ask, eval
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from daemon.fedctl import asking, auditing, chain, demo, ingesting, setup, show, training
+from daemon.fedctl import asking, auditing, chain, demo, ingesting, keeping, setup, show, training
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
 
@@ -45,6 +46,7 @@ def fedctl(_session: Session) -> None:
 
 
 app.command("demo")(demo.demo)
+keeping.join()
 app.add_typer(setup.ca_app, name="ca")
 app.add_typer(setup.site_app, name="site")
 app.add_typer(setup.manifest_app, name="manifest")

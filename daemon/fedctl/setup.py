@@ -32,17 +32,17 @@ manifest_app = typer.Typer(help="The signed list of the federation's sites.")
 # A certificate or a request is a few KiB, a manifest at most 1 MiB.
 _MAX_READ = 1 << 20
 
-_Authority = Annotated[
+Authority = Annotated[
     Path, typer.Option("--ca", metavar="DIR", help="The authority's folder, of `fedctl ca init`.")
 ]
-_Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
+Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
 
 
 # ---- the steps --------------------------------------------------------------
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """What identity and manifest refuse, as the error of a command."""
     from crypto.identity import IdentityError
     from peers.manifest import ManifestError
@@ -57,7 +57,7 @@ def make_authority(directory: Path, federation: str, *, days: int = 3650) -> Non
     """A new authority: ca.key (0600) and ca.crt."""
     from crypto.identity import create_authority
 
-    with _refusing():
+    with refusing():
         create_authority(directory, federation, days=days)
 
 
@@ -65,7 +65,7 @@ def make_site(directory: Path, federation: str, site: str) -> None:
     """A new site: site.key (0600) and site.csr."""
     from crypto.identity import create_site
 
-    with _refusing():
+    with refusing():
         create_site(directory, federation, site)
 
 
@@ -75,7 +75,7 @@ def sign_site(
     """A certificate (PEM) for a site's request."""
     from crypto.identity import sign_request
 
-    with _refusing():
+    with refusing():
         return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
 
 
@@ -83,7 +83,7 @@ def install_site(directory: Path, certificate: bytes, authority: bytes) -> None:
     """Put certificate and authority beside the site's key, once they prove to belong there."""
     from crypto.identity import install
 
-    with _refusing():
+    with refusing():
         install(directory, certificate, authority)
 
 
@@ -106,7 +106,7 @@ def new_manifest(
     from crypto.identity import Trust
     from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
 
-    with _refusing():
+    with refusing():
         trust = Trust.from_pem(read_file(authority / "ca.crt"))
         before = parse_signed(previous, trust) if previous is not None else None
         sites = {site.id: site for site in before.sites} if before else {}
@@ -188,8 +188,9 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def fingerprint(certificate_pem: bytes) -> str:
-    """SHA-256 of the certificate in colon-separated hex, to compare over the telephone."""
-    der = ssl.PEM_cert_to_DER_cert(certificate_pem.decode("ascii"))
+    """SHA-256 of the first certificate in colon-separated hex, to compare over the telephone."""
+    first, end, _ = certificate_pem.decode("ascii").partition(ssl.PEM_FOOTER)
+    der = ssl.PEM_cert_to_DER_cert(first + end)
     return hashlib.sha256(der).digest().hex(":").upper()
 
 
@@ -216,7 +217,7 @@ def ca_init(
         "fingerprint_sha256": fingerprint(read_file(certificate)),
     }
 
-    _tell(
+    tell(
         session,
         plain,
         f"Next, at each site: fedctl site init DIR --federation {federation} --site ID",
@@ -229,8 +230,8 @@ def ca_init(
 def ca_sign(
     session: Session,
     request: Annotated[Path, typer.Argument(metavar="REQUEST.csr", help="A site's site.csr.")],
-    ca: _Authority,
-    out: _Out,
+    ca: Authority,
+    out: Out,
     site: Annotated[
         str | None,
         typer.Option(metavar="ID", help="The site whose request it must be; recommended."),
@@ -241,7 +242,7 @@ def ca_sign(
     from crypto.identity import Trust
 
     certificate = sign_site(ca, request, expect_site=site, days=days)
-    with _refusing():
+    with refusing():
         trust = Trust.from_pem(read_file(ca / "ca.crt"))
         named = trust.site_of(certificate, at=datetime.now(UTC))
     write_whole(out, certificate)
@@ -252,7 +253,7 @@ def ca_sign(
         "fingerprint_sha256": fingerprint(certificate),
     }
 
-    _tell(
+    tell(
         session,
         plain,
         f"Send {out} and {ca / 'ca.crt'} to the site. There:",
@@ -279,7 +280,7 @@ def site_init(
     request = directory / "site.csr"
     plain = {"site": site, "federation": federation, "request": str(request)}
 
-    _tell(
+    tell(
         session,
         plain,
         f"Send {request} (never site.key) to the federation's authority.",
@@ -300,7 +301,7 @@ def site_install(
     install_site(directory, read_file(certificate), read_file(authority))
     plain = _identity(directory)
 
-    _tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
+    tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
 
 
 @site_app.command("show")
@@ -310,13 +311,13 @@ def site_show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
 ) -> None:
     """Show who this site is: federation, fingerprint, until when."""
-    _tell(session, _identity(directory))
+    tell(session, _identity(directory))
 
 
 def _identity(directory: Path) -> dict[str, Any]:
     from crypto.identity import Identity
 
-    with _refusing():
+    with refusing():
         identity = Identity.load(
             directory / "site.crt", directory / "site.key", directory / "ca.crt"
         )
@@ -337,8 +338,8 @@ def _identity(directory: Path) -> dict[str, Any]:
 @command
 def manifest_sign(
     session: Session,
-    ca: _Authority,
-    out: _Out,
+    ca: Authority,
+    out: Out,
     site: Annotated[
         list[str] | None,
         typer.Option(metavar="ID=HOST:PORT", help="Add a site, or move it. Repeatable."),
@@ -383,8 +384,8 @@ def manifest_sign(
         standing_still=standing_still,
     )
     write_whole(out, content)
-    manifest = _verified(content, ca / "ca.crt")
-    plain = {**_plain_manifest(manifest), "file": str(out)}
+    manifest = verified(content, ca / "ca.crt")
+    plain = {**plain_manifest(manifest), "file": str(out)}
     session.result(plain, lambda console: _show_manifest(console, plain))
 
 
@@ -403,8 +404,8 @@ def manifest_show(
     ] = None,
 ) -> None:
     """Verify a manifest's signature and show its sites; refuses one that is not the authority's."""
-    manifest = _verified(read_file(file), authority or _authority_near(file))
-    plain = {**_plain_manifest(manifest), "file": str(file)}
+    manifest = verified(read_file(file), authority or _authority_near(file))
+    plain = {**plain_manifest(manifest), "file": str(file)}
     session.result(plain, lambda console: _show_manifest(console, plain))
 
 
@@ -420,11 +421,12 @@ def _authority_near(manifest: Path) -> Path:
     )
 
 
-def _verified(content: bytes, authority: Path) -> FederationManifest:
+def verified(content: bytes, authority: Path) -> FederationManifest:
+    """The manifest in a file; CommandError unless the authority of that ca.crt signed it."""
     from crypto.identity import Trust
     from peers.manifest import parse_signed
 
-    with _refusing():
+    with refusing():
         return parse_signed(content, Trust.from_pem(read_file(authority)))
 
 
@@ -439,7 +441,8 @@ def _address(item: str) -> tuple[str, str]:
     return site, address
 
 
-def _plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
+def plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
+    """For machines."""
     return {
         "federation": manifest.federation_id,
         "version": manifest.version,
@@ -459,8 +462,13 @@ def _show_manifest(console: Console, plain: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def _tell(session: Session, plain: Mapping[str, Any], *what_next: str) -> None:
-    """The facts and, for people, what to do next."""
+def tell(
+    session: Session,
+    plain: Mapping[str, Any],
+    *what_next: str,
+    as_json: Mapping[str, Any] | None = None,
+) -> None:
+    """The facts and, for people, what to do next; ``as_json`` if machines get other facts."""
 
     def show(console: Console) -> None:
         grid = facts()
@@ -471,4 +479,4 @@ def _tell(session: Session, plain: Mapping[str, Any], *what_next: str) -> None:
             # soft_wrap: a command that is to be copied stays on one line.
             console.print(plain_text("\n" + "\n".join(what_next)), soft_wrap=True)
 
-    session.result(plain, show)
+    session.result(plain if as_json is None else as_json, show)

@@ -54,7 +54,6 @@ def _status_table(reply: StatusReply) -> Table:
     index = short(reply.index_digest.hex())
     if reply.index_digest != reply.model_digest:
         index += "  (the newer version is being embedded)"
-    left = reply.certificate_expires_unix_s - time.time()
     for name, value in (
         ("site", f"{reply.site} of {reply.federation_id}"),
         ("fedd", f"{reply.software_version}, up {duration(reply.uptime_s)}"),
@@ -77,9 +76,11 @@ def _status_table(reply: StatusReply) -> Table:
             f"p50 {reply.loop_lag_p50_ms:.1f} ms, p99 {reply.loop_lag_p99_ms:.1f} ms, "
             f"max {reply.loop_lag_max_ms:.1f} ms",
         ),
-        ("certificate", f"expires in {duration(left)}" if left > 0 else "EXPIRED"),
         ("audit log", f"{reply.audit_entries} entries, head {short(reply.audit_head.hex())}"),
+        ("certificate", _expires_in(reply.certificate_expires_unix_s)),
+        ("authority", _expires_in(reply.authority_expires_unix_s)),
         ("last error", reply.last_error or "none"),
+        *(("WARNING", text) for text in reply.warnings),
     ):
         grid.add_row(name, plain_text(value))
     return grid
@@ -89,7 +90,13 @@ def _status_table(reply: StatusReply) -> Table:
 def peers(session: Session) -> None:
     """Show the other sites: connected or not, since when not, and why."""
     reply = run(_peers(session))
-    session.result(as_plain(reply), lambda console: console.print(_peers_table(reply)))
+    session.result(as_plain(reply), lambda console: _show_peers(console, reply))
+
+
+def _show_peers(console: Console, reply: PeersReply) -> None:
+    console.print(_peers_table(reply))
+    for text in reply.warnings:
+        console.print(plain_text(f"WARNING  {text}"), soft_wrap=True)
 
 
 async def _peers(session: Session) -> PeersReply:
@@ -131,6 +138,11 @@ def _peers_table(reply: PeersReply) -> Table:
             plain_text(peer.last_error),
         )
     return table
+
+
+def _expires_in(unix_s: int) -> str:
+    left = unix_s - time.time()
+    return f"expires in {duration(left)}" if left > 0 else "EXPIRED"
 
 
 def _expiry(unix_s: int) -> str:

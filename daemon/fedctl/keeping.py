@@ -1,0 +1,178 @@
+"""fedctl site expel, site renew, ca rotate, ca adopt: what comes with the years.
+
+`expel` is the keeper's: it needs the authority's key and no daemon, so it works from
+wherever the keeper is. One site that installs the new manifest is enough; the others
+take it from there (docs/decisions/0008).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from daemon.fedctl import setup
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session
+
+
+def join() -> None:
+    """Put these commands beside those of setup.py."""
+    setup.site_app.command("expel")(site_expel)
+    setup.site_app.command("renew")(site_renew)
+    setup.ca_app.command("rotate")(ca_rotate)
+    setup.ca_app.command("adopt")(ca_adopt)
+
+
+@command
+def site_expel(
+    session: Session,
+    site: Annotated[str, typer.Argument(metavar="ID", help="The site to expel.")],
+    ca: setup.Authority,
+    previous: Annotated[
+        Path, typer.Option(metavar="FILE", help="The newest manifest that sites have.")
+    ],
+    out: setup.Out,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Strike it off, in the place of disabling it.")
+    ] = False,
+    standing_still: Annotated[
+        bool, typer.Option("--standing-still", help="As for `manifest sign`; rarely needed here.")
+    ] = False,
+) -> None:
+    """Sign a manifest that shuts a site out: at every site that has it, at once.
+
+    Its connections are closed, its calls refused, and the round under way goes on without
+    it. Its votes in committed rounds stay valid. `manifest sign --enable ID` lets it in again.
+    """
+    before = setup.read_file(previous)
+    _check_takes_part(setup.verified(before, ca / "ca.crt"), site)
+    content = setup.new_manifest(
+        ca,
+        addresses={},
+        previous=before,
+        enabled={} if remove else {site: False},
+        remove=[site] if remove else [],
+        standing_still=standing_still,
+    )
+    setup.write_whole(out, content)
+    manifest = setup.verified(content, ca / "ca.crt")
+    plain = {"expelled": site, **setup.plain_manifest(manifest), "file": str(out)}
+    facts: dict[str, Any] = {
+        "expelled": site,
+        "federation": manifest.federation_id,
+        "version": manifest.version,
+        "stay": ", ".join(manifest.enabled_ids),
+        "file": str(out),
+    }
+    setup.tell(
+        session,
+        facts,
+        "At one site, better at two: put it in the place of the manifest file, and",
+        "systemctl reload fedd",
+        "The others take it from there within a heartbeat; `fedctl peers` shows who has it.",
+        as_json=plain,
+    )
+
+
+def _check_takes_part(manifest: Any, site: str) -> None:
+    """Raises CommandError unless there is something to expel."""
+    listed = {entry.id for entry in manifest.sites}
+    if site not in listed:
+        raise CommandError(
+            f"manifest {manifest.version} has no site {site}",
+            f"It lists {', '.join(sorted(listed))}",
+            exit_code=Exit.USAGE,
+        )
+    if not manifest.enabled(site):
+        raise CommandError(
+            f"{site} takes no part in manifest {manifest.version} already",
+            "Install that one wherever `fedctl peers` shows an older one",
+        )
+
+
+@command
+def site_renew(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="For a new key; the old one stays until `install`.")
+    ] = False,
+) -> None:
+    """Write a new request for this site's certificate; the daemon goes on with the old one."""
+    from crypto.identity import renew_site
+
+    with setup.refusing():
+        renew_site(directory, new_key=new_key)
+    request = directory / "site.csr"
+    setup.tell(
+        session,
+        {"request": str(request), "new_key": new_key},
+        f"Send {request} to the federation's authority, which signs it (fedctl ca sign). Then:",
+        f"fedctl site install {directory} --certificate site.crt --authority ca.crt",
+        "systemctl reload fedd",
+    )
+
+
+@command
+def ca_rotate(
+    session: Session,
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The authority's folder.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="A folder for its successor, or of `ca adopt`.")
+    ],
+    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 3650,
+    window: Annotated[
+        int, typer.Option(metavar="DAYS", min=1, help="How long certificates of both are good.")
+    ] = 90,
+) -> None:
+    """Let a new authority follow the old one, which vouches for it; both are good for a while."""
+    from crypto.identity import rotate_authority
+
+    with setup.refusing():
+        end: datetime = rotate_authority(old, new, days=days, window_days=window)
+    certificate = new / "ca.crt"
+    plain = {
+        "directory": str(new),
+        "certificate": str(certificate),
+        "fingerprint_sha256": setup.fingerprint(setup.read_file(certificate)),
+        "previous_fingerprint_sha256": setup.fingerprint(setup.read_file(old / "ca.crt")),
+        "both_until": end.isoformat(timespec="seconds"),
+    }
+    setup.tell(
+        session,
+        plain,
+        f"1. Send {certificate} to every site. There, with the certificate that it has:",
+        "   fedctl site install DIR --certificate DIR/site.crt --authority ca.crt",
+        "   systemctl reload fedd",
+        f"   Until all have it, sign with --ca {old}: a site without it believes nothing else.",
+        f"2. Then sign with --ca {new}: a manifest, and each site's next request",
+        f"   (fedctl site renew), before {end:%Y-%m-%d}. Destroy {old / 'ca.key'} after that.",
+    )
+
+
+@command
+def ca_adopt(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
+    certificate: Annotated[
+        Path, typer.Option(metavar="FILE", help="Its certificate, then what issued it, in PEM.")
+    ],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, mode 0600.")],
+) -> None:
+    """Use an authority that was made elsewhere, if it is what a federation needs."""
+    from crypto.identity import adopt_authority
+
+    with setup.refusing():
+        adopt_authority(directory, federation, setup.read_file(certificate), key)
+    installed = directory / "ca.crt"
+    plain = {
+        "federation": federation,
+        "directory": str(directory),
+        "certificate": str(installed),
+        "fingerprint_sha256": setup.fingerprint(setup.read_file(installed)),
+    }
+    setup.tell(session, plain, "It signs sites and manifests like one of `fedctl ca init`.")
