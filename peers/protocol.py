@@ -32,7 +32,7 @@ from peers import answers, expulsion, objections, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
-from peers.coordination import AttemptFails, Coordination
+from peers.coordination import Answer, AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
 from peers.messages import LocalProtocolError, RemoteProtocolError
@@ -439,9 +439,7 @@ class Protocol:
         situation = answers.UNDER_OLDER_MANIFEST if self._tenure.outdated else self._situation
         return answers.promise(self.durable, situation, self._shape_digest, self._own_certificate)
 
-    def _on_answer(
-        self, sender: str, message: pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
-    ) -> None:
+    def _on_answer(self, sender: str, message: Answer) -> None:
         """An answer to the attempt that we coordinate; of another attempt: too late."""
         round_ = message.body.round if isinstance(message, pb.Vote) else message.round
         coordination = self._coordinated(round_, message.attempt)
