@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import peers.tls_floor  # noqa: F401  before anything imports grpc
+
+# isort: split
+
 import asyncio
 import json
 import os
@@ -17,10 +21,11 @@ from daemon import audit as audit_module
 from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError, Break, Chain, entries, segment, segments
 from daemon.fedctl import main
-from daemon.witness import WitnessedInbox
+from daemon.witness import WitnessedInbox, WitnessedTransport
 from peers.messages import PeerRefused
 from proto import federation_pb2 as pb
-from tests.loopback import CONTEXT, UPDATE, VERSION, KeepsAll
+from tests.authority import Federation
+from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -353,3 +358,69 @@ async def test_what_cannot_be_recorded_is_not_given_away(
     with pytest.raises(PeerRefused, match="audit log"):
         await witnessed.source("birch", VERSION)
     assert "audit log" in str(witnessed.accepts("birch", UPDATE, 1))
+
+
+# ---- what leaves ------------------------------------------------------------------------------
+
+
+async def test_votes_plans_and_updates_are_recorded_before_they_leave(
+    folder: Path, tmp_path: Path
+) -> None:
+    federation = Federation.found(tmp_path, "alpha", "beta")
+    beside = federation.root / "spool" / "alpha"
+    async with running(federation, "beta") as beta:
+        alpha = WitnessedTransport(
+            opened(folder),
+            federation.identity("alpha"),
+            federation.trust,
+            federation.manifest(),
+            federation.address("alpha"),
+            beside,
+            KeepsAll(),
+            head_round=lambda: 0,
+            terms=QUICK,
+        )
+        await alpha.start()
+        try:
+            answer = pb.PlanAnswer(round=1, attempt=2, accepted=False, reason="no pairs")
+            for _ in range(2):  # what is sent again is one deed
+                await alpha.push("beta", UPDATE, b"ciphertext")
+            await alpha.send("beta", enveloped(plan_answer=answer))
+            for _ in range(2):
+                await alpha.send("beta", enveloped(commit=committed_by("alpha", "beta")))
+        finally:
+            await alpha.stop(grace=0)
+        assert len(beta.inbox.messages) == 3
+    found = read(folder)
+    assert told(folder) == [
+        ("fedd", "send", "begun"),
+        ("fedd", "plan", "declined"),
+        ("fedd", "vote", "given"),
+    ]
+    assert found[0]["objects"] == {
+        "kind": "encrypted_update",
+        "round": 1,
+        "attempt": 0,
+        "to": "beta",
+        "bytes": 10,
+    }
+    assert found[1]["objects"]["coordinator"] == "beta"
+    assert found[2]["objects"] == {"round": 3, "attempt": 1, "digest": "02" * 32}
+
+
+def enveloped(**body: Any) -> pb.Envelope:
+    return pb.Envelope(federation_id="med", sender="alpha", manifest_version=1, **body)
+
+
+def committed_by(*sites: str) -> pb.Commit:
+    body = pb.VoteBody(
+        federation_id="med",
+        round=3,
+        parent_digest=b"\1" * 32,
+        model_digest=b"\2" * 32,
+        contributors=sites,
+        manifest_version=1,
+        plan_digest=bytes(32),
+    )
+    votes = [pb.Vote(attempt=1, site=s, signature=b"s", certificate=b"c") for s in sites]
+    return pb.Commit(certificate=pb.Certificate(attempt=1, body=body, votes=votes))

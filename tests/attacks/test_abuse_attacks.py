@@ -37,7 +37,7 @@ from tests.small_models import small_encoder
 from tests.strangers import calling
 from tests.test_audit import FORGERIES, Forge
 
-pytestmark = pytest.mark.attacks
+pytestmark = [pytest.mark.attacks, pytest.mark.slow]
 
 _NO_LIMIT = 10**9
 
