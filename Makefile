@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+FUZZER := $(VENV)/.fuzzer
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The versions that hnswlib is compiled with are those of the lock as well; pip 25.3
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance sim lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance sim fuzz lint format bench proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -44,6 +45,10 @@ test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill t
 
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
 	@$(BIN)/python -m pytest -q -s --durations=12 -m endurance $(ARGS)
+
+MINUTES ?= 10
+fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")
+	@$(BIN)/python -m tests.fuzz run --minutes $(MINUTES) $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types
 	@$(BIN)/ruff check
@@ -73,6 +78,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 	@echo "Installed."
 
+# Some 35 MiB that nothing but `make fuzz` needs.
+$(FUZZER): $(INSTALLED)
+	@$(PIP) install -qq --no-deps "$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["fuzz"])')"
+	@touch $@
+
 # Newest versions that pyproject.toml allows. The +cpu of a torch from elsewhere goes, and
 # so do the libraries of its CUDA build, which torch pins itself.
 lock: ## renew requirements.lock
@@ -87,5 +97,5 @@ lock: ## renew requirements.lock
 	@echo "requirements.lock renewed: run make lint test"
 
 clean: ## remove .venv and everything that was generated
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-work
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz demo-work
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

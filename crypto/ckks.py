@@ -39,6 +39,9 @@ __all__ = [
     "make_ready",
 ]
 
+# Of encryptions that come out compressible; under a sound key one in far more than 2^40 does.
+_TRIES = 4
+
 _PRNG_HEADER = 17  # SEAL's header (16 bytes) and the generator's kind, before a seed
 
 # ---- SEAL at the door -----------------------------------------------------------
@@ -305,16 +308,21 @@ class RoundKey:
         """One block from its slots (complex, shape [N/2]).
 
         Under the secret key it is a seeded block, half as long, unless
-        ``seeded`` is false: such a block is quicker to add.
+        ``seeded`` is false: such a block is quicker to add. Raises CryptoError
+        when the key hides nothing: most of it is nought, say.
         """
         seal = self._seal
         with _translated("SEAL could not encrypt"):
             seal.encoder.encode(slots.tolist(), seal.scale, self._plain)
-            while True:
+            for _ in range(_TRIES):
                 try:
                     return self._encrypt_plain(seeded)
-                except _Compressed:  # never seen; fresh randomness gives other residues
+                except _Compressed:  # fresh randomness gives other residues, if the key is sound
                     continue
+        raise CryptoError(
+            "the round key was refused: what it encrypts is too regular to be hidden; the key "
+            "dealer's context is no fresh key"
+        )
 
     def _encrypt_plain(self, seeded: bool) -> bytes:
         seal = self._seal

@@ -171,10 +171,15 @@ def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes)
 def _read(path: Path, digest: bytes, shape_digest: bytes) -> Float32:
     try:
         with safe_open(path, framework="numpy") as file:
+            form = file.get_slice(_TENSOR)
+            # Before it is loaded: numpy lacks types that safetensors has. And the digest is
+            # over the values alone, so a peer could send the right ones as a column.
+            if form.get_dtype() != "F32" or len(form.get_shape()) != 1:
+                raise VersionError(f"model version {path} is no vector of float32")
             vector: Float32 = file.get_tensor(_TENSOR)
     except (OSError, SafetensorError) as error:
         raise VersionError(f"cannot read model version {path}: {error}") from error
-    if vector.dtype != np.float32 or version_digest(shape_digest, vector) != digest:
+    if version_digest(shape_digest, vector) != digest:
         raise VersionError(f"model version {path} is damaged or of another retriever")
     return vector
 
