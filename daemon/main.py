@@ -200,7 +200,8 @@ class Workers:
         return cls(
             learning=Worker("learning", threads=threads, nice=5, forked=True),
             answering=Worker("answering", threads=threads, forked=True),
-            crypto=Worker("crypto", threads=1),
+            # Whatever a peer's bytes make of it, the next attempt need not wait for long.
+            crypto=Worker("crypto", threads=1, patience_s=5.0),
         )
 
     @property
@@ -317,6 +318,7 @@ class Daemon:
                 learning_jobs.write_initial_version, spec, folders.versions
             )
         shapes = described.shape_manifest
+        workers.crypto.memory_bytes = round_crypto.memory_bound(shapes.total)
         durable = await asyncio.to_thread(
             store.load, membership.identity.federation_id, shapes.digest, genesis
         )

@@ -8,18 +8,25 @@ daemon while it runs. A worker ends with its daemon, whatever kills that.
 To load torch takes seconds, and several workers need it, some again and again. So
 there may be one process more, which does nothing but import (`import_once`); a
 worker is then forked from it and has what it needs at once.
+
+Native code that reads a peer's bytes runs here and nowhere else: should it crash,
+hang or ask for all the memory there is, it is the worker that ends, the call
+fails with `WorkerCrashed`, which says whose bytes it was over, and the next call
+starts a fresh process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -52,6 +59,29 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
         os.environ.update(before)
 
 
+_foreign: dict[Callable[..., Any], str] = {}
+
+
+def reads(whose: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Say whose bytes a job reads, with its arguments by name: "the update of {site}".
+
+    People read it when the worker dies over them.
+    """
+
+    def mark(job: Callable[P, T]) -> Callable[P, T]:
+        _foreign[job] = whose
+        return job
+
+    return mark
+
+
+def _over(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    whose = _foreign.get(function)
+    if whose is None:
+        return ""
+    return f" over {whose.format(**inspect.signature(function).bind(*args, **kwargs).arguments)}"
+
+
 def report(item: Any) -> None:
     """Send a progress item to the daemon; outside a worker it does nothing."""
     if _progress is not None:
@@ -64,14 +94,29 @@ class Worker:
 
     ``run`` calls queue up and are carried out in order. After a crash the next
     call starts a fresh process (what the old one had loaded is gone).
+
+    ``patience_s``: how long a call waits for one that was cancelled and still
+    runs; then the process is ended. None waits for as long as it takes.
+    ``memory_bytes`` bounds the data of a process that is started from then on.
     """
 
-    def __init__(self, name: str, *, threads: int, nice: int = 0, forked: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        threads: int,
+        nice: int = 0,
+        forked: bool = False,
+        patience_s: float | None = None,
+    ) -> None:
         """``forked``: from the process that `import_once` has begun, not spawned."""
         self.name = name
+        self.memory_bytes: int | None = None
         self._method = "forkserver" if forked else "spawn"
         self._threads = threads
         self._nice = nice
+        self._patience_s = patience_s
+        self._under_way: Future[Any] | None = None
         self._pool: ProcessPoolExecutor | None = None
         self._last_used = time.monotonic()
         self._turn = asyncio.Lock()
@@ -110,18 +155,37 @@ class Worker:
                 self._listener = None
 
     async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        await self._until_free()
         pool = self._pool or self._start()
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(pool, _invoke, function, args, kwargs)
+            self._under_way = pool.submit(_invoke, function, args, kwargs)
+            return await asyncio.wrap_future(self._under_way)
         except BrokenProcessPool as error:
             await self.stop()
             raise WorkerCrashed(
-                f"the {self.name} worker died (out of memory? see the system log); "
+                f"the {self.name} worker died{_over(function, args, kwargs)} (out of memory? see "
+                "the system log); a fresh one starts with the next call"
+            ) from error
+        except MemoryError as error:
+            await self.stop()  # nobody knows what it left half done
+            raise WorkerCrashed(
+                f"the {self.name} worker ran out of its memory{_over(function, args, kwargs)}; "
                 "a fresh one starts with the next call"
             ) from error
         finally:
             self._last_used = time.monotonic()
+
+    async def _until_free(self) -> None:
+        """A call that nobody waits for any more may still run, and may never end."""
+        if self._under_way is None or self._under_way.done():
+            return
+        loop, free = asyncio.get_running_loop(), asyncio.Event()
+        self._under_way.add_done_callback(lambda _done: loop.call_soon_threadsafe(free.set))
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await free.wait()
+        except TimeoutError:
+            await self.stop()
 
     def _start(self) -> ProcessPoolExecutor:
         loop = asyncio.get_running_loop()
@@ -131,7 +195,7 @@ class Worker:
             max_workers=1,
             mp_context=context,
             initializer=_initialise,
-            initargs=(writer, self._threads, self._nice),
+            initargs=(writer, self._threads, self._nice, self.memory_bytes),
         )
         self._reader = reader
         threading.Thread(
@@ -163,6 +227,7 @@ class Worker:
         pool, self._pool = self._pool, None
         # Taken before anything is waited for: the next call may start a fresh process meanwhile.
         reader, self._reader = self._reader, None
+        self._under_way = None
         if pool is None:
             return
         for process in list((getattr(pool, "_processes", None) or {}).values()):
@@ -176,9 +241,12 @@ def _invoke(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str,
     return function(*args, **kwargs)
 
 
-def _initialise(progress: Connection, threads: int, nice: int) -> None:
+def _initialise(progress: Connection, threads: int, nice: int, memory_bytes: int | None) -> None:
     global _progress
     _progress = progress
+    if memory_bytes is not None:
+        # Of data and not of addresses: libraries reserve far more of these than they use.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     # Ctrl-C at a terminal reaches the whole group: the daemon decides, not we.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if nice:
