@@ -51,7 +51,7 @@ from peers.vectors import BlobInfo, read_encrypted, write_encrypted
 
 LOSS_BOUND = 64.0
 
-# Measured: 110 MiB of data with SEAL's tables loaded, and at most 24 bytes a value in an
+# Measured: 110 MiB of data with SEAL's tables loaded, and some 20 bytes a value in an
 # honest round (docs/decisions/0010); several times that, so that only a bomb meets it.
 _MEMORY_BYTES = 1 << 30
 _MEMORY_A_VALUE = 128

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from daemon import faultpoints
 from daemon.versions import (
@@ -142,6 +143,20 @@ def test_what_a_peer_sent_under_a_wrong_name_is_not_kept(tmp_path: Path) -> None
     arrived = path.rename(tmp_path / "arrived")
     wanted = version_digest(SHAPE.digest, vector(2))
     with pytest.raises(VersionError, match="damaged or of another"):
+        import_version(arrived, tmp_path / "ours", wanted, SHAPE.digest)
+    assert not arrived.exists()
+    assert not version_path(tmp_path / "ours", wanted).exists()
+
+
+@pytest.mark.parametrize("shape", [(307, 1), (1, 307)])
+def test_the_right_values_in_another_shape_are_not_kept(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """The digest is over the values alone; whoever trains from them needs a vector."""
+    arrived = tmp_path / "arrived"
+    save_file({"shared": vector(1).reshape(shape)}, arrived)
+    wanted = version_digest(SHAPE.digest, vector(1))
+    with pytest.raises(VersionError, match="no vector of float32"):
         import_version(arrived, tmp_path / "ours", wanted, SHAPE.digest)
     assert not arrived.exists()
     assert not version_path(tmp_path / "ours", wanted).exists()

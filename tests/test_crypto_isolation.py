@@ -1,0 +1,69 @@
+"""Real daemons: an update that brings the coordinator's crypto worker down costs one attempt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from proto import control_pb2 as control
+from tests.federation import LiveFederation, Surroundings
+
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(400),
+]
+
+SITES = ["alder", "birch", "cedar"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFederation]:
+    root = tmp_path_factory.mktemp("isolation")
+    around = Surroundings(program="tests.crashing_fedd")
+    rounds = {"phase_deadline_s": 10.0}
+    async with LiveFederation.start(root, SITES, rounds=rounds, surroundings=around) as federation:
+        await federation.ingest_all()
+        yield federation
+
+
+async def attempts_of(live: LiveFederation, site: str, round_: int) -> list[control.Attempt]:
+    rounds = await live.sites[site].rounds()
+    return list(next(r.attempts for r in rounds if r.certificate.body.round == round_))
+
+
+def set_trap(folder: Path, says: str) -> Path:
+    """See tests/crashing_fedd.py."""
+    trap = folder / "trap"
+    trap.write_text(says)
+    return trap
+
+
+def has_sprung(trap: Path) -> bool:
+    return not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("round_", "what", "told"),
+    [
+        (1, "crash", "the crypto worker died over the update of {sender}"),
+        (2, "bomb", "the crypto worker ran out of its memory over the update of {sender}"),
+        (3, "hang", ""),  # found out by the attempt's deadline
+    ],
+)
+async def test_the_daemon_goes_on_and_the_next_attempt_commits(
+    live: LiveFederation, round_: int, what: str, told: str
+) -> None:
+    coordinator, sender = SITES[round_ % 3], SITES[(round_ + 1) % 3]
+    daemon = live.sites[coordinator].process
+    trap = set_trap(live.sites[coordinator].folder, f"{what} {sender}")
+    await live.train(sender, rounds=1)
+    assert has_sprung(trap)
+    assert daemon.returncode is None
+    failed, *_, committed = await attempts_of(live, coordinator, round_)
+    assert committed.outcome == "committed"
+    assert failed.outcome != "committed"
+    assert told.format(sender=sender) in failed.reason
