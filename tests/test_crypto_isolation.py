@@ -63,7 +63,6 @@ async def test_the_daemon_goes_on_and_the_next_attempt_commits(
     await live.train(sender, rounds=1)
     assert has_sprung(trap)
     assert daemon.returncode is None
-    failed, *_, committed = await attempts_of(live, coordinator, round_)
+    *failed, committed = await attempts_of(live, coordinator, round_)
     assert committed.outcome == "committed"
-    assert failed.outcome != "committed"
-    assert told.format(sender=sender) in failed.reason
+    assert any(told.format(sender=sender) in attempt.reason for attempt in failed)
