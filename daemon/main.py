@@ -36,6 +36,7 @@ from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, RetrieverDescription
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
@@ -57,6 +58,7 @@ _MISCONFIGURED = (SettingsError, IdentityError, ManifestError)
 _REFUSALS = (
     *_MISCONFIGURED,
     StoreError,
+    LedgerError,
     ControlError,
     ListenError,
     LearningError,
@@ -303,6 +305,8 @@ class Daemon:
         )
         store = await asyncio.to_thread(_open_state, state)
         stack.callback(store.close)
+        ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
+        stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         described = await workers.learning.run(learning_jobs.describe, spec)
         await asyncio.to_thread(sweep, folders.versions)
@@ -340,6 +344,9 @@ class Daemon:
             collection=collection,
             learning=workers.learning,
             crypto=workers.crypto,
+            privacy=PrivacyBudget(
+                ledger, workers.crypto, settings.privacy.epsilon, settings.privacy.delta
+            ),
             history=membership,
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
@@ -362,6 +369,9 @@ class Daemon:
             policy=Policy(
                 min_participants=settings.training.min_participants,
                 max_local_epochs=settings.training.max_local_epochs,
+                privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
+                colluders=settings.privacy.colluders,
+                max_noise=settings.privacy.max_noise,
             ),
             timing=Timing(
                 phase_s=settings.rounds.phase_deadline_s,
@@ -391,6 +401,7 @@ class Daemon:
         return Surroundings(
             node=node,
             training=self._settings.training,
+            colluders=self._settings.privacy.colluders,
             adapt=self._settings.retriever.adapt,
             encoder=self._settings.retriever.encoder,
             lag=self._lag,

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from peers import answers, objections, runs
+from peers import answers, objections, privacy, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
@@ -351,6 +351,7 @@ class Protocol:
             timing=self._timing,
             unix_ms=self._unix_ms,
             now=self._now,
+            head_certificate=self._head_certificate,
         )
         self._progress("prepare")
         self._emit(*self._coordination.prepare())
@@ -484,6 +485,7 @@ class Protocol:
         part = Participation(self.site, sender, self._federation_id, plan)
         objection = part.objection(self.durable.head_digest, self._shape_digest, self.manifest)
         objection = objection or self._policy.objection(plan.training)
+        objection = objection or privacy.objection(plan, self._situation.least_multiplier)
         if objection:
             self._emit(*part.decline(objection))
             return

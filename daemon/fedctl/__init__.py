@@ -8,6 +8,7 @@
     training.py    train and its live view
     asking.py      ask, eval
     show.py        status, peers, rounds
+    privacy.py     privacy
     chain.py       rounds verify
     demo.py        three sites on one machine; demo_sites.py their folders and processes
 
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from daemon.fedctl import asking, chain, demo, ingesting, setup, show, training
+from daemon.fedctl import asking, chain, demo, ingesting, privacy, setup, show, training
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
 
@@ -53,6 +54,7 @@ app.command("ask")(asking.ask)
 app.command("eval")(asking.evaluate)
 app.command("status")(show.status)
 app.command("peers")(show.peers)
+app.command("privacy")(privacy.privacy)
 show.rounds_app.command("verify")(chain.verify)
 app.add_typer(show.rounds_app, name="rounds")
 
