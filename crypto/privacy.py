@@ -51,6 +51,7 @@ TAIL_DEVIATIONS = 12
 _SPARE_DELTA = 1e-3
 # Below this many units the sum of shares is not near enough to a discrete Gaussian.
 LEAST_DEVIATION_UNITS = 4.0
+LEAST_CLIP_UNITS = 16  # of the clipped norm: with fewer, nothing of an update is left
 # The loss takes this share of C, leaving sqrt(1 - 1/16) = 97 % to the update. A larger
 # loss than the bound counts as the bound: InfoNCE at tau = 0.05 starts below 5.
 LOSS_SHARE = 0.25
@@ -111,7 +112,13 @@ class Mechanism:
         clip_units = math.floor(math.ldexp(terms.clip_norm * limit, -exponent))
         deviation = share * clip_units
         tail = min(math.ceil(TAIL_DEVIATIONS * deviation), limit - clip_units)
-        if deviation < LEAST_DEVIATION_UNITS or not clip_units:
+        if clip_units < LEAST_CLIP_UNITS:
+            raise CryptoError(
+                f"a noise multiplier of {terms.multiplier:g}, shared by {terms.sharers}, leaves "
+                f"{clip_units} units of the grid to the update, {LEAST_CLIP_UNITS} are needed: "
+                "choose less noise, or more participants"
+            )
+        if deviation < LEAST_DEVIATION_UNITS:
             raise CryptoError(
                 f"noise of {deviation:.2f} units on a grid of {bits} bits is too coarse to account "
                 f"for, {LEAST_DEVIATION_UNITS:g} are needed: use 16 bits, or another multiplier"

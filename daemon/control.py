@@ -42,7 +42,7 @@ from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.messages import SOFTWARE_VERSION, RemoteProtocolError, check
-from peers.privacy import too_dear
+from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
@@ -156,9 +156,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         """What this site's updates have told so far, and what further rounds would add."""
         if request.rounds > 10_000 or not 0.0 <= request.noise_multiplier <= 1000.0:
             await _refuse(context, "1 to 10000 rounds, of a noise multiplier of 0.001 to 1000")
-        run, rounds = self._node.protocol.run, request.rounds or 1
-        planned = run.plan.privacy.noise_multiplier if run is not None else 0.0
-        multiplier = request.noise_multiplier or planned
+        rounds = request.rounds or 1
+        multiplier = request.noise_multiplier or await self._next_multiplier()
         account = await self._answered(context, self._node.privacy.account(multiplier, rounds))
         budget = math.nan if account.budget is None else account.budget
         return control.PrivacyReply(
@@ -176,6 +175,14 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             least_multiplier=account.least,
             last_multiplier=account.booked.multipliers[-1] if account.booked.multipliers else 0.0,
         )
+
+    async def _next_multiplier(self) -> float:
+        """Of the next round, if the run under way or the last one went on; 0: without noise."""
+        run, head = self._node.protocol.run, self._node.protocol.head_round
+        if run is None:
+            return 0.0
+        certificate = await asyncio.to_thread(self._node.store.certificate, head)
+        return of_round(run.plan, head + 1, certificate)[0]
 
     async def StopTraining(
         self, _request: control.StopTrainingRequest, context: Context

@@ -254,7 +254,7 @@ class LiveFederation:
             (site.folder / "manifest.json").write_bytes(self._signed_manifest())
             site.process.send_signal(signal.SIGHUP)
 
-    async def until_connected(self, within_s: float = 90.0) -> None:
+    async def until_connected(self, within_s: float = 290.0) -> None:
         """Every daemon is ready and greets every other."""
         async with asyncio.timeout(within_s):
             for site in self.sites.values():

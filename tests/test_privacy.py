@@ -237,6 +237,7 @@ def test_the_grid_depends_on_the_plan_alone_and_is_refused_where_it_is_too_coars
     for terms, bits in (
         (NoiseTerms(1.0, 0.001, 200), 16),  # a share of less than four units
         (NoiseTerms(1.0, 0.05, 2), 8),
+        (NoiseTerms(1.0, 1000.0, 2), 16),  # nothing is left to the update
         (NoiseTerms(0.0, 1.0, 2), 16),
         (NoiseTerms(1.0, 1.0, 0), 16),
         (NoiseTerms(1e300, 1.0, 2), 16),
