@@ -246,6 +246,16 @@ class TrainingSettings(Section):
     max_num_examples: int = Field(100_000, ge=1, le=1_000_000_000)
 
 
+class PrivacySettings(Section):
+    """``[privacy]``: what this site's updates may tell, over all rounds together."""
+
+    required: bool = False
+    epsilon: float | None = Field(None, gt=0, le=1_000_000)  # None: no budget
+    delta: float = Field(1e-5, ge=1e-12, le=0.01)
+    colluders: int = Field(1, ge=0, le=255)
+    max_noise: float = Field(1000.0, ge=0.001, le=1000)
+
+
 class RoundsSettings(Section):
     """``[rounds]``: how long a round waits, in seconds, and how much of the past is kept."""
 
@@ -281,6 +291,7 @@ class Settings(Section):
     retriever: RetrieverSettings
     retrieval: RetrievalSettings
     training: TrainingSettings
+    privacy: PrivacySettings
     rounds: RoundsSettings
     workers: WorkersSettings
     log: LogSettings
@@ -435,6 +446,18 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             str(training.local_epochs),
             f"at most training.max_local_epochs = {training.max_local_epochs}",
             "lower it, or this site refuses the plans that it proposes itself",
+        )
+    privacy = sections.get("privacy")
+    if (
+        isinstance(training, TrainingSettings)
+        and isinstance(privacy, PrivacySettings)
+        and privacy.colluders >= training.min_participants
+    ):
+        yield Problem(
+            "privacy.colluders",
+            str(privacy.colluders),
+            f"less than training.min_participants = {training.min_participants}",
+            "lower it: when all contributors collude, nobody is left whose noise is unknown",
         )
     if isinstance(rounds, RoundsSettings) and rounds.heartbeat_s >= rounds.phase_deadline_s:
         yield Problem(

@@ -24,6 +24,7 @@ from daemon.exchange import Folders
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import TrainingOptions
+from daemon.privacy import PrivacyBudget
 from daemon.progress import ProgressBoard
 from daemon.round_crypto import sealing_context
 from daemon.tasks import being_cancelled
@@ -32,6 +33,7 @@ from daemon.workers import Worker
 from peers import effects as do
 from peers.frames import Received
 from peers.messages import RemoteProtocolError
+from peers.privacy import terms_of
 from peers.roles import key_holders
 from proto import federation_pb2 as pb
 
@@ -51,13 +53,15 @@ class Held:
     folder: Path
     plan: pb.Plan | None = None
     sum_digest: bytes = b""
+    next_clip_norm: float = 0.0  # from the sum; 0: unknown
 
 
 class AttemptWork:
     """The work of the attempt under way at this site.
 
     ``feed`` takes events to the protocol, ``send`` queues a message, ``push``
-    sends a large object until the peer has it.
+    sends a large object until the peer has it; ``spent`` is called when less is
+    left of the privacy budget.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class AttemptWork:
         folders: Folders,
         library: Path,
         progress: ProgressBoard,
+        privacy: PrivacyBudget,
+        spent: Callable[[], Awaitable[None]],
         feed: Feed,
         send: Send,
         push: Push,
@@ -85,6 +91,8 @@ class AttemptWork:
         self._folders = folders
         self._library_path = library
         self._progress = progress
+        self._privacy = privacy
+        self._spent = spent
         self._feed = feed
         self._send = send
         self._push = push
@@ -210,12 +218,14 @@ class AttemptWork:
             if not finished and being_cancelled():
                 # The attempt was given up: don't let its training hold up the next one.
                 await self._learning.stop()
+        terms = terms_of(plan)
         exponents = await self._crypto.run(
             round_crypto.measure_update,
             self._update_path,
             self._shapes.sizes,
             effect.weight,
             self._residual_path(plan.training.bits),
+            (terms, plan.training.bits) if terms else None,
         )
         await self._feed(do.LocalTrained(plan.round, plan.attempt, tuple(exponents)))
 
@@ -230,8 +240,13 @@ class AttemptWork:
     # ---- encrypt, aggregate --------------------------------------------------------
 
     async def encrypt_update(self, effect: do.EncryptUpdate) -> None:
-        """Quantise to the common scale, encrypt, and bring it to the coordinator."""
+        """Quantise to the common scale, encrypt, and bring it to the coordinator.
+
+        Booked first: from here on the update counts as told, whatever becomes of it.
+        """
         plan = self._plan
+        terms = terms_of(plan)
+        await self._privacy.spend(effect.round, effect.attempt, terms)
         own = self._held.folder / f"encrypted-{self._identity.site_id}.bin"
         await self._crypto.run(
             round_crypto.encrypt_update,
@@ -243,7 +258,10 @@ class AttemptWork:
             list(effect.scale_exponents),
             own,
             self._residual_path(plan.training.bits),
+            noise=terms,
         )
+        if terms:
+            await self._spent()
         if effect.coordinator == self._identity.site_id:
             await self._feed(do.UpdateArrived(effect.round, effect.attempt, effect.coordinator))
             return
@@ -305,10 +323,24 @@ class AttemptWork:
             effect.parent_digest,
             self._shapes.digest,
             self._folders.versions,
+            self._summed(effect),
         )
+        self._held.next_clip_norm = applied.next_clip_norm
         await self._feed(
             do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)
         )
+
+    def _summed(self, effect: do.ApplySum) -> round_crypto.Summed | None:
+        terms = terms_of(self._plan)
+        if terms is None:
+            return None
+        quantile = self._plan.training.privacy.clip_quantile
+        return round_crypto.Summed(terms, quantile, effect.contributors)
+
+    def next_clip_norm(self, round_: int, attempt: int) -> float:
+        """What the sum that was applied in this attempt made of the clip norm; 0: unknown."""
+        held = self._held
+        return held.next_clip_norm if (held.round, held.attempt) == (round_, attempt) else 0.0
 
     @property
     def _plan(self) -> pb.Plan:

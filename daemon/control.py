@@ -13,6 +13,7 @@ import peers.tls_floor  # noqa: F401  before grpc, see there
 
 # isort: split
 import asyncio
+import math
 import os
 import shutil
 import socket
@@ -39,12 +40,14 @@ from daemon.generation.generator import Citation
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
+from daemon.privacy import LedgerError
 from daemon.retrieval.answering import QuestionRefusedError
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.messages import SOFTWARE_VERSION
+from peers.messages import SOFTWARE_VERSION, RemoteProtocolError, check
+from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
@@ -62,8 +65,10 @@ _REFUSALS = (
     EvaluationError,
     LearningError,
     LibraryError,
+    LedgerError,
     WorkerCrashed,
 )
+_UNIT = "this site: all that it contributed, in every round, against zeros in its place"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -77,6 +82,7 @@ class Surroundings:
 
     node: Node
     training: TrainingSettings
+    colluders: int
     adapt: str
     encoder: str
     lag: LoopLag
@@ -119,6 +125,12 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         if not 1 <= request.rounds <= 10_000:
             await _refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
         plan = self._plan(request.plan)
+        if request.plan.HasField("privacy"):
+            plan.privacy.CopyFrom(await self._noise(request, context))
+            try:
+                check(plan)
+            except RemoteProtocolError as error:
+                await _refuse(context, str(error), "Choose other options")
         run_id = uuid.uuid4().hex[:12]
         async with self._audited(context, "train", run=run_id, rounds=request.rounds):
             await self._answered(
@@ -141,6 +153,64 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             min_participants=wanted.min_participants or settings.min_participants,
             max_num_examples=wanted.max_num_examples or settings.max_num_examples,
         )
+
+    async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
+        """The noise asked for, or what spends the epsilon asked for; the rest from settings."""
+        wanted, privacy = request.plan.privacy, self._node.privacy
+        multiplier = wanted.noise_multiplier or 1.0
+        if request.epsilon:
+            multiplier = await privacy.calibrated(request.rounds, request.epsilon)
+            if math.isinf(multiplier):
+                cause = f"no noise keeps {request.rounds} rounds within epsilon {request.epsilon:g}"
+                await _refuse(context, cause, "Ask for fewer rounds or a larger epsilon")
+            multiplier = max(multiplier, 0.001)
+        least = await privacy.least()
+        if multiplier < least:
+            await _refuse(context, too_dear(multiplier, least), "See fedctl privacy")
+        return pb.PrivacyPlan(
+            clip_norm=wanted.clip_norm,
+            noise_multiplier=multiplier,
+            noise_floor=min(wanted.noise_floor or multiplier, multiplier),
+            noise_decay=wanted.noise_decay or 1.0,
+            loss_threshold=wanted.loss_threshold,
+            first_round=self._node.protocol.head_round + 1,
+            colluders=wanted.colluders or self._around.colluders,
+            clip_quantile=wanted.clip_quantile,
+        )
+
+    async def Privacy(
+        self, request: control.PrivacyRequest, context: Context
+    ) -> control.PrivacyReply:
+        """What this site's updates have told so far, and what further rounds would add."""
+        if request.rounds > 10_000 or not 0.0 <= request.noise_multiplier <= 1000.0:
+            await _refuse(context, "1 to 10000 rounds, of a noise multiplier of 0.001 to 1000")
+        rounds = request.rounds or 1
+        multiplier = request.noise_multiplier or await self._next_multiplier()
+        account = await self._answered(context, self._node.privacy.account(multiplier, rounds))
+        budget = math.nan if account.budget is None else account.budget
+        return control.PrivacyReply(
+            unit=_UNIT,
+            delta=account.delta,
+            epsilon_spent=account.spent,
+            epsilon_budget=budget,
+            epsilon_left=max(0.0, budget - account.spent) if account.budget else math.nan,
+            updates_noised=len(account.booked.multipliers),
+            updates_bare=account.booked.bare,
+            further_rounds=rounds,
+            further_multiplier=multiplier,
+            further_cost=account.cost,
+            further_fits=account.fits,
+            least_multiplier=account.least,
+            last_multiplier=account.booked.multipliers[-1] if account.booked.multipliers else 0.0,
+        )
+
+    async def _next_multiplier(self) -> float:
+        """Of the next round, if the run under way or the last one went on; 0: without noise."""
+        run, head = self._node.protocol.run, self._node.protocol.head_round
+        if run is None:
+            return 0.0
+        certificate = await asyncio.to_thread(self._node.store.certificate, head)
+        return of_round(run.plan, head + 1, certificate)[0]
 
     async def StopTraining(
         self, _request: control.StopTrainingRequest, context: Context

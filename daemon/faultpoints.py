@@ -61,7 +61,7 @@ _BODIES = (
     "commit",
     "attemptfailed",
 )
-_WRITES = ("version:write", "version:rename", "version:renamed", "version:synced")
+_WRITES = ("version:write", "version:rename", "version:renamed", "version:synced", "privacy:booked")
 
 POINTS = frozenset(
     {f"{effect}:{side}" for effect in _EFFECTS for side in ("before", "after")}

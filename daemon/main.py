@@ -40,6 +40,7 @@ from daemon.learning.terms import LearningError, RetrieverDescription
 from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.spreading import Spreading
 from daemon.store import Store, StoreError
@@ -64,6 +65,7 @@ _REFUSALS = (
     *_MISCONFIGURED,
     StoreError,
     AuditError,
+    LedgerError,
     ControlError,
     ListenError,
     LearningError,
@@ -223,6 +225,8 @@ class Daemon:
         )
         store = await asyncio.to_thread(_open_state, state)
         stack.callback(store.close)
+        ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
+        stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         described = await workers.learning.run(learning_jobs.describe, spec)
         await asyncio.to_thread(sweep, folders.versions)
@@ -261,6 +265,9 @@ class Daemon:
             collection=collection,
             learning=workers.learning,
             crypto=workers.crypto,
+            privacy=PrivacyBudget(
+                ledger, workers.crypto, settings.privacy.epsilon, settings.privacy.delta
+            ),
             history=membership,
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
@@ -283,6 +290,9 @@ class Daemon:
             policy=Policy(
                 min_participants=settings.training.min_participants,
                 max_local_epochs=settings.training.max_local_epochs,
+                privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
+                colluders=settings.privacy.colluders,
+                max_noise=settings.privacy.max_noise,
             ),
             timing=Timing(
                 phase_s=settings.rounds.phase_deadline_s,
@@ -331,6 +341,7 @@ class Daemon:
         return Surroundings(
             node=node,
             training=self._settings.training,
+            colluders=self._settings.privacy.colluders,
             adapt=self._settings.retriever.adapt,
             encoder=self._settings.retriever.encoder,
             lag=self._lag,

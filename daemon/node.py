@@ -27,6 +27,7 @@ from daemon.journal import Journal, still
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.outbox import Outbox, put_in_envelope
+from daemon.privacy import LedgerError, PrivacyBudget
 from daemon.progress import ProgressBoard
 from daemon.store import Store
 from daemon.tasks import causes_of, logged
@@ -56,6 +57,7 @@ _EXPECTED = (
     WorkerCrashed,
     PeerError,
     IdentityError,
+    LedgerError,
     OSError,
 )
 
@@ -79,6 +81,7 @@ class Node:
         collection: Collection,
         learning: Worker,
         crypto: Worker,
+        privacy: PrivacyBudget,
         history: History,
         heartbeat_s: float,
         keep_versions: int,
@@ -88,6 +91,7 @@ class Node:
         self.protocol = protocol
         self.store = store
         self.collection = collection
+        self.privacy = privacy
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.progress = ProgressBoard(lambda: self.traffic())
         self._last_error = ""
@@ -117,6 +121,8 @@ class Node:
             folders=folders,
             library=collection.library_path,
             progress=self.progress,
+            privacy=privacy,
+            spent=self.refresh_situation,
             feed=self.feed,
             send=lambda to, body: self._out.put(to, body),
             push=self._push,
@@ -227,7 +233,7 @@ class Node:
 
     async def refresh_situation(self) -> None:
         """Tell the protocol what this site can contribute just now."""
-        await self.feed(await self.collection.situation())
+        await self.feed(await self.privacy.limit(await self.collection.situation()))
 
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
@@ -315,7 +321,13 @@ class Node:
     # ---- vote --------------------------------------------------------------------
 
     async def _sign_vote(self, effect: do.SignVote) -> None:
-        vote = sign_vote(self.identity, effect.body, effect.attempt, mean_loss=effect.mean_loss)
+        vote = sign_vote(
+            self.identity,
+            effect.body,
+            effect.attempt,
+            mean_loss=effect.mean_loss,
+            next_clip_norm=self._work.next_clip_norm(effect.body.round, effect.attempt),
+        )
         await self.feed(do.VoteSigned(vote))
 
     # ---- versions and certificates ---------------------------------------------------

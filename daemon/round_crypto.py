@@ -8,7 +8,8 @@ forgotten. Nothing secret is ever written to a disk.
 The exchanged vector is the shared delta and one trailing value, the site's mean
 training loss divided by LOSS_BOUND: so the others only ever see the loss as a
 sum. It is encoded as two integers, for eight bits would be too few for a number
-that people read.
+that people read. Under differential privacy these two are the loss and the count
+of crypto/privacy.py, clipped and noised like everything else.
 """
 
 from __future__ import annotations
@@ -30,10 +31,20 @@ from crypto.ckks import (
     deal,
     make_ready,
 )
+from crypto.privacy import (
+    TRAILING_INTEGERS,
+    Mechanism,
+    NoiseTerms,
+    clipped_integers,
+    discrete_gaussian,
+    loss_of_sum,
+    next_clip_norm,
+)
 from crypto.quantize import (
     FRACTION_INTEGERS,
     Float32,
     Float64,
+    Int32,
     Int64,
     check_exponents,
     dequantise_fraction_sum,
@@ -56,14 +67,32 @@ LOSS_BOUND = 64.0
 _MEMORY_BYTES = 1 << 30
 _MEMORY_A_VALUE = 128
 _ATTEMPTS_HELD = 2
+assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The new version's name, and the contributors' weighted mean training loss."""
+    """The new version's name, and the contributors' weighted mean training loss.
+
+    ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
+    """
 
     model_digest: bytes
     mean_loss: float
+    next_clip_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What of a round's noise matters for its sum.
+
+    ``quantile``: the share of updates that the next clip norm should leave as they
+    are, of ``contributors``; 0: the norm is fixed.
+    """
+
+    terms: NoiseTerms
+    quantile: float
+    contributors: int
 
 
 @dataclass
@@ -116,14 +145,21 @@ def forget(round: int, attempt: int) -> None:
 
 
 def measure_update(
-    update_path: Path, sizes: Sequence[int], weight: float, residual_path: Path | None = None
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    residual_path: Path | None = None,
+    noise: tuple[NoiseTerms, int] | None = None,
 ) -> list[int]:
     """Scale exponents of the shared delta, one a group: what `Trained` tells the others.
 
-    ``residual_path`` as in `encrypt_update`. Raises CryptoError when the update
-    is missing, of the wrong length, or not finite.
+    ``residual_path`` as in `encrypt_update`. With ``noise`` (and the plan's bits) they
+    follow from the plan and tell nothing. Raises CryptoError when the update is
+    missing, of the wrong length, or not finite.
     """
     delta, _ = _read_update(update_path, sizes)
+    if noise is not None:
+        return [Mechanism.of(*noise).exponent] * len(sizes)
     return scale_exponents(_with_residual(delta, residual_path), sizes, weight)
 
 
@@ -137,6 +173,7 @@ def encrypt_update(
     out_path: Path,
     residual_path: Path | None = None,
     *,
+    noise: NoiseTerms | None = None,
     seeded: bool = True,
 ) -> BlobInfo:
     """Quantise and encrypt this site's update under the attempt's key.
@@ -146,20 +183,26 @@ def encrypt_update(
     `keep_residual` (error feedback: Karimireddy et al. 2019). ``seeded`` false
     makes a key holder's update twice as long and quicker to add.
 
+    With ``noise`` the update is clipped, and this site's share of noise is added to
+    the integers before anything is encrypted; there is no error feedback then.
+
     Raises CryptoError when the update is missing, of the wrong length or not
     finite, or when the agreed scale is too small for it.
     """
     held = _held(round, attempt)
     bits = held.parameters.packing.bits
     delta, loss = _read_update(update_path, sizes)
-    delta = _with_residual(delta, residual_path)
     check_exponents(sizes, exponents)
-    if residual_path is None:
-        _check_scale(scale_exponents(delta, sizes, weight), exponents)
-    rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
-    integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int32)
-    integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
-    integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
+    integers: Int32 | Int64
+    if noise is not None:
+        residual_path = None
+        mechanism = _agreed_mechanism(noise, bits, exponents)
+        integers = _noised(clipped_integers(delta, loss, weight, bits, mechanism), mechanism)
+    else:
+        delta = _with_residual(delta, residual_path)
+        if residual_path is None:
+            _check_scale(scale_exponents(delta, sizes, weight), exponents)
+        integers = _quantised(delta, loss, sizes, weight, exponents, bits)
     blocks = (
         held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
     )
@@ -168,6 +211,37 @@ def encrypt_update(
         sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
         _write_residual(residual_path, (delta - sent).astype(np.float32))
     return blob
+
+
+def _quantised(
+    delta: Float32,
+    loss: float,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+) -> Int32:
+    rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
+    integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int32)
+    integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
+    integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
+    return integers
+
+
+def _noised(integers: Int64, mechanism: Mechanism) -> Int64:
+    """With this site's share of noise, from the kernel's cryptographic source."""
+    return integers + discrete_gaussian(integers.size, mechanism.deviation, mechanism.tail)
+
+
+def _agreed_mechanism(noise: NoiseTerms, bits: int, exponents: Sequence[int]) -> Mechanism:
+    """On a coarser grid than the plan's, the noise would be less than what is accounted for."""
+    mechanism = Mechanism.of(noise, bits)
+    if any(exponent != mechanism.exponent for exponent in exponents):
+        raise CryptoError(
+            f"under this plan's noise every scale exponent is {mechanism.exponent}, the "
+            f"coordinator says {sorted(set(exponents))}: this attempt must fail"
+        )
+    return mechanism
 
 
 def keep_residual(residual_path: Path) -> None:
@@ -205,14 +279,15 @@ def apply_sum(
     parent_digest: bytes,
     shape_digest: bytes,
     versions: Path,
+    summed: Summed | None = None,
 ) -> Applied:
     """Decrypt the sum and make the new version: parent + sum / total weight.
 
     Every key holder computes the same bits: the integers are exact, and the rest
     is one IEEE double operation after the other on each value, rounded to
-    float32 at the end. Raises CryptoError when the sum is malformed, is no sum
-    under this key, or this site is no key holder; VersionError when the parent
-    is missing or damaged.
+    float32 at the end. ``summed``: its noise. Raises CryptoError when the sum is
+    malformed, is no sum under this key, or this site is no key holder; VersionError
+    when the parent is missing or damaged.
     """
     held = _held(round, attempt)
     packing = held.parameters.packing
@@ -222,12 +297,20 @@ def apply_sum(
         )
     integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
     shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
+    mechanism = _agreed_mechanism(summed.terms, packing.bits, exponents) if summed else None
     step: Float64 = dequantise_sum(shared, sizes, exponents, packing.bits)
     step /= total_weight
     step += read_version(versions, parent_digest, shape_digest)
     digest, _ = write_version(versions, shape_digest, step.astype(np.float32))
-    loss = dequantise_fraction_sum(int(units), int(rest), packing.bits)
-    return Applied(digest, LOSS_BOUND * loss / total_weight)
+    if summed is None or mechanism is None:
+        loss = dequantise_fraction_sum(int(units), int(rest), packing.bits)
+        return Applied(digest, LOSS_BOUND * loss / total_weight)
+    mean_loss = loss_of_sum(int(units), total_weight, mechanism)
+    if not summed.quantile:
+        return Applied(digest, mean_loss)
+    norm, contributors = summed.terms.clip_norm, summed.contributors
+    adapted = next_clip_norm(norm, summed.quantile, int(rest), contributors, mechanism)
+    return Applied(digest, mean_loss, adapted)
 
 
 def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:

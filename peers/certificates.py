@@ -62,11 +62,16 @@ def vote_payload(body: pb.VoteBody, attempt: int) -> bytes:
 
 
 def sign_vote(
-    identity: Identity, body: pb.VoteBody, attempt: int, *, mean_loss: float = math.nan
+    identity: Identity,
+    body: pb.VoteBody,
+    attempt: int,
+    *,
+    mean_loss: float = math.nan,
+    next_clip_norm: float = 0.0,
 ) -> pb.Vote:
     """This site's vote; what it says must be on this site's disk already.
 
-    ``mean_loss`` goes along for people and is not signed; NaN: unknown.
+    ``mean_loss`` and ``next_clip_norm`` go along and are not signed; NaN and 0: unknown.
     """
     return pb.Vote(
         attempt=attempt,
@@ -75,6 +80,7 @@ def sign_vote(
         signature=identity.sign(vote_payload(body, attempt)),
         certificate=identity.certificate_der,
         mean_loss=mean_loss,
+        next_clip_norm=next_clip_norm,
     )
 
 
@@ -93,6 +99,19 @@ def plan_digest(plan: pb.TrainingPlan) -> bytes:
         plan.min_participants,
         plan.max_num_examples,
     )
+    if plan.HasField("privacy"):  # without it the digest is what it was before there was any
+        privacy = plan.privacy
+        packed += struct.pack(
+            ">dddddQId",
+            privacy.clip_norm,
+            privacy.noise_multiplier,
+            privacy.noise_floor,
+            privacy.noise_decay,
+            privacy.loss_threshold,
+            privacy.first_round,
+            privacy.colluders,
+            privacy.clip_quantile,
+        )
     return hashlib.sha256(_PLAN + packed).digest()
 
 

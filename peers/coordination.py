@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peers import effects as do
+from peers import privacy
 from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError, one_line
 from peers.roles import key_holders, next_after, value_of
@@ -57,6 +58,7 @@ class Coordination:
     deadline: float = 0.0
     plan: pb.Plan | None = None
     value: pb.VoteBody | None = None
+    head_certificate: pb.Certificate | None = None
     _promises: dict[str, pb.Promise] = field(default_factory=dict)
     _refusals: dict[str, str] = field(default_factory=dict)
     _behind: dict[str, str] = field(default_factory=dict)
@@ -205,6 +207,7 @@ class Coordination:
                 f"{len(willing)} of {len(self.manifest.enabled_ids)} sites can train, "
                 f"the plan needs {max(2, training.min_participants)}{self._why_not()}"
             )
+        multiplier, clip_norm = privacy.of_round(training, self.round, self.head_certificate)
         self.plan = pb.Plan(
             round=self.round,
             attempt=self.attempt,
@@ -222,6 +225,8 @@ class Coordination:
             shape_digest=self.shape_digest,
             manifest_version=self.manifest.version,
             train_deadline_ms=min(round(self.timing.train(self.attempt) * 1000), 86_400_000),
+            noise_multiplier=multiplier,
+            clip_norm=clip_norm,
         )
         self._enter("plan", now, self.timing.phase(self.attempt))
         plans = [do.Send(site, self.plan) for site in sorted(self._promises)]
@@ -292,6 +297,8 @@ class Coordination:
         lengths = {len(m.scale_exponents) for m in reports.values()}
         if len(lengths) != 1:
             raise AttemptFails(f"sites report different numbers of parameter groups: {lengths}")
+        if self._plan.noise_multiplier and len({*map(_scales, reports.values())}) != 1:
+            raise AttemptFails("sites differ about the scale of the same noise: update them")
         columns = zip(*(m.scale_exponents for m in reports.values()), strict=True)
         self._exponents = tuple(max(column) for column in columns)
         self._asked = tuple(sorted(reports))
@@ -424,6 +431,8 @@ class Coordination:
             phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
             shared_values=self.shared_values,
             mean_loss=losses[0] if losses else math.nan,
+            noise_multiplier=self.plan.noise_multiplier if self.plan else 0.0,
+            clip_norm=self.plan.clip_norm if self.plan else 0.0,
         )
 
     def failed(self, reason: str) -> pb.AttemptFailed:
@@ -506,6 +515,10 @@ class Coordination:
 
     def _others(self) -> list[str]:
         return [site for site in self.manifest.enabled_ids if site != self.site]
+
+
+def _scales(message: pb.Trained) -> tuple[int, ...]:
+    return tuple(message.scale_exponents)
 
 
 def _key(body: pb.VoteBody) -> bytes:

@@ -84,11 +84,15 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class Situation:
-    """What the site can contribute just now; the driver keeps it up to date."""
+    """What the site can contribute just now; the driver keeps it up to date.
+
+    ``least_multiplier``: with less noise a round would exceed the site's privacy budget.
+    """
 
     num_examples: int
     willing: bool
     reason: str = ""
+    least_multiplier: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -324,6 +328,7 @@ class ApplySum:
     total_weight: float
     parent_digest: bytes
     sum_digest: bytes
+    contributors: int = 0
 
 
 @dataclass(frozen=True)

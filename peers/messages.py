@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 1
-FEATURES: Final = ("adapt-head", "adapt-lora", "ckks")
+FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "privacy")
 
 
 try:
@@ -215,6 +215,8 @@ _FEATURE_NAMES = _each(_text(1, 32), 0, 32)
 _EXPONENTS = _each(_number(-126, 127), 1, 4096)
 _CONTRIBUTORS = _each(_SITE, 2, MAX_SITES, ordered=True)
 _LOSS = _real(0.0, _LOSS_MAX, unknown=True)
+_CLIP_NORM = _real(1e-9, 1e9)
+_MULTIPLIER = _real(0.001, 1000.0)
 _PHASES = ("prepare", "plan", "key", "train", "encrypt", "aggregate", "apply", "vote", "commit")
 
 _VOTE: dict[str, Rule | _Part] = {
@@ -224,6 +226,7 @@ _VOTE: dict[str, Rule | _Part] = {
     "signature": _octets(1, 80),
     "certificate": _CERTIFICATE,
     "mean_loss": _LOSS,
+    "next_clip_norm": _real(0.0, 1e9),
 }
 
 
@@ -293,6 +296,17 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "bits": _one_of(8, 12, 16),
         "min_participants": _number(2, MAX_SITES),
         "max_num_examples": _number(1),
+        "privacy": _Part("optional"),
+    },
+    pb.PrivacyPlan: {
+        "clip_norm": _CLIP_NORM,
+        "noise_multiplier": _MULTIPLIER,
+        "noise_floor": _MULTIPLIER,
+        "noise_decay": _real(0.0, 1.0, above=True),
+        "loss_threshold": _real(0.0, _LOSS_MAX),
+        "first_round": _ROUND,
+        "colluders": _number(0, MAX_SITES),
+        "clip_quantile": _real(0.0, 0.99),
     },
     pb.Run: {
         "generation": _COUNT,
@@ -335,6 +349,8 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "shape_digest": _DIGEST,
         "manifest_version": _COUNT,
         "train_deadline_ms": _number(1000, 86_400_000),
+        "noise_multiplier": _real(0.0, 1000.0),
+        "clip_norm": _real(0.0, 1e9),
     },
     pb.PlanAnswer: {"round": _ROUND, "attempt": _ATTEMPT, "accepted": _free, "reason": _REASON},
     pb.Trained: {
@@ -391,6 +407,8 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "phases": _each(lambda path, value: _walk(value, path), 0, 16),
         "shared_values": _COUNT,
         "mean_loss": _LOSS,
+        "noise_multiplier": _real(0.0, 1000.0),
+        "clip_norm": _real(0.0, 1e9),
     },
     pb.PhaseTime: {"phase": _one_of(*_PHASES), "seconds": _real(0.0, 1e9)},
 }
@@ -444,7 +462,24 @@ def _nack(path: str, nack: pb.Nack) -> None:
     _number(nack.attempt + 1, 2**32 - 2)(f"{path}.promised_attempt", nack.promised_attempt)
 
 
+def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
+    if not plan.HasField("privacy"):
+        return
+    privacy = plan.privacy
+    _one_of(16)(f"{path}.bits", plan.bits)  # noise needs a fine grid
+    _real(0.001, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
+    _number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
+    if privacy.clip_quantile:
+        _real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
+
+
 def _plan(path: str, plan: pb.Plan) -> None:
+    noised = plan.training.HasField("privacy")
+    privacy = plan.training.privacy
+    low, high = (privacy.noise_floor, privacy.noise_multiplier) if noised else (0.0, 0.0)
+    _real(low, high)(f"{path}.noise_multiplier", plan.noise_multiplier)
+    clip_norm = _CLIP_NORM if noised else _real(0.0, 0.0)
+    clip_norm(f"{path}.clip_norm", plan.clip_norm)
     sites = [participant.site for participant in plan.participants]
     _ascending(f"{path}.participants", sites)
     if plan.key_dealer not in sites:
@@ -463,6 +498,7 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.Envelope: _envelope,
     pb.Promise: _promise,
     pb.Nack: _nack,
+    pb.TrainingPlan: _training_plan,
     pb.Plan: _plan,
     pb.Trained: _trained,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crypto.privacy import LARGEST_MULTIPLIER
 from peers import effects as do
 from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError, one_line
@@ -24,6 +25,9 @@ class Policy:
 
     min_participants: int
     max_local_epochs: int
+    privacy_required: bool = False
+    colluders: int = 0
+    max_noise: float = LARGEST_MULTIPLIER
 
     def objection(self, training: pb.TrainingPlan) -> str:
         """Why this site declines such training; empty when it does not."""
@@ -36,6 +40,26 @@ class Policy:
             return (
                 f"the plan asks for {training.local_epochs} local epochs, this site allows "
                 f"{self.max_local_epochs} (training.max_local_epochs)"
+            )
+        if training.HasField("privacy"):
+            return self._objection_to_noise(training.privacy)
+        if self.privacy_required:
+            return (
+                "the plan has no differential privacy, this site requires it "
+                "(privacy.required or privacy.epsilon): fedctl train --clip NORM"
+            )
+        return ""
+
+    def _objection_to_noise(self, privacy: pb.PrivacyPlan) -> str:
+        if privacy.colluders < self.colluders:
+            return (
+                f"the plan's noise holds against {privacy.colluders} sites that pool what they "
+                f"know, this site requires {self.colluders} (privacy.colluders)"
+            )
+        if privacy.noise_multiplier > self.max_noise:
+            return (
+                f"the plan's noise multiplier {privacy.noise_multiplier:g} is above "
+                f"{self.max_noise:g} (privacy.max_noise): it would drown what is learned"
             )
         return ""
 
@@ -199,6 +223,7 @@ class Participation:
                 sum(weight[site] for site in contributors),
                 self.plan.parent_digest,
                 message.sum_digest,
+                len(contributors),
             ),
         ]
 

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from peers import answers, expulsion, objections, runs
+from peers import answers, expulsion, objections, privacy, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
@@ -349,6 +349,7 @@ class Protocol:
             timing=self._timing,
             unix_ms=self._unix_ms,
             now=self._now,
+            head_certificate=self._head_certificate,
         )
         self._progress("prepare")
         self._emit(*self._coordination.prepare())
@@ -452,15 +453,13 @@ class Protocol:
         self._emit(*coordination.answered(sender, message, self._now))
 
     def _on_nack(self, message: pb.Nack) -> None:
-        coordination = self._coordinated(message.round, message.attempt)
-        if coordination is not None:
+        if coordination := self._coordinated(message.round, message.attempt):
             later = message.promised_attempt
             self._fail_attempt(coordination, f"attempt {later} is already under way")
             self._next.wait_for(later, self._now)
 
     def _on_behind(self, sender: str, message: pb.Behind) -> None:
-        coordination = self._coordinated(message.round, message.attempt)
-        if coordination is not None:
+        if coordination := self._coordinated(message.round, message.attempt):
             coordination.behind(sender, message.head_round)
 
     def _on_ahead(self, sender: str, message: pb.Ahead) -> None:
@@ -481,6 +480,7 @@ class Protocol:
         part = Participation(self.site, sender, self._federation_id, plan)
         objection = part.objection(self.durable.head_digest, self._shape_digest, self.manifest)
         objection = objection or self._policy.objection(plan.training)
+        objection = objection or privacy.objection(plan, self._situation.least_multiplier)
         if objection:
             self._emit(*part.decline(objection))
             return

@@ -817,8 +817,11 @@ class TrainRequest(_message.Message):
 
     ROUNDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """to add to the head; 1 .. 10000"""
+    epsilon: _builtins.float
+    """noise is chosen so that the run's rounds spend this much at the site's delta; 0: noise is as the plan says"""
     @_builtins.property
     def plan(self) -> _federation_pb2.TrainingPlan:
         """unset fields take the site's settings"""
@@ -828,10 +831,11 @@ class TrainRequest(_message.Message):
         *,
         rounds: _builtins.int = ...,
         plan: _federation_pb2.TrainingPlan | None = ...,
+        epsilon: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epsilon", b"epsilon", "plan", b"plan", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -968,3 +972,95 @@ class TrainingProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainingProgress: _TypeAlias = TrainingProgress  # noqa: Y015
+
+@_typing.final
+class PrivacyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    noise_multiplier: _builtins.float
+    """of the further rounds; 0.001 .. 1000, or 0: as in the run under way or the last one"""
+    rounds: _builtins.int
+    """further ones; 0 means 1; <= 10000"""
+    def __init__(
+        self,
+        *,
+        noise_multiplier: _builtins.float = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["noise_multiplier", b"noise_multiplier", "rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrivacyRequest: _TypeAlias = PrivacyRequest  # noqa: Y015
+
+@_typing.final
+class PrivacyReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    EPSILON_SPENT_FIELD_NUMBER: _builtins.int
+    EPSILON_BUDGET_FIELD_NUMBER: _builtins.int
+    EPSILON_LEFT_FIELD_NUMBER: _builtins.int
+    UPDATES_NOISED_FIELD_NUMBER: _builtins.int
+    UPDATES_BARE_FIELD_NUMBER: _builtins.int
+    FURTHER_ROUNDS_FIELD_NUMBER: _builtins.int
+    FURTHER_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    FURTHER_COST_FIELD_NUMBER: _builtins.int
+    FURTHER_FITS_FIELD_NUMBER: _builtins.int
+    LEAST_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    LAST_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    unit: _builtins.str
+    """what is protected, in words"""
+    delta: _builtins.float
+    """at which every epsilon here is computed"""
+    epsilon_spent: _builtins.float
+    """by all updates that may have left this site with noise"""
+    epsilon_budget: _builtins.float
+    """NaN: this site has set none"""
+    epsilon_left: _builtins.float
+    """of the budget; NaN without one"""
+    updates_noised: _builtins.int
+    """updates that may have left, failed attempts included"""
+    updates_bare: _builtins.int
+    """likewise, without noise: no epsilon bounds what they told"""
+    further_rounds: _builtins.int
+    """that the next three fields are about"""
+    further_multiplier: _builtins.float
+    """their noise; 0: none was given, and no run with noise is known"""
+    further_cost: _builtins.float
+    """epsilon that they would add; NaN when further_multiplier is 0"""
+    further_fits: _builtins.bool
+    """this site's policy allows it"""
+    least_multiplier: _builtins.float
+    """with less noise one more round exceeds the budget; infinity: whatever the noise; 0: no budget"""
+    last_multiplier: _builtins.float
+    """of the newest update with noise; 0: none yet"""
+    def __init__(
+        self,
+        *,
+        unit: _builtins.str = ...,
+        delta: _builtins.float = ...,
+        epsilon_spent: _builtins.float = ...,
+        epsilon_budget: _builtins.float = ...,
+        epsilon_left: _builtins.float = ...,
+        updates_noised: _builtins.int = ...,
+        updates_bare: _builtins.int = ...,
+        further_rounds: _builtins.int = ...,
+        further_multiplier: _builtins.float = ...,
+        further_cost: _builtins.float = ...,
+        further_fits: _builtins.bool = ...,
+        least_multiplier: _builtins.float = ...,
+        last_multiplier: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "epsilon_budget", b"epsilon_budget", "epsilon_left", b"epsilon_left", "epsilon_spent", b"epsilon_spent", "further_cost", b"further_cost", "further_fits", b"further_fits", "further_multiplier", b"further_multiplier", "further_rounds", b"further_rounds", "last_multiplier", b"last_multiplier", "least_multiplier", b"least_multiplier", "unit", b"unit", "updates_bare", b"updates_bare", "updates_noised", b"updates_noised"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrivacyReply: _TypeAlias = PrivacyReply  # noqa: Y015

@@ -84,6 +84,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.WatchTrainingRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.TrainingProgress.FromString,
                 _registered_method=True)
+        self.Privacy = channel.unary_unary(
+                '/hanse.control.v1.Control/Privacy',
+                request_serializer=proto_dot_control__pb2.PrivacyRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.PrivacyReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -150,6 +155,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Privacy(self, request, context):
+        """What this site's updates have told so far, and what further rounds would add.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -202,6 +214,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.WatchTraining,
                     request_deserializer=proto_dot_control__pb2.WatchTrainingRequest.FromString,
                     response_serializer=proto_dot_control__pb2.TrainingProgress.SerializeToString,
+            ),
+            'Privacy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Privacy,
+                    request_deserializer=proto_dot_control__pb2.PrivacyRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.PrivacyReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -474,6 +491,33 @@ class Control:
             '/hanse.control.v1.Control/WatchTraining',
             proto_dot_control__pb2.WatchTrainingRequest.SerializeToString,
             proto_dot_control__pb2.TrainingProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Privacy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/Privacy',
+            proto_dot_control__pb2.PrivacyRequest.SerializeToString,
+            proto_dot_control__pb2.PrivacyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class ControlStub:
     Train: _grpc.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]
     StopTraining: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
+    Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
+    """What this site's updates have told so far, and what further rounds would add."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -61,6 +63,8 @@ class ControlAsyncStub(ControlStub):
     Train: _aio.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     StopTraining: _aio.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
+    Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
+    """What this site's updates have told so far, and what further rounds would add."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -133,5 +137,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WatchTrainingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.TrainingProgress], _abc.AsyncIterator[_control_pb2.TrainingProgress]]: ...
+
+    @_abc_1.abstractmethod
+    def Privacy(
+        self,
+        request: _control_pb2.PrivacyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.PrivacyReply, _abc.Awaitable[_control_pb2.PrivacyReply]]:
+        """What this site's updates have told so far, and what further rounds would add."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

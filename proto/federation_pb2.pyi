@@ -476,6 +476,7 @@ class TrainingPlan(_message.Message):
     BITS_FIELD_NUMBER: _builtins.int
     MIN_PARTICIPANTS_FIELD_NUMBER: _builtins.int
     MAX_NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     adapt: Global___Adapt.ValueType
     """what is trained; must be the site's own setting"""
     local_epochs: _builtins.int
@@ -496,6 +497,10 @@ class TrainingPlan(_message.Message):
     """2 .. number of sites"""
     max_num_examples: _builtins.int
     """a site's weight counts at most this; >= 1"""
+    @_builtins.property
+    def privacy(self) -> Global___PrivacyPlan:
+        """differential privacy; absent: none. Needs 16 bits"""
+
     def __init__(
         self,
         *,
@@ -509,14 +514,69 @@ class TrainingPlan(_message.Message):
         bits: _builtins.int = ...,
         min_participants: _builtins.int = ...,
         max_num_examples: _builtins.int = ...,
+        privacy: Global___PrivacyPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "privacy", b"privacy", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainingPlan: _TypeAlias = TrainingPlan  # noqa: Y015
+
+@_typing.final
+class PrivacyPlan(_message.Message):
+    """Noise on the sum of updates: docs/decisions/0012. A site's weighted update and
+    its loss, together, are clipped to an L2 norm; the sum carries Gaussian noise of
+    multiplier * norm, each contributor a share of it. The multiplier of a round is
+    max(floor, multiplier * sigmoid(last loss - threshold) * decay^(round - first_round)).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    NOISE_FLOOR_FIELD_NUMBER: _builtins.int
+    NOISE_DECAY_FIELD_NUMBER: _builtins.int
+    LOSS_THRESHOLD_FIELD_NUMBER: _builtins.int
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
+    COLLUDERS_FIELD_NUMBER: _builtins.int
+    CLIP_QUANTILE_FIELD_NUMBER: _builtins.int
+    clip_norm: _builtins.float
+    """of the first round; 1e-9 .. 1e9"""
+    noise_multiplier: _builtins.float
+    """the largest of the run; 0.001 .. 1000"""
+    noise_floor: _builtins.float
+    """the least; 0.001 .. noise_multiplier. Equal to it: a static schedule"""
+    noise_decay: _builtins.float
+    """per round; above 0 .. 1"""
+    loss_threshold: _builtins.float
+    """0 .. 1000"""
+    first_round: _builtins.int
+    """of the run; >= 1"""
+    colluders: _builtins.int
+    """sites that may pool what they know, their own noise included; below min_participants"""
+    clip_quantile: _builtins.float
+    """share of contributors that the clip norm is steered to leave as they are; 0 (norm is fixed) or 0.01 .. 0.99"""
+    def __init__(
+        self,
+        *,
+        clip_norm: _builtins.float = ...,
+        noise_multiplier: _builtins.float = ...,
+        noise_floor: _builtins.float = ...,
+        noise_decay: _builtins.float = ...,
+        loss_threshold: _builtins.float = ...,
+        first_round: _builtins.int = ...,
+        colluders: _builtins.int = ...,
+        clip_quantile: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_norm", b"clip_norm", "clip_quantile", b"clip_quantile", "colluders", b"colluders", "first_round", b"first_round", "loss_threshold", b"loss_threshold", "noise_decay", b"noise_decay", "noise_floor", b"noise_floor", "noise_multiplier", b"noise_multiplier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrivacyPlan: _TypeAlias = PrivacyPlan  # noqa: Y015
 
 @_typing.final
 class Run(_message.Message):
@@ -811,6 +871,8 @@ class Plan(_message.Message):
     SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     TRAIN_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -825,6 +887,10 @@ class Plan(_message.Message):
     """the version this round runs under"""
     train_deadline_ms: _builtins.int
     """from receipt; 1000 .. 86400000"""
+    noise_multiplier: _builtins.float
+    """of this round; within the PrivacyPlan's floor and multiplier, 0 without one"""
+    clip_norm: _builtins.float
+    """of this round; 1e-9 .. 1e9, 0 without a PrivacyPlan"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
         """sorted by site; 2 .. 256"""
@@ -845,10 +911,12 @@ class Plan(_message.Message):
         shape_digest: _builtins.bytes = ...,
         manifest_version: _builtins.int = ...,
         train_deadline_ms: _builtins.int = ...,
+        noise_multiplier: _builtins.float = ...,
+        clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "key_dealer", b"key_dealer", "manifest_version", b"manifest_version", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "shape_digest", b"shape_digest", "train_deadline_ms", b"train_deadline_ms", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "key_dealer", b"key_dealer", "manifest_version", b"manifest_version", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "shape_digest", b"shape_digest", "train_deadline_ms", b"train_deadline_ms", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1100,6 +1168,7 @@ class Vote(_message.Message):
     SIGNATURE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
+    NEXT_CLIP_NORM_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """the attempt that it votes in; 0 .."""
     site: _builtins.str
@@ -1110,6 +1179,8 @@ class Vote(_message.Message):
     """the signer's X.509, DER; <= 4096 bytes"""
     mean_loss: _builtins.float
     """weighted mean of the contributors' training losses, known only as a sum; not signed; NaN: unknown"""
+    next_clip_norm: _builtins.float
+    """what this round's noised count makes of the clip norm; not signed; 0: unknown, or the norm is fixed"""
     @_builtins.property
     def body(self) -> Global___VoteBody:
         """what is voted for; empty inside a certificate"""
@@ -1123,10 +1194,11 @@ class Vote(_message.Message):
         signature: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         mean_loss: _builtins.float = ...,
+        next_clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "certificate", b"certificate", "mean_loss", b"mean_loss", "signature", b"signature", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "certificate", b"certificate", "mean_loss", b"mean_loss", "next_clip_norm", b"next_clip_norm", "signature", b"signature", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1248,6 +1320,8 @@ class RoundReport(_message.Message):
     PHASES_FIELD_NUMBER: _builtins.int
     SHARED_VALUES_FIELD_NUMBER: _builtins.int
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1260,6 +1334,10 @@ class RoundReport(_message.Message):
     """length of the exchanged vector"""
     mean_loss: _builtins.float
     """over the contributors, weighted, from the decrypted sum; NaN: unknown"""
+    noise_multiplier: _builtins.float
+    """of the round; 0: no differential privacy"""
+    clip_norm: _builtins.float
+    """of the round; 0: no differential privacy"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """site ids, sorted; <= 256"""
@@ -1279,10 +1357,12 @@ class RoundReport(_message.Message):
         phases: _abc.Iterable[Global___PhaseTime] | None = ...,
         shared_values: _builtins.int = ...,
         mean_loss: _builtins.float = ...,
+        noise_multiplier: _builtins.float = ...,
+        clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "coordinator", b"coordinator", "key_dealer", b"key_dealer", "mean_loss", b"mean_loss", "phases", b"phases", "round", b"round", "shared_values", b"shared_values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "contributors", b"contributors", "coordinator", b"coordinator", "key_dealer", b"key_dealer", "mean_loss", b"mean_loss", "noise_multiplier", b"noise_multiplier", "phases", b"phases", "round", b"round", "shared_values", b"shared_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

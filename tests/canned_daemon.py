@@ -32,6 +32,21 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
+        self.privacy = control.PrivacyReply(
+            unit="this site",
+            delta=1e-5,
+            epsilon_spent=2.5,
+            epsilon_budget=8.0,
+            epsilon_left=5.5,
+            updates_noised=3,
+            updates_bare=1,
+            further_rounds=1,
+            further_multiplier=2.0,
+            further_cost=0.75,
+            further_fits=True,
+            least_multiplier=0.9,
+            last_multiplier=2.0,
+        )
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
@@ -110,6 +125,10 @@ class CannedDaemon(ControlServicer):
     def Train(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)
         return control.TrainReply(run=RUN)
+
+    def Privacy(self, request: Any, context: Any) -> control.PrivacyReply:
+        self._hear(request, context)
+        return self.privacy
 
     def StopTraining(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)

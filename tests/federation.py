@@ -28,6 +28,7 @@ import grpc.aio
 from safetensors import safe_open
 
 from proto import control_pb2 as control
+from proto import federation_pb2 as pb
 from proto.control_pb2_grpc import ControlStub
 from tests.authority import Federation
 from tests.small_models import small_encoder
@@ -136,6 +137,10 @@ class LiveSite:
     async def status(self) -> control.StatusReply:
         return await self.stub.Status(control.StatusRequest(), timeout=60)
 
+    async def privacy(self, noise_multiplier: float = 0, rounds: int = 0) -> control.PrivacyReply:
+        asked = control.PrivacyRequest(noise_multiplier=noise_multiplier, rounds=rounds)
+        return await self.stub.Privacy(asked, timeout=60)
+
     async def rounds(self) -> list[control.Round]:
         reply = await self.stub.Rounds(control.RoundsRequest(), timeout=60)
         return list(reply.rounds)
@@ -212,6 +217,7 @@ class LiveFederation:
             },
             "retrieval": {"passage_tokens": 60},
             "training": {"local_epochs": 2, "learning_rate": 1e-3},
+            "privacy": {},
             "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
             "workers": {"threads": 1},
         }
@@ -273,10 +279,13 @@ class LiveFederation:
     async def ingest_all(self) -> None:
         await asyncio.gather(*(site.ingest() for site in self.sites.values()))
 
-    async def train(self, at: str, rounds: int) -> list[control.TrainingProgress]:
+    async def train(
+        self, at: str, rounds: int, privacy: pb.PrivacyPlan | None = None
+    ) -> list[control.TrainingProgress]:
         """Ask one site for more rounds, watch until the run is over everywhere."""
         site = self.sites[at]
-        reply = await site.stub.Train(control.TrainRequest(rounds=rounds), timeout=30)
+        request = control.TrainRequest(rounds=rounds, plan=pb.TrainingPlan(privacy=privacy))
+        reply = await site.stub.Train(request, timeout=60)
         seen = [
             progress
             async for progress in site.stub.WatchTraining(

@@ -360,12 +360,24 @@ def test_two_different_votes_never_sign_the_same_bytes(
 def test_every_field_of_a_plan_changes_its_digest() -> None:
     """Also one that is added to federation.proto tomorrow and forgotten in the encoding."""
     digests = {plan_digest(pb.TrainingPlan())}
-    fields = list(pb.TrainingPlan.DESCRIPTOR.fields)
+    privacy = list(pb.PrivacyPlan.DESCRIPTOR.fields)
+    fields = [field for field in pb.TrainingPlan.DESCRIPTOR.fields if field.name != "privacy"]
     for field in fields:
         plan = pb.TrainingPlan()
         setattr(plan, field.name, 1)
         digests.add(plan_digest(plan))
-    assert len(digests) == len(fields) + 1
+    for field in privacy:
+        plan = pb.TrainingPlan()
+        setattr(plan.privacy, field.name, 1)
+        digests.add(plan_digest(plan))
+    digests.add(plan_digest(pb.TrainingPlan(privacy=pb.PrivacyPlan())))
+    assert len(digests) == len(fields) + len(privacy) + 2
+
+
+def test_a_plan_without_noise_has_the_digest_it_had_before_there_was_any() -> None:
+    """Certificates of the past must stay what they were."""
+    plan = pb.TrainingPlan(adapt=pb.HEAD, local_epochs=3, batch_size=8, learning_rate=0.5, seed=9)
+    assert plan_digest(plan).hex()[:16] == "3153fd430628b449"
 
 
 def test_an_unknown_adaptation_has_a_digest_too() -> None:

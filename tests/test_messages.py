@@ -243,6 +243,59 @@ BAD: list[tuple[str, str, Any, str]] = [
 ]
 
 
+def noised() -> pb.Envelope:
+    """A plan with differential privacy."""
+    message = envelope("plan")
+    message.plan.training.privacy.CopyFrom(
+        pb.PrivacyPlan(
+            clip_norm=1.0,
+            noise_multiplier=0.5,
+            noise_floor=0.25,
+            noise_decay=0.95,
+            loss_threshold=1.0,
+            first_round=1,
+            colluders=1,
+        )
+    )
+    message.plan.noise_multiplier, message.plan.clip_norm = 0.3, 1.0
+    return message
+
+
+# path inside a plan with noise, bad value, what the error says
+BAD_NOISE: list[tuple[str, Any, str]] = [
+    ("training.bits", 12, "training.bits is 12; expected one of 16"),
+    ("training.privacy.clip_norm", 0.0, "clip_norm is 0.0; expected 1e-09 .. 1e+09"),
+    ("training.privacy.clip_norm", math.nan, "clip_norm is nan"),
+    ("training.privacy.noise_multiplier", 0.0, "noise_multiplier is 0.0; expected 0.001 .. 1000"),
+    ("training.privacy.noise_floor", 0.6, "noise_floor is 0.6; expected 0.001 .. 0.5"),
+    ("training.privacy.noise_decay", 0.0, "noise_decay is 0.0; expected above 0 .. 1"),
+    ("training.privacy.noise_decay", 1.1, "noise_decay is 1.1"),
+    ("training.privacy.loss_threshold", -1.0, "loss_threshold is -1.0"),
+    ("training.privacy.first_round", 0, "first_round is 0"),
+    ("training.privacy.colluders", 3, "colluders is 3; expected 0 .. 2"),
+    ("training.privacy.clip_quantile", 0.001, "clip_quantile is 0.001; expected 0.01 .. 0.99"),
+    ("noise_multiplier", 0.2, "plan.noise_multiplier is 0.2; expected 0.25 .. 0.5"),
+    ("noise_multiplier", 0.6, "plan.noise_multiplier is 0.6; expected 0.25 .. 0.5"),
+    ("noise_multiplier", 0.0, "plan.noise_multiplier is 0.0; expected 0.25 .. 0.5"),
+    ("clip_norm", 0.0, "plan.clip_norm is 0.0; expected 1e-09"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), BAD_NOISE)
+def test_one_bad_field_of_noise_refuses_the_plan(path: str, value: Any, told: str) -> None:
+    check(noised())
+    message = noised()
+    put(message.plan, path, value)
+    assert told in complaint(message)
+
+
+def test_a_plan_without_noise_names_none() -> None:
+    for field in ("noise_multiplier", "clip_norm"):
+        message = envelope("plan")
+        setattr(message.plan, field, 0.5)
+        assert f"plan.{field} is 0.5; expected 0 .. 0" in complaint(message)
+
+
 def put(message: Any, path: str, value: Any) -> None:
     """``put(plan, "participants[1].site", "x")``: set one field deep inside."""
     *way, last = path.replace("[", ".[").split(".")

@@ -36,6 +36,7 @@ HOMES = {
         "crypto/identity.py",
         "crypto/trust.py",
     ),
+    "dp_accounting": ("crypto/privacy.py",),
     "hnswlib": ("daemon/retrieval/index.py",),
     "torch": ("daemon/learning/", "daemon/generation/"),
     "transformers": ("daemon/learning/", "daemon/generation/"),
@@ -51,7 +52,16 @@ HOMES = {
     ),
 }
 # The main process answers peers; what computes is loaded in workers alone.
-ONLY_IN_WORKERS = ("torch", "transformers", "peft", "tenseal", "hnswlib", "ir_measures", "scipy")
+ONLY_IN_WORKERS = (
+    "torch",
+    "transformers",
+    "peft",
+    "tenseal",
+    "hnswlib",
+    "ir_measures",
+    "scipy",
+    "dp_accounting",
+)
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
 MOST_LINES_IN_A_FILE = 650
 MOST_LINES_IN_A_FUNCTION = 70

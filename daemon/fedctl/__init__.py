@@ -9,6 +9,7 @@
     training.py    train and its live view
     asking.py      ask, eval
     show.py        status, peers, rounds
+    privacy.py     privacy
     chain.py       rounds verify
     auditing.py    audit head, verify, show
     demo.py        three sites on one machine; demo_sites.py their folders and processes
@@ -25,7 +26,18 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from daemon.fedctl import asking, auditing, chain, demo, ingesting, keeping, setup, show, training
+from daemon.fedctl import (
+    asking,
+    auditing,
+    chain,
+    demo,
+    ingesting,
+    keeping,
+    privacy,
+    setup,
+    show,
+    training,
+)
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
 
@@ -56,6 +68,7 @@ app.command("ask")(asking.ask)
 app.command("eval")(asking.evaluate)
 app.command("status")(show.status)
 app.command("peers")(show.peers)
+app.command("privacy")(privacy.privacy)
 show.rounds_app.command("verify")(chain.verify)
 app.add_typer(show.rounds_app, name="rounds")
 app.add_typer(auditing.audit_app, name="audit")

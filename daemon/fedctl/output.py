@@ -185,6 +185,8 @@ def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]
         "committed_unix_ms": certificate.unix_ms,
         "shared_values": report.shared_values,
         "mean_loss": loss if math.isfinite(loss) else None,
+        "noise_multiplier": report.noise_multiplier,
+        "clip_norm": report.clip_norm,
         "seconds": {phase.phase: phase.seconds for phase in report.phases},
     }
 

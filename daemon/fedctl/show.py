@@ -293,10 +293,19 @@ def _round_facts(item: dict[str, Any]) -> Table:
         ("parent", item["parent_digest"]),
         ("shared values", str(item["shared_values"])),
         ("mean loss", "unknown" if loss is None else f"{loss:.4f}"),
+        ("noise", _noise(item)),
         *((f"  {phase}", duration(s)) for phase, s in item["seconds"].items()),
     ):
         grid.add_row(name, plain_text(value))
     return grid
+
+
+def _noise(item: dict[str, Any]) -> str:
+    if not item["coordinator"]:
+        return "unknown here"
+    if not item["noise_multiplier"]:
+        return "none"
+    return f"multiplier {item['noise_multiplier']:.4g}, clip norm {item['clip_norm']:.4g}"
 
 
 def facts() -> Table:

@@ -19,6 +19,15 @@ from daemon.fedctl.output import (
     short,
     visible,
 )
+from daemon.fedctl.privacy import (
+    ClipNorm,
+    Colluders,
+    Epsilon,
+    Noise,
+    Quantile,
+    Schedule,
+    plan_of,
+)
 from daemon.fedctl.show import facts
 
 if TYPE_CHECKING:
@@ -44,6 +53,12 @@ def train(
     hard_negatives: Annotated[
         int | None, typer.Option(min=1, max=64, help="Mined passages a pair.")
     ] = None,
+    clip: ClipNorm = None,
+    noise: Noise = None,
+    noise_schedule: Schedule = None,
+    epsilon: Epsilon = None,
+    colluders: Colluders = None,
+    clip_quantile: Quantile = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
     attach: Annotated[bool, typer.Option("--attach", help="Watch the run under way.")] = False,
     stop: Annotated[
@@ -67,7 +82,17 @@ def train(
         "learning_rate": learning_rate,
         "hard_negatives": hard_negatives,
     }
-    plan = {name: value for name, value in wanted.items() if value is not None}
+    plan: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    noised = plan_of(
+        clip=clip,
+        noise=noise,
+        schedule=noise_schedule,
+        epsilon=epsilon,
+        colluders=colluders,
+        quantile=clip_quantile,
+    )
+    if noised is not None:
+        plan["privacy"] = noised
     if rounds is None and (plan or detach):
         raise CommandError(
             "only a new run takes those options", "Add --rounds N", exit_code=Exit.USAGE
@@ -75,7 +100,7 @@ def train(
     if stop:
         return _say_run(session, run(_stop(session)), "stopped")
     if rounds is not None:
-        started = run(_start(session, rounds, plan))
+        started = run(_start(session, rounds, plan, epsilon or 0.0))
         if detach:
             return _say_run(session, started, "started")
     return _watch_until_interrupted(session)
@@ -91,17 +116,19 @@ def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:
     return Exit.OK
 
 
-async def _start(session: Session, rounds: int, plan: dict[str, Any]) -> TrainReply:
+async def _start(session: Session, rounds: int, plan: dict[str, Any], epsilon: float) -> TrainReply:
     async with connected(socket_path(session)) as daemon:
-        return await start(daemon, rounds, plan)
+        return await start(daemon, rounds, plan, epsilon)
 
 
-async def start(daemon: ControlAsyncStub, rounds: int, plan: dict[str, Any]) -> TrainReply:
+async def start(
+    daemon: ControlAsyncStub, rounds: int, plan: dict[str, Any], epsilon: float = 0.0
+) -> TrainReply:
     """Ask for that many more rounds; ``plan`` holds only what the person chose."""
     from proto.control_pb2 import TrainRequest
     from proto.federation_pb2 import TrainingPlan
 
-    request = TrainRequest(rounds=rounds, plan=TrainingPlan(**plan))
+    request = TrainRequest(rounds=rounds, plan=TrainingPlan(**plan), epsilon=epsilon)
     return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
 
 

@@ -1,0 +1,171 @@
+"""fedctl privacy: what this site's updates have told so far, and what more would cost."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session, as_plain
+from daemon.fedctl.show import ANSWER_WITHIN_S, facts, plain_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from proto.control_pb2 import PrivacyReply
+
+
+class NoiseSchedule(Enum):
+    """How a run's noise goes: the same in each round, or less as the loss falls."""
+
+    STATIC = "static"
+    ADAPTIVE = "adaptive"
+
+
+# The options of `fedctl train` that concern noise.
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(min=1e-9, max=1e9, help="Differential privacy: L2 norm of an update at most."),
+]
+Noise = Annotated[
+    float | None,
+    typer.Option(min=0.001, max=1000, help="With --clip: the sum's noise over the norm."),
+]
+Schedule = Annotated[
+    NoiseSchedule | None, typer.Option(help="With --clip: does the noise fall with the loss?")
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(min=1e-3, max=1e6, help="With --clip: the noise that spends this in all rounds."),
+]
+Colluders = Annotated[
+    int | None, typer.Option(min=1, max=255, help="With --clip: sites that may collude.")
+]
+Quantile = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=0.99, help="With --clip: the norm follows this share of updates."),
+]
+# FedSearch-NLP's, beside Eq. 2.
+_ADAPTIVE = {
+    "noise_multiplier": 0.1,
+    "noise_floor": 0.01,
+    "noise_decay": 0.95,
+    "loss_threshold": 1.0,
+}
+
+
+@command
+def privacy(
+    session: Session,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=1000, help="Noise multiplier of the further rounds; default: the run's."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many further rounds to reckon with.")
+    ] = 1,
+) -> None:
+    """Show what this site's updates have told, what is left of its budget, and what more costs."""
+    reply = run(_privacy(session, noise or 0.0, rounds))
+    session.result(as_plain(reply), lambda console: console.print(_table(reply)))
+
+
+async def _privacy(session: Session, noise: float, rounds: int) -> PrivacyReply:
+    from proto.control_pb2 import PrivacyRequest
+
+    async with connected(socket_path(session)) as daemon:
+        request = PrivacyRequest(noise_multiplier=noise, rounds=rounds)
+        return await daemon.Privacy(request, timeout=ANSWER_WITHIN_S)
+
+
+def _table(reply: PrivacyReply) -> Table:
+    grid = facts()
+    budget = "none set (privacy.epsilon)"
+    left = "no budget, nothing is refused"
+    if not math.isnan(reply.epsilon_budget):
+        budget, left = f"epsilon {reply.epsilon_budget:g}", f"epsilon {reply.epsilon_left:.4g}"
+    for name, value in (
+        ("unit", reply.unit),
+        ("delta", f"{reply.delta:g}"),
+        ("spent", f"epsilon {reply.epsilon_spent:.4g}"),
+        ("budget", budget),
+        ("left", left),
+        ("updates with noise", f"{reply.updates_noised}{_last(reply)}"),
+        ("updates without", _bare(reply.updates_bare)),
+        ("further rounds", _further(reply)),
+        ("least noise", _least(reply)),
+    ):
+        grid.add_row(name, plain_text(value))
+    return grid
+
+
+def _last(reply: PrivacyReply) -> str:
+    if not reply.last_multiplier:
+        return ""
+    return f", the last of multiplier {reply.last_multiplier:.4g}; failed attempts count"
+
+
+def _bare(updates: int) -> str:
+    return f"{updates}: no epsilon bounds what they told" if updates else "0"
+
+
+def _further(reply: PrivacyReply) -> str:
+    if not reply.further_multiplier:
+        return "no run with noise is known; fedctl privacy --noise 1"
+    count = "1 more" if reply.further_rounds == 1 else f"{reply.further_rounds} more"
+    fits = "" if reply.further_fits else ": more than is left, they would be declined"
+    return (
+        f"{count} of multiplier {reply.further_multiplier:.4g} would cost "
+        f"epsilon {reply.further_cost:.4g}{fits}"
+    )
+
+
+def _least(reply: PrivacyReply) -> str:
+    if math.isinf(reply.least_multiplier):
+        return "whatever the noise, another round exceeds the budget"
+    if not reply.least_multiplier:
+        return "none demanded"
+    return f"multiplier {reply.least_multiplier:.4g} for one more round"
+
+
+def plan_of(
+    *,
+    clip: float | None,
+    noise: float | None,
+    schedule: NoiseSchedule | None,
+    epsilon: float | None,
+    colluders: int | None,
+    quantile: float | None,
+) -> dict[str, Any] | None:
+    """The plan's ``privacy`` field from the options of `fedctl train`; None: no noise asked for.
+
+    Raises CommandError for options that make no sense together.
+    """
+    if clip is None:
+        if any(option is not None for option in (noise, schedule, epsilon, colluders, quantile)):
+            raise _senseless("noise needs a norm that updates are clipped to", "Add --clip NORM")
+        return None
+    if epsilon is not None and (noise is not None or schedule is NoiseSchedule.ADAPTIVE):
+        raise _senseless(
+            "--epsilon chooses the noise itself", "Leave out --noise and --noise-schedule"
+        )
+    fields: dict[str, Any] = {"clip_norm": clip, "noise_multiplier": noise or 1.0}
+    if schedule is NoiseSchedule.ADAPTIVE:
+        fields |= _ADAPTIVE
+        if noise is not None:
+            fields |= {"noise_multiplier": noise, "noise_floor": noise / 10}
+    if colluders is not None:
+        fields["colluders"] = colluders
+    if quantile is not None:
+        fields["clip_quantile"] = quantile
+    return fields
+
+
+def _senseless(cause: str, remedy: str) -> CommandError:
+    return CommandError(cause, remedy, exit_code=Exit.USAGE)
