@@ -131,8 +131,9 @@ class LiveSite:
     async def status(self) -> control.StatusReply:
         return await self.stub.Status(control.StatusRequest(), timeout=60)
 
-    async def privacy(self, **asked: float) -> control.PrivacyReply:
-        return await self.stub.Privacy(control.PrivacyRequest(**asked), timeout=60)
+    async def privacy(self, noise_multiplier: float = 0.0, rounds: int = 1) -> control.PrivacyReply:
+        request = control.PrivacyRequest(noise_multiplier=noise_multiplier, rounds=rounds)
+        return await self.stub.Privacy(request, timeout=60)
 
     async def rounds(self) -> list[control.Round]:
         reply = await self.stub.Rounds(control.RoundsRequest(), timeout=60)

@@ -205,14 +205,14 @@ def test_a_rounds_noise_follows_the_loss_in_the_certificate_before_it() -> None:
     training.privacy.noise_decay = 0.5
     training.privacy.loss_threshold = 1.0
     training.privacy.first_round = 4
-    assert privacy.of_round(training, 4, None) == (pytest.approx(2.0), 0.5)
+    assert privacy.of_round(training, 4, None) == pytest.approx((2.0, 0.5))
     votes = [
         pb.Vote(mean_loss=1.0, next_clip_norm=0.6),
         pb.Vote(mean_loss=math.nan),  # of a site that fetched the version
         pb.Vote(mean_loss=1.0, next_clip_norm=0.6),
     ]
     head = pb.Certificate(votes=votes)
-    assert privacy.of_round(training, 5, head) == (pytest.approx(2.0 / 2 * 0.5), 0.5)
+    assert privacy.of_round(training, 5, head) == pytest.approx((2.0 / 2 * 0.5, 0.5))
     training.privacy.clip_quantile = 0.5
     assert privacy.of_round(training, 5, head)[1] == 0.6
     assert privacy.of_round(training, 4, head)[1] == 0.5  # a run begins with its own norm
