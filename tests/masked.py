@@ -65,7 +65,8 @@ def random_inputs(agreed: Terms, seed: int = 1) -> dict[str, Int32]:
 
 
 def exact(inputs: Mapping[str, Int32], sites: Iterable[str]) -> Int64:
-    return np.sum([inputs[site].astype(np.int64) for site in sites], axis=0, dtype=np.int64)
+    total: Int64 = np.sum([inputs[site] for site in sites], axis=0, dtype=np.int64)
+    return total
 
 
 @dataclass
