@@ -1,0 +1,189 @@
+"""The coordinator of a masked attempt: it relays, adds, and opens the sum alone.
+
+It holds no secret of anybody (as a participant it has those of any other site, in
+crypto/masking.py). What it gets from a site is checked before it is used, and a
+refusal names the site. Its objects follow the steps there:
+
+    Relay       step 2: passes sealed shares on; who dealt all of them is a sharer
+    MaskedSum   step 3: adds masked inputs, each once; memory is one sum
+    Unmasking   step 5: t sites' shares -> secrets -> masks -> the exact sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from crypto import shamir
+from crypto.keystream import Words, add_masks
+from crypto.masking import SEALED_BYTES, Opened, Outcome, check_outcome
+from crypto.quantize import CryptoError, Int64
+from crypto.roster import Roster
+
+
+class Relay:
+    """Sealed shares on their way from each site to each other one."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._sealed: dict[str, dict[str, bytes]] = {}
+
+    def take(self, dealer: str, sealed: Mapping[str, bytes]) -> None:
+        """One site's shares, for all others of the roster.
+
+        Raises CryptoError when they are not exactly that, or came before.
+        """
+        if dealer not in self._roster.sites or dealer in self._sealed:
+            raise CryptoError(f"{dealer!r} has no keys in this attempt, or has dealt already")
+        if set(sealed) != set(self._roster.sites) - {dealer}:
+            raise CryptoError(f"{dealer} has not dealt shares to every other site")
+        if any(len(one) != SEALED_BYTES for one in sealed.values()):
+            raise CryptoError(f"sealed shares have {SEALED_BYTES} bytes; not those of {dealer}")
+        self._sealed[dealer] = dict(sealed)
+
+    def close(self) -> dict[str, dict[str, bytes]]:
+        """For each sharer what the other sharers sealed for it, by sender.
+
+        Raises CryptoError when they are fewer than the threshold.
+        """
+        if len(self._sealed) < self._roster.terms.threshold:
+            raise CryptoError(
+                f"{len(self._sealed)} sites have shared their secrets, "
+                f"{self._roster.terms.threshold} are needed: the attempt must fail"
+            )
+        return {
+            to: {sender: sealed[to] for sender, sealed in self._sealed.items() if sender != to}
+            for to in sorted(self._sealed)
+        }
+
+
+class MaskedSum:
+    """The running sum of masked inputs, mod 2^m."""
+
+    def __init__(self, roster: Roster, sharers: tuple[str, ...]) -> None:
+        self._roster = roster
+        self._sharers = sharers
+        self._total = np.zeros(roster.terms.values, dtype=roster.terms.ring.dtype)
+        self._added: set[str] = set()
+        self._closed = False
+
+    @property
+    def contributors(self) -> frozenset[str]:
+        """Whose masked inputs are in the sum."""
+        return frozenset(self._added)
+
+    def add(self, site: str, words: Words) -> None:
+        """Add one site's masked input, whole; CryptoError when it is not due or malformed."""
+        if self._closed or site not in self._sharers or site in self._added:
+            raise CryptoError(f"a masked input of {site!r} is not due: it is in, or too late")
+        if words.dtype != self._total.dtype or words.shape != self._total.shape:
+            raise CryptoError(
+                f"the masked input of {site} has {words.dtype} of shape {words.shape}; "
+                f"expected {self._total.dtype} of shape {self._total.shape}"
+            )
+        self._total += words
+        self._added.add(site)
+
+    def close(self) -> Unmasking:
+        """No input is added any more: who is not in has dropped out.
+
+        Raises CryptoError when too few are in.
+        """
+        survivors = tuple(sorted(self._added))
+        dropouts = tuple(sorted(set(self._sharers) - self._added))
+        outcome = Outcome(survivors, dropouts)
+        check_outcome(self._roster, self._sharers, outcome)
+        self._closed = True
+        return Unmasking(self._roster, outcome, self._total)
+
+
+class Unmasking:
+    """A closed sum, and the shares that open it.
+
+    ``unfit`` lists (holder, owner) whose share did not belong to the owner's secret,
+    as far as `finish` had to look: one of the two does not follow the protocol.
+    """
+
+    def __init__(self, roster: Roster, outcome: Outcome, total: Words) -> None:
+        self._roster = roster
+        self._total = total
+        self._opened: dict[str, Opened] = {}
+        self.outcome = outcome
+        self.unfit: list[tuple[str, str]] = []
+
+    def take(self, opened: Opened) -> None:
+        """One survivor's shares. Raises CryptoError when they are not exactly those due."""
+        site = opened.site
+        if site not in self.outcome.survivors or site in self._opened:
+            raise CryptoError(f"shares of {site!r} are not due: it is not in the sum, or they came")
+        expected = (set(self.outcome.survivors), set(self.outcome.dropouts))
+        if (set(opened.seeds), set(opened.mask_keys)) != expected:
+            raise CryptoError(f"{site} has opened other shares than those asked for")
+        for share in (*opened.seeds.values(), *opened.mask_keys.values()):
+            shamir.parse(share)
+        self._opened[site] = opened
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many sites have opened their shares as the secrets need."""
+        return len(self._opened) >= self._roster.terms.threshold
+
+    def finish(self) -> Int64:
+        """The exact sum of the survivors' integers, shape [values].
+
+        Every secret must fit what its owner advertised. One share that does not is
+        worked around if there is another. Raises CryptoError, and leaves the sum
+        as it was, when there are too few shares or a secret cannot be had.
+        """
+        if not self.enough:
+            raise CryptoError(
+                f"{len(self._opened)} sites have opened their shares, "
+                f"{self._roster.terms.threshold} are needed: the attempt must fail"
+            )
+        roster, survivors = self._roster, self.outcome.survivors
+        plus: list[bytes] = []
+        minus: list[bytes] = []
+        for site in survivors:
+            shares = {holder: opened.seeds[site] for holder, opened in self._opened.items()}
+            seed = self._recover(site, shares, roster.is_seed)
+            minus.append(roster.self_mask(site, seed))
+        for site in self.outcome.dropouts:
+            shares = {holder: opened.mask_keys[site] for holder, opened in self._opened.items()}
+            private = self._recover(site, shares, roster.is_mask_key)
+            key = X25519PrivateKey.from_private_bytes(private)
+            # What the dropout would have added, so that it cancels what the survivors did.
+            added, subtracted = roster.pair_masks(site, key, survivors)
+            plus += added
+            minus += subtracted
+        words = self._total.copy()
+        add_masks(words, plus, minus)
+        return roster.terms.ring.to_integers(words, len(survivors))
+
+    def _recover(
+        self, owner: str, shares: Mapping[str, bytes], fits: Callable[[str, bytes], bool]
+    ) -> bytes:
+        """The owner's secret. Without one wrong share, if need be; more are not looked for."""
+        threshold = self._roster.terms.threshold
+        holders = sorted(shares)
+        # The first holders; then the first without one of them, if there is one more.
+        spare = holders[: threshold + 1] if len(holders) > threshold else []
+        choices = [(holders[:threshold], "")]
+        choices += [([h for h in spare if h != left_out], left_out) for left_out in spare[:-1]]
+        for chosen, left_out in choices:
+            try:
+                secret = shamir.combine(
+                    {self._roster.terms.point(holder): shares[holder] for holder in chosen},
+                    threshold,
+                )
+            except CryptoError:
+                continue
+            if fits(owner, secret):
+                if left_out:
+                    self.unfit.append((left_out, owner))
+                return secret
+        raise CryptoError(
+            f"the shares of a secret of {owner} do not fit what it advertised: {owner} or one of "
+            f"{', '.join(holders)} does not follow the protocol; the attempt must fail"
+        )
