@@ -28,7 +28,7 @@ MAY_IMPORT = {
 }
 # Each heavy dependency has one home, whose files translate its exceptions.
 HOMES = {
-    "tenseal": ("crypto/ckks.py",),
+    "tenseal": ("crypto/seal.py",),
     "cryptography.x509": ("crypto/identity.py",),
     "hnswlib": ("daemon/retrieval/index.py",),
     "torch": ("daemon/learning/", "daemon/generation/"),
