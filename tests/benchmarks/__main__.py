@@ -12,10 +12,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_ask, bench_crypto, bench_round
+from tests.benchmarks import bench_ask, bench_crypto, bench_robust, bench_round
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "bench.jsonl"
-BENCHMARKS = {"round": bench_round, "crypto": bench_crypto, "ask": bench_ask}
+BENCHMARKS = {
+    "round": bench_round,
+    "crypto": bench_crypto,
+    "robust": bench_robust,
+    "ask": bench_ask,
+}
 
 
 def main() -> None:
