@@ -28,6 +28,11 @@ MAX_MODULUS_BITS = 218
 # both; a second one only takes the noise out of public-key encryption.
 _CHAINS: tuple[tuple[int, ...], ...] = ((60,), (60, 60))
 
+# Where dot products are wanted, too: see `choose_measurable`. A prime of fewer bits
+# would cost the same bytes (words are sent whole), and SEAL would compress its words.
+_MEASURABLE_CHAIN = (60, 60, 60)
+MEASURABLE_SCALE_BITS = 48  # the scale's bits and the integers' together
+
 
 @dataclass(frozen=True)
 class CkksParameters:
@@ -51,13 +56,24 @@ class CkksParameters:
         parts = (
             *("hanse-ckks-v1", self.degree, self.primes, self.scale_bits),
             *(self.packing.bits, self.packing.contributors, self.packing.digits),
+            *(("real",) if self.packing.components == 1 else ()),
         )
         return hashlib.sha256(repr(parts).encode()).digest()[:8]
 
     @property
+    def levels(self) -> int:
+        """Primes that a ciphertext lives under: of several the last is the encryption's own."""
+        return max(1, len(self.primes) - 1)
+
+    @property
+    def polynomial(self) -> int:
+        """Bytes of one polynomial of a ciphertext: N words under each of its primes."""
+        return self.levels * self.degree * WORD
+
+    @property
     def full_block(self) -> int:
-        """Bytes of a block: two polynomials of N words. No block is longer."""
-        return 2 * self.degree * WORD
+        """Bytes of a block: two polynomials. No block is longer."""
+        return 2 * self.polynomial
 
     @property
     def seeded_block(self) -> int:
@@ -66,7 +82,7 @@ class CkksParameters:
         The second polynomial of a fresh secret-key ciphertext is public
         randomness, so sending the seed that it was expanded from loses nothing.
         """
-        return self.degree * WORD + SEED_BYTES
+        return self.polynomial + SEED_BYTES
 
     @property
     def noise_margin(self) -> float:
@@ -90,13 +106,7 @@ def choose_parameters(contributors: int, bits: int) -> CkksParameters:
 
     Raises CryptoError with the remedy when there are none.
     """
-    if bits not in BITS:
-        raise CryptoError(f"bits = {bits}: the fixed-point integers have 8, 12 or 16 bits")
-    if not 2 <= contributors <= MAX_CONTRIBUTORS:
-        raise CryptoError(
-            f"contributors = {contributors}: a sum hides its parts from 2 contributors on, and "
-            f"{MAX_CONTRIBUTORS} is the most that a federation has; change the participants"
-        )
+    _check(contributors, bits)
     for digits in range(53 // bits, 0, -1):
         packing = Packing(bits, contributors, digits, SLOTS)
         for primes in _CHAINS:
@@ -108,6 +118,33 @@ def choose_parameters(contributors: int, bits: int) -> CkksParameters:
         f"no parameters give exact sums of {contributors} integers of {bits} bits: "
         "lower bits, or have fewer contributors"
     )
+
+
+def choose_measurable(contributors: int, bits: int) -> CkksParameters:
+    """Parameters under which sums are exact and dot products of updates can be had.
+
+    For rounds with a robust rule (docs/decisions/0013). One integer a slot, in
+    its real part: the dot product of packed digits is not that of the integers,
+    and without Galois keys an imaginary part counts negative. Ciphertexts live
+    under two primes of 60 bits, so that a product, at twice the scale's bits,
+    has room; the third takes the noise out of public-key encryption. Fewer bits
+    an integer get a larger scale, so products are equally precise for all.
+
+    Raises CryptoError as `choose_parameters`.
+    """
+    _check(contributors, bits)
+    packing = Packing(bits, contributors, 1, SLOTS, components=1)
+    return CkksParameters(packing, _MEASURABLE_CHAIN, MEASURABLE_SCALE_BITS - bits)
+
+
+def _check(contributors: int, bits: int) -> None:
+    if bits not in BITS:
+        raise CryptoError(f"bits = {bits}: the fixed-point integers have 8, 12 or 16 bits")
+    if not 2 <= contributors <= MAX_CONTRIBUTORS:
+        raise CryptoError(
+            f"contributors = {contributors}: a sum hides its parts from 2 contributors on, and "
+            f"{MAX_CONTRIBUTORS} is the most that a federation has; change the participants"
+        )
 
 
 def _largest_scale(packing: Packing, primes: tuple[int, ...]) -> int:

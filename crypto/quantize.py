@@ -45,13 +45,15 @@ class Packing:
 
     ``bits`` of one integer (sign included), ``contributors`` that are added at
     most, ``digits`` integers in each component of a slot, ``slots`` of one
-    block. A slot is a complex number and both its components carry digits.
+    block. A slot is a complex number; of its ``components`` both carry digits,
+    or the real one alone (then the imaginary one must be zero).
     """
 
     bits: int
     contributors: int
     digits: int
     slots: int
+    components: int = 2
 
     @property
     def limit(self) -> int:
@@ -65,8 +67,8 @@ class Packing:
 
     @property
     def values_per_block(self) -> int:
-        """Integers in one block: two components a slot, ``digits`` in each."""
-        return 2 * self.digits * self.slots
+        """Integers in one block: ``components`` a slot, ``digits`` in each."""
+        return self.components * self.digits * self.slots
 
     @property
     def largest_component(self) -> int:
@@ -170,7 +172,7 @@ def pack(integers: Int32 | Int64, packing: Packing) -> Slots:
     Exact: a component stays below 2^53 (`crypto.ckks.choose_parameters`).
     """
     blocks = packing.blocks(integers.size)
-    digits = np.zeros((blocks, 2, packing.digits, packing.slots))
+    digits = np.zeros((blocks, packing.components, packing.digits, packing.slots))
     digits.reshape(-1)[: integers.size] = integers
     components = digits[:, :, -1]
     base = float(1 << packing.digit_bits)
@@ -178,7 +180,7 @@ def pack(integers: Int32 | Int64, packing: Packing) -> Slots:
         components = components * base + digits[:, :, digit]
     slots = np.empty((blocks, packing.slots), dtype=np.complex128)
     slots.real = components[:, 0]
-    slots.imag = components[:, 1]
+    slots.imag = components[:, 1] if packing.components == 2 else 0.0
     return slots
 
 
@@ -193,8 +195,13 @@ def unpack(slots: Slots, packing: Packing, values: int) -> Int64:
         raise CryptoError(f"{values} values do not lie in slots of shape {slots.shape}")
     half = 1 << (packing.digit_bits - 1)
     offset = sum(half << (packing.digit_bits * i) for i in range(packing.digits))
-    integers = np.empty((len(slots), 2, packing.digits, packing.slots), dtype=np.int64)
-    for component, values_of in enumerate((slots.real, slots.imag)):
+    integers = np.empty(
+        (len(slots), packing.components, packing.digits, packing.slots), dtype=np.int64
+    )
+    # "not <=" and not ">": a NaN must be refused, too.
+    if packing.components == 1 and not np.abs(slots.imag).max() <= RESIDUAL_LIMIT:
+        raise CryptoError(_not_a_sum("a slot has an imaginary part, where none belongs"))
+    for component, values_of in enumerate((slots.real, slots.imag)[: packing.components]):
         rest = _nearest_integers(values_of, packing)
         rest += offset  # every digit is now in 0 .. 2^w - 1, so shifts take them apart
         for digit in range(packing.digits):

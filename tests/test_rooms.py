@@ -28,7 +28,7 @@ MAY_IMPORT = {
 }
 # Each heavy dependency has one home, whose files translate its exceptions.
 HOMES = {
-    "tenseal": ("crypto/ckks.py",),
+    "tenseal": ("crypto/seal.py",),
     "cryptography.x509": (
         "crypto/authority.py",
         "crypto/bundle.py",

@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_ask, bench_crypto, bench_masking, bench_round
+from tests.benchmarks import bench_ask, bench_crypto, bench_masking, bench_robust, bench_round
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "bench.jsonl"
 BENCHMARKS = {
     "round": bench_round,
     "crypto": bench_crypto,
     "masking": bench_masking,
+    "robust": bench_robust,
     "ask": bench_ask,
 }
 
