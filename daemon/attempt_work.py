@@ -19,18 +19,20 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon import round_crypto
+from daemon import round_crypto, round_masking
 from daemon.exchange import Folders
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import TrainingOptions
+from daemon.masking_work import MaskingWork, terms_of
 from daemon.progress import ProgressBoard
-from daemon.round_crypto import sealing_context
+from daemon.round_crypto import Applied, sealing_context
 from daemon.tasks import being_cancelled
 from daemon.versions import ShapeManifest
 from daemon.workers import Worker
 from peers import effects as do
 from peers.frames import Received
+from peers.masking_steps import is_masked
 from peers.messages import RemoteProtocolError
 from peers.roles import key_holders
 from proto import federation_pb2 as pb
@@ -89,6 +91,9 @@ class AttemptWork:
         self._send = send
         self._push = push
         self._held = Held(0, 0, folders.spool / "none")
+        self._masking = MaskingWork(
+            identity=identity, trust=trust, crypto=crypto, shapes=shapes, feed=feed
+        )
 
     @property
     def plan(self) -> pb.Plan | None:
@@ -102,6 +107,7 @@ class AttemptWork:
     def renew(self, identity: Identity, trust: Trust) -> None:
         """The operator installed a new certificate."""
         self._identity, self._trust = identity, trust
+        self._masking.renew(identity, trust)
 
     async def begin(self, round_: int, attempt: int) -> Held | None:
         """Another attempt begins; returns what is held of the one before, for `forget`."""
@@ -114,7 +120,8 @@ class AttemptWork:
     async def forget(self, old: Held) -> None:
         """Wipe an attempt's keys from the crypto worker, its blobs from the disk."""
         if old.plan is not None:
-            await self._crypto.run(round_crypto.forget, old.round, old.attempt)
+            forget = round_masking.forget if is_masked(old.plan) else round_crypto.forget
+            await self._crypto.run(forget, old.round, old.attempt)
         await asyncio.to_thread(shutil.rmtree, old.folder, True)
 
     async def arrived(self, sender: str, name: pb.BlobName, blob: Received) -> None:
@@ -186,6 +193,21 @@ class AttemptWork:
             await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
         await self._feed(do.ContextHeld(*at))
 
+    # ---- masking -----------------------------------------------------------------
+
+    async def mask(self, effect: do.Mask) -> None:
+        """A participant's step of masking."""
+        await self._masking.mask(effect, self._plan)
+
+    async def start_masked_sum(self, effect: do.StartMaskedSum) -> None:
+        """The coordinator begins a masked sum."""
+        await self._masking.start_sum(effect)
+
+    async def unmask(self, effect: do.Unmask) -> None:
+        """The coordinator opens the sum; what it sends on, it applies itself."""
+        self._held.sum_digest = digest = await self._masking.unmask(effect, self._sum_path)
+        await self._feed(do.Unmasked(effect.round, effect.attempt, digest))
+
     # ---- train -------------------------------------------------------------------
 
     async def train(self, effect: do.Train) -> None:
@@ -230,11 +252,12 @@ class AttemptWork:
     # ---- encrypt, aggregate --------------------------------------------------------
 
     async def encrypt_update(self, effect: do.EncryptUpdate) -> None:
-        """Quantise to the common scale, encrypt, and bring it to the coordinator."""
+        """Quantise to the common scale, encrypt or mask, and bring it to the coordinator."""
         plan = self._plan
+        masked = is_masked(plan)
         own = self._held.folder / f"encrypted-{self._identity.site_id}.bin"
         await self._crypto.run(
-            round_crypto.encrypt_update,
+            round_masking.mask_update if masked else round_crypto.encrypt_update,
             effect.round,
             effect.attempt,
             self._update_path,
@@ -255,8 +278,9 @@ class AttemptWork:
         """Add an update that is here; a malformed one is refused and leaves the sum as it was."""
         at = (effect.round, effect.attempt)
         path = self._held.folder / f"encrypted-{effect.site}.bin"
+        add = round_masking.add_update if is_masked(self._plan) else round_crypto.add_update
         try:
-            await self._crypto.run(round_crypto.add_update, *at, effect.site, path)
+            await self._crypto.run(add, effect.round, effect.attempt, effect.site, path)
         except CryptoError as error:
             log.warning("update refused", peer=effect.site, cause=str(error))
             await self._feed(do.UpdateRefused(*at, effect.site, str(error)))
@@ -266,8 +290,12 @@ class AttemptWork:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def finish_sum(self, effect: do.FinishSum) -> None:
-        """Write the encrypted sum."""
+        """Write the encrypted sum; a masked one is only closed, and opened later."""
         at = (effect.round, effect.attempt)
+        if is_masked(self._plan):
+            await self._crypto.run(round_masking.finish_sum, *at)
+            await self._feed(do.SumFinished(*at, b""))
+            return
         written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
         await self._feed(do.SumFinished(*at, written.digest))
 
@@ -293,11 +321,17 @@ class AttemptWork:
     async def apply_sum(self, effect: do.ApplySum) -> None:
         """Decrypt the sum and apply it to the parent: a new version on this disk."""
         if self._held.sum_digest != effect.sum_digest:
-            raise RemoteProtocolError("the encrypted sum is not the one that was announced")
+            raise RemoteProtocolError("the sum is not the one that was announced")
+        apply: Callable[..., Applied]  # their other arguments are the same
+        of_this: tuple[object, ...]
+        if is_masked(self._plan):
+            terms = terms_of(self._plan, self._identity.federation_id, self._shapes)
+            apply, of_this = round_masking.apply_sum, (terms,)
+        else:
+            apply, of_this = round_crypto.apply_sum, (effect.round, effect.attempt)
         applied = await self._crypto.run(
-            round_crypto.apply_sum,
-            effect.round,
-            effect.attempt,
+            apply,
+            *of_this,
             self._sum_path,
             self._shapes.sizes,
             list(effect.scale_exponents),

@@ -361,6 +361,7 @@ class Daemon:
             own_certificate=membership.identity.certificate_der,
             policy=Policy(
                 min_participants=settings.training.min_participants,
+                masking_only=settings.training.mode == "masking",
                 max_local_epochs=settings.training.max_local_epochs,
             ),
             timing=Timing(

@@ -34,6 +34,7 @@ from crypto.quantize import (
     FRACTION_INTEGERS,
     Float32,
     Float64,
+    Int32,
     Int64,
     check_exponents,
     dequantise_fraction_sum,
@@ -139,6 +140,26 @@ def encrypt_update(
     """
     held = _held(round, attempt)
     bits = held.parameters.packing.bits
+    integers = integers_of(update_path, sizes, weight, exponents, bits, residual_path)
+    blocks = (
+        held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
+    )
+    return write_encrypted(out_path, held.parameters, integers.size, blocks)
+
+
+def integers_of(
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+    residual_path: Path | None,
+) -> Int32:
+    """This site's update as the integers that are hidden and added, whatever hides them.
+
+    Of the shared delta, and two of the loss. Arguments, the residual that is written
+    and errors as in `encrypt_update`.
+    """
     delta, loss = _read_update(update_path, sizes)
     delta = _with_residual(delta, residual_path)
     check_exponents(sizes, exponents)
@@ -148,14 +169,10 @@ def encrypt_update(
     integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int32)
     integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
     integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
-    blocks = (
-        held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
-    )
-    blob = write_encrypted(out_path, held.parameters, integers.size, blocks)
     if residual_path is not None:
         sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
         _write_residual(residual_path, (delta - sent).astype(np.float32))
-    return blob
+    return integers
 
 
 def keep_residual(residual_path: Path) -> None:
@@ -207,12 +224,29 @@ def apply_sum(
             f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
         )
     integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    return apply_integers(
+        *(integers, sizes, exponents, packing.bits),
+        *(total_weight, parent_digest, shape_digest, versions),
+    )
+
+
+def apply_integers(
+    integers: Int64,
+    sizes: Sequence[int],
+    exponents: Sequence[int],
+    bits: int,
+    total_weight: float,
+    parent_digest: bytes,
+    shape_digest: bytes,
+    versions: Path,
+) -> Applied:
+    """Make the new version from the exact sum of integers; errors as in `apply_sum`."""
     shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
-    step: Float64 = dequantise_sum(shared, sizes, exponents, packing.bits)
+    step: Float64 = dequantise_sum(shared, sizes, exponents, bits)
     step /= total_weight
     step += read_version(versions, parent_digest, shape_digest)
     digest, _ = write_version(versions, shape_digest, step.astype(np.float32))
-    loss = dequantise_fraction_sum(int(units), int(rest), packing.bits)
+    loss = dequantise_fraction_sum(int(units), int(rest), bits)
     return Applied(digest, LOSS_BOUND * loss / total_weight)
 
 

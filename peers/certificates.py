@@ -29,6 +29,7 @@ from proto import federation_pb2 as pb
 
 _VOTE = b"hanse-vote-v1\0"
 _PLAN = b"hanse-plan-v1\0"
+_PLAN_WITH_MODE = b"hanse-plan-v2\0"
 
 _DIGEST_BYTES = 32
 _MAX_CONTRIBUTORS = 256
@@ -79,7 +80,11 @@ def sign_vote(
 
 
 def plan_digest(plan: pb.TrainingPlan) -> bytes:
-    """SHA-256 (32 bytes) of a training plan, over its fields in order of their numbers."""
+    """SHA-256 (32 bytes) of a training plan, over its fields in order of their numbers.
+
+    A plan in ckks mode has the digest that it had before there were modes, so that the
+    certificates of that time still stand.
+    """
     packed = struct.pack(
         ">iIIddIQIIQ",
         plan.adapt,
@@ -93,6 +98,8 @@ def plan_digest(plan: pb.TrainingPlan) -> bytes:
         plan.min_participants,
         plan.max_num_examples,
     )
+    if plan.mode != pb.CKKS:
+        return hashlib.sha256(_PLAN_WITH_MODE + packed + struct.pack(">i", plan.mode)).digest()
     return hashlib.sha256(_PLAN + packed).digest()
 
 

@@ -2,6 +2,9 @@
 
     plan -> (key) -> train -> encrypt -> apply -> vote
 
+In masking mode the key's place is taken by keys and shares, and between the update
+and the sum the site helps to open it (peers/masking_steps.py); then all apply.
+
 The round's context may come before or after training is done, so encryption
 begins when both are here and the coordinator has told the common scale. Key
 holders are the participants other than the coordinator; only they apply.
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 
 from peers import effects as do
 from peers.manifest import FederationManifest
+from peers.masking_steps import MaskingPart, is_masked
 from peers.messages import RemoteProtocolError, one_line
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
@@ -24,6 +28,7 @@ class Policy:
 
     min_participants: int
     max_local_epochs: int
+    masking_only: bool = False
 
     def objection(self, training: pb.TrainingPlan) -> str:
         """Why this site declines such training; empty when it does not."""
@@ -37,6 +42,8 @@ class Policy:
                 f"the plan asks for {training.local_epochs} local epochs, this site allows "
                 f"{self.max_local_epochs} (training.max_local_epochs)"
             )
+        if self.masking_only and training.mode != pb.MASKING:
+            return "the plan encrypts updates, this site only masks them (training.mode)"
         return ""
 
 
@@ -53,6 +60,11 @@ class Participation:
     _scale: pb.Scale | None = None
     _encrypting: bool = False
     _apply: pb.Apply | None = None
+    _masking: MaskingPart | None = None
+
+    def __post_init__(self) -> None:
+        if is_masked(self.plan):
+            self._masking = MaskingPart(self.plan)
 
     def objection(
         self, head_digest: bytes, shape_digest: bytes, manifest: FederationManifest
@@ -65,7 +77,8 @@ class Participation:
             return f"the plan is for manifest {self.plan.manifest_version}"
         if not participants <= set(manifest.enabled_ids):
             return "the plan names participants that the manifest does not"
-        if self.plan.key_dealer == self.coordinator or self.plan.key_dealer not in participants:
+        dealer, others = self.plan.key_dealer, participants - {self.coordinator}
+        if dealer not in ({""} if self._masking else others):
             return "the key dealer must be a participant other than the coordinator"
         if len(participants) < max(2, self.plan.training.min_participants):
             return "the plan has fewer participants than it says it needs"
@@ -89,6 +102,8 @@ class Participation:
                 return self.key_arrived()
             case do.LocalTrained():
                 return self.trained(event)
+            case do.Masked():
+                return [do.Send(self.coordinator, event.answer)]
             case do.WorkFailed():
                 return self.failed(event)
         return []
@@ -99,6 +114,8 @@ class Participation:
         if self.site == self.plan.key_dealer:
             effects.append(do.DealKey(self.plan, self.coordinator))
         effects.append(do.Train(self.plan, weights(self.plan)[self.site]))
+        if self._masking is not None:
+            effects += self._masking.begin()
         return [*effects, self._progress("train")]
 
     def decline(self, objection: str) -> list[do.Effect]:
@@ -139,8 +156,10 @@ class Participation:
             self._progress("waiting", message=f"this site failed to {reason}"),
         ]
 
-    def ordered(self, message: pb.Scale | pb.Apply) -> list[do.Effect]:
+    def ordered(self, message: pb.Scale | pb.Apply | pb.MaskingOrder) -> list[do.Effect]:
         """The coordinator says what comes next."""
+        if isinstance(message, pb.MaskingOrder):
+            return self._masking.ordered(message) if self._masking else []
         return self.scale(message) if isinstance(message, pb.Scale) else self.apply(message)
 
     # ---- encrypt ---------------------------------------------------------------
@@ -189,6 +208,8 @@ class Participation:
                 f"{self.coordinator} asks to decrypt a sum of {contributors}; "
                 f"the plan needs at least {needed} of its participants"
             )
+        if self._masking is not None and tuple(contributors) != self._masking.outcome:
+            raise RemoteProtocolError(f"{self.coordinator} sends another sum than was opened")
         self._apply = message
         return [
             self._progress("apply", contributors=tuple(contributors)),
