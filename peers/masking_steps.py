@@ -39,6 +39,7 @@ class MaskingSteps:
     outcome: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     sharers: tuple[str, ...] = ()
     _due: set[str] = field(default_factory=set)
+    _gone: set[str] = field(default_factory=set)
     _heard: dict[str, pb.MaskingAnswer] = field(default_factory=dict)
     _keys: dict[str, pb.MaskingItem] = field(default_factory=dict)
 
@@ -62,6 +63,7 @@ class MaskingSteps:
 
     def gone(self, site: str) -> None:
         """A site left the attempt: nobody waits for it."""
+        self._gone.add(site)
         if site not in self._heard:
             self._due.discard(site)
 
@@ -107,7 +109,10 @@ class MaskingSteps:
                 do.Send(to, self._order(pb.SHARES, _for_site(to, heard))) for to in self.sharers
             ]
         if step == pb.OUTCOME:
-            return self._to_all(heard, pb.OPENING, [heard[s].items[0] for s in sorted(heard)])
+            # Who was slow to sign may still open: the more answer, the more may be lost.
+            self._due = set(self.outcome[0]) - self._gone
+            signatures = [heard[site].items[0] for site in sorted(heard)]
+            return self._to_all(self.outcome[0], pb.OPENING, signatures)
         answers = tuple(heard[site] for site in sorted(heard))
         at = (self.plan.round, self.plan.attempt)
         return [do.Unmask(*at, *self.outcome, dict(zip(sorted(heard), answers, strict=True)))]
@@ -116,7 +121,8 @@ class MaskingSteps:
         """The inputs are in: these are in the sum, who else has shared secrets is not."""
         survivors = tuple(sorted(contributors))
         dropouts = tuple(sorted(set(self.sharers) - set(survivors)))
-        self.outcome, self.step, self._due = (survivors, dropouts), pb.OUTCOME, set(survivors)
+        self.outcome, self.step = (survivors, dropouts), pb.OUTCOME
+        self._due = set(survivors) - self._gone
         order = self._order(pb.OUTCOME, [pb.MaskingItem(site=site) for site in survivors])
         order.dropouts.extend(dropouts)
         return [do.Send(site, order) for site in survivors]
@@ -149,29 +155,48 @@ def _for_site(to: str, heard: Mapping[str, pb.MaskingAnswer]) -> list[pb.Masking
 
 @dataclass
 class MaskingPart:
-    """A participant's view: each order once, in turn, and one outcome."""
+    """A participant's view: each order once, one behind the other, and one outcome."""
 
     plan: pb.Plan
     outcome: tuple[str, ...] = ()
     _taken: set[int] = field(default_factory=set)
+    _busy: bool = False
+    _waiting: list[pb.MaskingOrder] = field(default_factory=list)
 
     def begin(self) -> list[do.Effect]:
         """Make the attempt's keys."""
+        self._busy = True
         return [do.Mask(self.plan.round, self.plan.attempt, None)]
 
     def ordered(self, order: pb.MaskingOrder) -> list[do.Effect]:
         """Do the next step. Raises RemoteProtocolError for a sum of fewer than agreed."""
-        if order.step in self._taken:
+        if order.step in self._taken or (order.step == pb.OPENING and not self.outcome):
             return []
         if order.step == pb.OUTCOME:
-            survivors = tuple(item.site for item in order.items)
-            needed = max(threshold_of(self.plan), self.plan.training.min_participants)
-            known = {participant.site for participant in self.plan.participants}
-            if len(survivors) < needed or not {*survivors, *order.dropouts} <= known:
-                raise RemoteProtocolError(
-                    f"a sum of {', '.join(survivors)} is to be opened; "
-                    f"the plan needs at least {needed} of its participants"
-                )
-            self.outcome = survivors
+            self._check(order)
+            self.outcome = tuple(item.site for item in order.items)
         self._taken.add(order.step)
+        self._waiting.append(order)
+        return self._next()
+
+    def done(self) -> list[do.Effect]:
+        """A step is done: the one that waited for it begins."""
+        self._busy = False
+        return self._next()
+
+    def _next(self) -> list[do.Effect]:
+        if self._busy or not self._waiting:
+            return []
+        self._busy = True
+        order = self._waiting.pop(0)
         return [do.Mask(order.round, order.attempt, order)]
+
+    def _check(self, order: pb.MaskingOrder) -> None:
+        survivors = [item.site for item in order.items]
+        needed = max(threshold_of(self.plan), self.plan.training.min_participants)
+        known = {participant.site for participant in self.plan.participants}
+        if len(survivors) < needed or not {*survivors, *order.dropouts} <= known:
+            raise RemoteProtocolError(
+                f"a sum of {', '.join(survivors)} is to be opened; "
+                f"the plan needs at least {needed} of its participants"
+            )

@@ -99,11 +99,11 @@ class Participation:
         """Local work is done, or failed."""
         match event:
             case do.ContextHeld():
-                return self.key_arrived()
+                return [*self.key_arrived(), *(self._masking.done() if self._masking else [])]
             case do.LocalTrained():
                 return self.trained(event)
-            case do.Masked():
-                return [do.Send(self.coordinator, event.answer)]
+            case do.Masked() if self._masking:
+                return [do.Send(self.coordinator, event.answer), *self._masking.done()]
             case do.WorkFailed():
                 return self.failed(event)
         return []

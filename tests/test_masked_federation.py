@@ -1,4 +1,4 @@
-"""Five real daemons in masking mode: a site dies behind its input, and the sum is still exact."""
+"""Four real daemons in masking mode: a site dies behind its input, and the sum is still exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.federation import LiveFederation
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(400)]
 
-SITES = ["alder", "birch", "cedar", "dogwood", "elm"]
+SITES = ["alder", "birch", "cedar", "dogwood"]
 LEAD, VICTIM = "birch", "dogwood"  # of round 1, attempt 0: the second of the sorted sites
 
 
@@ -38,7 +38,6 @@ async def test_a_site_is_killed_and_the_sum_is_exact(
         site = live.sites[LEAD]
         await site.stub.Train(control.TrainRequest(rounds=1), timeout=30)
         assert await live.sites[VICTIM].process.wait() == -9
-        others = live.sites.copy()
         del live.sites[VICTIM]
         await live.until_head(1)
         (committed,) = await site.rounds()
@@ -54,4 +53,3 @@ async def test_a_site_is_killed_and_the_sum_is_exact(
         assert digests == {body.model_digest}
         await live.launch(VICTIM)  # and it catches up
         await live.until_head(1)
-        assert set(others) == set(live.sites)
