@@ -26,7 +26,7 @@ from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import TrainingOptions
 from daemon.masking_work import MaskingWork, terms_of
 from daemon.progress import ProgressBoard
-from daemon.round_crypto import Applied, sealing_context
+from daemon.round_crypto import sealing_context
 from daemon.tasks import being_cancelled
 from daemon.versions import ShapeManifest
 from daemon.workers import Worker
@@ -322,24 +322,35 @@ class AttemptWork:
         """Decrypt the sum and apply it to the parent: a new version on this disk."""
         if self._held.sum_digest != effect.sum_digest:
             raise RemoteProtocolError("the sum is not the one that was announced")
-        apply: Callable[..., Applied]  # their other arguments are the same
-        of_this: tuple[object, ...]
+        sizes, exponents = self._shapes.sizes, list(effect.scale_exponents)
+        weight, parent = effect.total_weight, effect.parent_digest
+        shape, versions = self._shapes.digest, self._folders.versions
         if is_masked(self._plan):
             terms = terms_of(self._plan, self._identity.federation_id, self._shapes)
-            apply, of_this = round_masking.apply_sum, (terms,)
+            applied = await self._crypto.run(
+                round_masking.apply_sum,
+                terms,
+                self._sum_path,
+                sizes,
+                exponents,
+                weight,
+                parent,
+                shape,
+                versions,
+            )
         else:
-            apply, of_this = round_crypto.apply_sum, (effect.round, effect.attempt)
-        applied = await self._crypto.run(
-            apply,
-            *of_this,
-            self._sum_path,
-            self._shapes.sizes,
-            list(effect.scale_exponents),
-            effect.total_weight,
-            effect.parent_digest,
-            self._shapes.digest,
-            self._folders.versions,
-        )
+            applied = await self._crypto.run(
+                round_crypto.apply_sum,
+                effect.round,
+                effect.attempt,
+                self._sum_path,
+                sizes,
+                exponents,
+                weight,
+                parent,
+                shape,
+                versions,
+            )
         await self._feed(
             do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)
         )
