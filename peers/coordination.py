@@ -407,7 +407,7 @@ class Coordination:
             return []
         if self._masking is not None:
             self._enter("unmask", now, self.timing.phase(self.attempt))
-            return self._masking.conclude(self._added)
+            return self._masking.conclude(self._added, self._promises)
         return self._hand_out(digest, now)
 
     def _hand_out(self, digest: bytes, now: float) -> list[do.Effect]:

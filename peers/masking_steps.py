@@ -38,6 +38,7 @@ class MaskingSteps:
     step: pb.MaskingStep.ValueType | None = pb.KEYS
     outcome: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     sharers: tuple[str, ...] = ()
+    _everyone: tuple[str, ...] = ()
     _due: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
     _heard: dict[str, pb.MaskingAnswer] = field(default_factory=dict)
@@ -112,20 +113,24 @@ class MaskingSteps:
             # Who was slow to sign may still open: the more answer, the more may be lost.
             self._due = set(self.outcome[0]) - self._gone
             signatures = [heard[site].items[0] for site in sorted(heard)]
-            return self._to_all(self.outcome[0], pb.OPENING, signatures)
+            return self._to_all(self._everyone, pb.OPENING, signatures)
         answers = tuple(heard[site] for site in sorted(heard))
         at = (self.plan.round, self.plan.attempt)
         return [do.Unmask(*at, *self.outcome, dict(zip(sorted(heard), answers, strict=True)))]
 
-    def conclude(self, contributors: Iterable[str]) -> list[do.Effect]:
-        """The inputs are in: these are in the sum, who else has shared secrets is not."""
+    def conclude(self, contributors: Iterable[str], everyone: Iterable[str]) -> list[do.Effect]:
+        """The inputs are in: these are in the sum, who else has shared secrets is not.
+
+        Who is not asked for anything hears it as well: the attempt goes on.
+        """
+        self._everyone = tuple(sorted(everyone))
         survivors = tuple(sorted(contributors))
         dropouts = tuple(sorted(set(self.sharers) - set(survivors)))
         self.outcome, self.step = (survivors, dropouts), pb.OUTCOME
         self._due = set(survivors) - self._gone
         order = self._order(pb.OUTCOME, [pb.MaskingItem(site=site) for site in survivors])
         order.dropouts.extend(dropouts)
-        return [do.Send(site, order) for site in survivors]
+        return [do.Send(site, order) for site in self._everyone]
 
     def _to_all(
         self,
@@ -157,6 +162,7 @@ def _for_site(to: str, heard: Mapping[str, pb.MaskingAnswer]) -> list[pb.Masking
 class MaskingPart:
     """A participant's view: each order once, one behind the other, and one outcome."""
 
+    site: str
     plan: pb.Plan
     outcome: tuple[str, ...] = ()
     _taken: set[int] = field(default_factory=set)
@@ -170,12 +176,14 @@ class MaskingPart:
 
     def ordered(self, order: pb.MaskingOrder) -> list[do.Effect]:
         """Do the next step. Raises RemoteProtocolError for a sum of fewer than agreed."""
-        if order.step in self._taken or (order.step == pb.OPENING and not self.outcome):
+        if order.step in self._taken:
             return []
         if order.step == pb.OUTCOME:
             self._check(order)
             self.outcome = tuple(item.site for item in order.items)
         self._taken.add(order.step)
+        if order.step in (pb.OUTCOME, pb.OPENING) and self.site not in self.outcome:
+            return []  # a sum that we are not in: others open it
         self._waiting.append(order)
         return self._next()
 

@@ -64,7 +64,7 @@ class Participation:
 
     def __post_init__(self) -> None:
         if is_masked(self.plan):
-            self._masking = MaskingPart(self.plan)
+            self._masking = MaskingPart(self.site, self.plan)
 
     def objection(
         self, head_digest: bytes, shape_digest: bytes, manifest: FederationManifest
@@ -208,7 +208,7 @@ class Participation:
                 f"{self.coordinator} asks to decrypt a sum of {contributors}; "
                 f"the plan needs at least {needed} of its participants"
             )
-        if self._masking is not None and tuple(contributors) != self._masking.outcome:
+        if self._masking and self._masking.outcome not in ((), tuple(contributors)):
             raise RemoteProtocolError(f"{self.coordinator} sends another sum than was opened")
         self._apply = message
         return [

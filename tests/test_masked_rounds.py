@@ -168,7 +168,6 @@ def test_an_outcome_is_taken_once_and_only_of_enough_participants() -> None:
     for survivors, dropouts in (("abc", "de"), ("abcx", "de"), ("abcd", "x")):
         with pytest.raises(RemoteProtocolError, match="the plan needs at least 4"):
             part.ordered(order(pb.OUTCOME, survivors, dropouts))
-    assert part.ordered(order(pb.OPENING, "abcd")) == [], "before an outcome"
     (mask,) = part.ordered(order(pb.OUTCOME, "abcd", "e"))
     assert isinstance(mask, do.Mask)
     assert part.ordered(order(pb.OPENING, "abcd")) == [], "the other step is not done"
@@ -180,6 +179,25 @@ def test_an_outcome_is_taken_once_and_only_of_enough_participants() -> None:
     with pytest.raises(RemoteProtocolError, match="another sum than was opened"):
         part.apply(pb.Apply(round=1, contributors=list("abce")))
     assert part.apply(pb.Apply(round=1, contributors=list("abcd")))
+
+
+def test_a_site_that_is_not_in_the_sum_opens_nothing_and_applies_it() -> None:
+    late = Participation("e", "a", "f", masked_plan())
+    assert late.ordered(order(pb.OUTCOME, "abcd", "e")) == []
+    assert late.ordered(order(pb.OPENING, "abcd")) == []
+    with pytest.raises(RemoteProtocolError, match="another sum than was opened"):
+        late.apply(pb.Apply(round=1, contributors=list("abce")))
+    assert late.apply(pb.Apply(round=1, contributors=list("abcd")))
+
+
+def test_a_site_whose_input_is_late_still_votes_for_the_sum() -> None:
+    world = masked_world(5)
+    world.failing = {("d", "encrypt")}
+    world.train("a", rounds=1)
+    world.run_until_committed(1)
+    assert world.certificate(1).attempt == 0
+    assert contributors(world) == "abce"
+    assert "-> d: Apply 1.0" in "\n".join(world.transcript), "it may read the sum all the same"
 
 
 def test_answers_that_speak_of_other_sites_are_refused() -> None:
