@@ -234,6 +234,15 @@ class TrainingSettings(Section):
     max_num_examples: int = Field(100_000, ge=1, le=1_000_000_000)
 
 
+class RobustSettings(Section):
+    """``[robust]``: which updates may be in the sum, in plans that are proposed here."""
+
+    rule: Literal["none", "norm", "norm_sigma", "krum", "multi_krum", "median", "trimmed_mean"] = (
+        "none"
+    )
+    byzantine_sites: int = Field(1, ge=0, le=32)
+
+
 class RoundsSettings(Section):
     """``[rounds]``: how long a round waits, in seconds, and how much of the past is kept."""
 
@@ -268,6 +277,7 @@ class Settings(Section):
     retriever: RetrieverSettings
     retrieval: RetrievalSettings
     training: TrainingSettings
+    robust: RobustSettings
     rounds: RoundsSettings
     workers: WorkersSettings
     log: LogSettings
@@ -423,6 +433,9 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             f"at most training.max_local_epochs = {training.max_local_epochs}",
             "lower it, or this site refuses the plans that it proposes itself",
         )
+    robust = sections.get("robust")
+    if isinstance(robust, RobustSettings) and isinstance(training, TrainingSettings):
+        yield from _robust_problems(robust, training)
     if isinstance(rounds, RoundsSettings) and rounds.heartbeat_s >= rounds.phase_deadline_s:
         yield Problem(
             "rounds.heartbeat_s",
@@ -438,6 +451,28 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
                 str(retrieval.passage_tokens),
                 f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
                 "lower it or raise max_tokens, or the end of a passage is never embedded",
+            )
+
+
+def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iterator[Problem]:
+    """A rule's preconditions on n and f; a plan has n >= min_participants + f sites."""
+    rule, f = robust.rule, robust.byzantine_sites
+    if rule in ("median", "trimmed_mean"):
+        yield Problem(
+            "robust.rule",
+            _toml(rule),
+            "a rule for encrypted updates: norm, krum or multi_krum",
+            f"{rule} needs every site's values in the clear; choose another rule",
+        )
+    elif rule != "none":
+        # n >= 2f + 3 for krum; else n >= 3 and n >= 2f + 2, as 2f + 1 key holders answer
+        least = f + 3 if "krum" in rule else max(f + 2, 3 - f)
+        if training.min_participants < least:
+            yield Problem(
+                "training.min_participants",
+                str(training.min_participants),
+                f"at least {least} for robust.rule = {_toml(rule)} and byzantine_sites = {f}",
+                f"raise it: {rule} needs {least + f} sites, of which {f} may be rejected",
             )
 
 

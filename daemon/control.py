@@ -28,7 +28,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from config.settings import TrainingSettings
+from config.settings import RobustSettings, TrainingSettings
 from daemon.collection import NotIndexedYet
 from daemon.generation.generator import Citation
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
@@ -39,6 +39,7 @@ from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
+from peers.comparison import RULES
 from peers.messages import SOFTWARE_VERSION
 from peers.runs import RunRefused
 from proto import control_pb2 as control
@@ -72,6 +73,7 @@ class Surroundings:
 
     node: Node
     training: TrainingSettings
+    robust: RobustSettings
     adapt: str
     encoder: str
     lag: LoopLag
@@ -100,7 +102,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
 
     def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
         """The plan asked for; what it leaves open comes from this site's settings."""
-        settings = self._around.training
+        settings, robust = self._around.training, self._around.robust
         return pb.TrainingPlan(
             adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
             local_epochs=wanted.local_epochs or settings.local_epochs,
@@ -112,6 +114,9 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             bits=wanted.bits or settings.bits,
             min_participants=wanted.min_participants or settings.min_participants,
             max_num_examples=wanted.max_num_examples or settings.max_num_examples,
+            robust=wanted.robust or RULES[robust.rule],
+            byzantine_sites=wanted.byzantine_sites
+            or (robust.byzantine_sites if robust.rule != "none" else 0),
         )
 
     async def StopTraining(
@@ -252,6 +257,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         """The other sites, as this one sees them."""
         node, now = self._node, time.monotonic()
         reply = control.PeersReply()
+        rejected = await asyncio.to_thread(node.store.rejected_rounds)
         for site, seen in node.transport.statistics().items():
             reply.peers.add(
                 site=site,
@@ -267,6 +273,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
                 last_error=seen.last_error,
                 round_trip_ms=-1.0 if seen.round_trip_ms is None else seen.round_trip_ms,
                 certificate_expires_unix_s=_unix_s(seen.certificate_not_after),
+                rejected_rounds=rejected[site],
             )
         return reply
 

@@ -23,7 +23,7 @@ from typing import Protocol
 
 import structlog
 
-from crypto.parameters import choose_parameters
+from crypto.gram import question_size
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.collection import Collection
 from daemon.store import Store, StoreError
@@ -35,6 +35,7 @@ from daemon.versions import (
     largest_file,
     version_path,
 )
+from peers import comparison
 from peers import effects as do
 from peers.certificate_file import (
     pack_certificates,
@@ -366,15 +367,18 @@ def too_large(
     kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: ShapeManifest
 ) -> str | None:
     """None when an object of the attempt under way may have ``size`` bytes, else why not."""
-    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS):
         return None  # keys: bounded by their kind (peers/messages.py)
     if plan is None:
         return "the attempt is only beginning here"
-    parameters = choose_parameters(len(plan.participants), plan.training.bits)
+    parameters = comparison.parameters(plan)
     most = largest_size(parameters, shapes.total + FRACTION_INTEGERS)
+    if kind == pb.ENCRYPTED_PRODUCTS:
+        most = question_size(parameters, len(plan.participants))
     if size <= most:
         return None
-    return f"{size} bytes are more than the {most} that a vector of this plan can have"
+    name = "the dot products" if kind == pb.ENCRYPTED_PRODUCTS else "a vector"
+    return f"{size} bytes are more than the {most} that {name} of this plan can have"
 
 
 def no_room(folder: Path, size: int) -> str | None:

@@ -41,6 +41,7 @@ from daemon.store import Store, StoreError
 from daemon.versions import sweep
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
+from peers import robust
 from peers.certificates import verify_certificate, verify_vote
 from peers.contacts import Tap
 from peers.manifest import FederationManifest, ManifestError, parse_signed
@@ -279,8 +280,12 @@ class Daemon:
     async def _warm_up(self, crypto: Worker) -> None:
         """The first round should not wait for a library to load."""
         sites = len(self._membership.manifest.enabled_ids)
+        rule = self._settings.robust.rule
+        if vacuous := robust.warning(rule, sites):
+            log.warning(vacuous)
         try:
-            await crypto.run(round_crypto.warm_up, max(2, sites), self._settings.training.bits)
+            bits, measurable = self._settings.training.bits, rule != robust.NONE
+            await crypto.run(round_crypto.warm_up, max(2, sites), bits, measurable=measurable)
         except CryptoError as error:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
@@ -391,6 +396,7 @@ class Daemon:
         return Surroundings(
             node=node,
             training=self._settings.training,
+            robust=self._settings.robust,
             adapt=self._settings.retriever.adapt,
             encoder=self._settings.retriever.encoder,
             lag=self._lag,

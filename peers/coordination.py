@@ -2,7 +2,7 @@
 
 The phases, in order:
 
-    prepare -> plan -> train -> aggregate -> apply -> vote -> (commit)
+    prepare -> plan -> train -> aggregate -> [select] -> apply -> vote -> (commit)
 
 * prepare ends with a majority of the *manifest*, never of the responders. If a
   promise carries an accepted value, that value is proposed again and everything
@@ -11,6 +11,8 @@ The phases, in order:
   phase's deadline with those that did, if they are ``min_participants``. Who did
   not answer the plan in time is not waited for any longer, and a key that is not
   there one phase after the plan ends the attempt: training would be in vain.
+* with a robust rule, updates wait until all are here; select has the key holders decrypt
+  their dot products (peers/comparison.py), and only what is selected is added.
 * vote ends with equal votes of a majority of the manifest.
 
 The coordinator never holds the round's secret key: key holders are the
@@ -24,14 +26,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from peers import comparison
 from peers import effects as do
+from peers.comparison import Comparison
 from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError, one_line
 from peers.roles import key_holders, next_after, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
-Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
+Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Compared | pb.Vote
 
 
 class AttemptFails(Exception):
@@ -65,6 +69,10 @@ class Coordination:
     _context_held: bool = False
     _asked: tuple[str, ...] = ()
     _exponents: tuple[int, ...] = ()
+    _here: set[str] = field(default_factory=set)
+    _comparison: Comparison | None = None
+    _selected: bool = False
+    _rejected: dict[str, str] = field(default_factory=dict)
     _added: set[str] = field(default_factory=set)
     _finishing: bool = False
     _extended: bool = False
@@ -88,6 +96,8 @@ class Coordination:
                 return self.plan_answered(sender, message, now)
             case pb.Trained():
                 return self.trained(sender, message, now)
+            case pb.Compared():
+                return self.compared(sender, message)
             case pb.Vote():
                 return self.voted(message, now)
 
@@ -97,14 +107,16 @@ class Coordination:
             case do.ContextHeld():
                 return self.context_held(now)
             case do.UpdateArrived():
-                return self.update_arrived(event.site)
+                return self.update_arrived(event.site, now)
             case do.UpdateAdded():
                 return self.update_added(event.site)
             case do.UpdateRefused():
-                return self.update_refused(event.site, event.reason)
+                return self.update_refused(event.site, event.reason, now)
+            case do.QuestionReady():
+                return self.question_ready(event)
             case do.SumFinished():
                 return self.sum_finished(event.sum_digest, now)
-            case do.WorkFailed(phase="key" | "aggregate"):
+            case do.WorkFailed(phase="key" | "aggregate" | "select"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
         return []
 
@@ -143,7 +155,11 @@ class Coordination:
         if self.phase in ("plan", "train"):
             return self._refused_before_scale(sender, reason, now)
         if self.phase == "aggregate" and self.expects_update(sender):
-            return self.update_refused(sender, reason)
+            return self.update_refused(sender, reason, now)
+        if self.phase == "select" and self._comparison is not None and not self._selected:
+            self._comparison.unable(sender)
+            if self._comparison.hopeless:
+                raise AttemptFails(f"too few key holders could compare updates{self._why_not()}")
         if self.phase in ("apply", "vote") and self.plan is not None:
             return self._refused_to_apply(sender)
         return []
@@ -200,11 +216,14 @@ class Coordination:
             and promise.num_examples > 0
             and promise.shape_digest == self.shape_digest
         }
-        if len(willing) < max(2, training.min_participants):
+        needed = comparison.participants_needed(training)
+        if len(willing) < needed:
             raise AttemptFails(
                 f"{len(willing)} of {len(self.manifest.enabled_ids)} sites can train, "
-                f"the plan needs {max(2, training.min_participants)}{self._why_not()}"
+                f"the plan needs {needed}{self._why_not()}"
             )
+        if objection := comparison.objection(training, len(willing)):
+            raise AttemptFails(objection)
         self.plan = pb.Plan(
             round=self.round,
             attempt=self.attempt,
@@ -292,8 +311,12 @@ class Coordination:
         lengths = {len(m.scale_exponents) for m in reports.values()}
         if len(lengths) != 1:
             raise AttemptFails(f"sites report different numbers of parameter groups: {lengths}")
-        columns = zip(*(m.scale_exponents for m in reports.values()), strict=True)
-        self._exponents = tuple(max(column) for column in columns)
+        if comparison.is_robust(self._plan.training):
+            exponents = {site: tuple(m.scale_exponents) for site, m in reports.items()}
+            self._reject(comparison.wild(self._plan, exponents))
+            reports = {site: m for site, m in reports.items() if site not in self._rejected}
+            self._need(len(reports), "can contribute")
+        self._exponents = self._common_scale([tuple(m.scale_exponents) for m in reports.values()])
         self._asked = tuple(sorted(reports))
         self._enter("aggregate", now, self.timing.phase(self.attempt))
         message = pb.Scale(
@@ -305,6 +328,15 @@ class Coordination:
         # To all who promised: who is not asked learns that the attempt goes on.
         return [do.Send(site, message) for site in sorted(self._promises)]
 
+    def _common_scale(self, reports: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """The largest exponent of each group; with a robust rule, of all groups.
+
+        Only integers of one unit have dot products that mean something.
+        """
+        largest = tuple(max(column) for column in zip(*reports, strict=True))
+        robust = comparison.is_robust(self._plan.training)
+        return (max(largest),) * len(largest) if robust else largest
+
     # ---- aggregate ---------------------------------------------------------------
 
     def expects_update(self, sender: str) -> bool:
@@ -312,27 +344,35 @@ class Coordination:
         waiting = self.phase == "aggregate" and not self._finishing
         return waiting and sender in self._asked and sender not in self._added
 
-    def update_arrived(self, sender: str) -> list[do.Effect]:
-        """An update is here, whole: add it."""
+    def update_arrived(self, sender: str, now: float) -> list[do.Effect]:
+        """An update is here, whole: add it; under a robust rule it waits for the others."""
         if not self.expects_update(sender):
             return []
+        if comparison.is_robust(self._plan.training):
+            self._here.add(sender)
+            return self._go_on(now)
         return [do.AddUpdate(self.round, self.attempt, sender)]
 
     def update_added(self, sender: str) -> list[do.Effect]:
         """An update is in the sum."""
-        if self.phase != "aggregate":
+        if self.phase not in ("aggregate", "select"):
             return []
         self._added.add(sender)
-        return self._finish_if_all_added()
+        return self._finish() if self._added >= set(self._asked) else []
 
-    def update_refused(self, sender: str, reason: str) -> list[do.Effect]:
+    def update_refused(self, sender: str, reason: str, now: float) -> list[do.Effect]:
         """An update was malformed: go on without it."""
+        if self._selected:  # key holders hold us to the selection
+            raise AttemptFails(f"the update of {sender} was selected and can't be added: {reason}")
         self._refusals[sender] = reason
         self._asked = tuple(site for site in self._asked if site != sender)
         self._need(len(self._asked), "can contribute")
-        return self._finish_if_all_added()
+        return self._go_on(now)
 
-    def _finish_if_all_added(self) -> list[do.Effect]:
+    def _go_on(self, now: float) -> list[do.Effect]:
+        """Every update is here, or in the sum."""
+        if comparison.is_robust(self._plan.training):
+            return self._compare(now) if self._here >= set(self._asked) else []
         return self._finish() if self._added >= set(self._asked) else []
 
     def _finish(self) -> list[do.Effect]:
@@ -346,7 +386,7 @@ class Coordination:
 
     def sum_finished(self, digest: bytes, now: float) -> list[do.Effect]:
         """The encrypted sum is written: to the key holders with it."""
-        if self.phase != "aggregate":
+        if self.phase not in ("aggregate", "select"):
             return []
         self._enter("apply", now, self.timing.phase(self.attempt))
         message = pb.Apply(
@@ -355,8 +395,61 @@ class Coordination:
             contributors=sorted(self._added),
             sum_digest=digest,
             scale_exponents=self._exponents,
+            rejected=sorted(self._rejected),
         )
         return [do.SendSum(tuple(key_holders(self._plan, self.site)), message)]
+
+    # ---- select ------------------------------------------------------------------
+
+    def _compare(self, now: float) -> list[do.Effect]:
+        """All updates are in, so nobody can adapt: compare them."""
+        self._need(len(self._asked), "have contributed")
+        self._enter("select", now, self.timing.phase(self.attempt))
+        return [do.CompareUpdates(self.round, self.attempt, self._asked)]
+
+    def question_ready(self, event: do.QuestionReady) -> list[do.Effect]:
+        """The products are written: to the key holders; who promised learns that we go on."""
+        if self.phase != "select" or self._comparison is not None:
+            return []
+        self._reject(dict(event.refused))
+        self._asked = event.sites
+        self._need(len(self._asked), "can contribute")
+        message = pb.Compare(
+            round=self.round,
+            attempt=self.attempt,
+            sites=self._asked,
+            products_digest=event.digest,
+            byzantine_sites=self._still_byzantine(),
+        )
+        holders = key_holders(self._plan, self.site)
+        self._comparison = Comparison(self._plan, message, holders)
+        others = [do.Send(site, message) for site in sorted(self._promises.keys() - set(holders))]
+        return [do.SendProducts(tuple(holders), message), *others]
+
+    def compared(self, sender: str, message: pb.Compared) -> list[do.Effect]:
+        """A key holder's numbers: with enough of them, select, and add what is selected."""
+        if self.phase != "select" or self._comparison is None or self._selected:
+            return []
+        self._comparison.answered(sender, message)
+        if not self._comparison.complete:
+            return []
+        try:
+            selection = self._comparison.select(max(self._exponents))
+        except ValueError as error:
+            raise AttemptFails(str(error)) from error
+        self._selected = True
+        self._reject(selection.rejected)
+        self._asked = selection.kept
+        self._need(len(self._asked), "are left in the sum")
+        return [do.AddUpdate(self.round, self.attempt, site) for site in self._asked]
+
+    def _still_byzantine(self) -> int:
+        """How many more may be: who was kept out already was one of them."""
+        return max(0, self._plan.training.byzantine_sites - len(self._rejected))
+
+    def _reject(self, rejected: dict[str, str]) -> None:
+        self._rejected |= rejected
+        self._refusals |= {site: f"rejected, {reason}" for site, reason in rejected.items()}
 
     # ---- vote --------------------------------------------------------------------
 
@@ -386,6 +479,7 @@ class Coordination:
                 vote.body.federation_id,
                 self.contributors(),
                 vote.body.model_digest,
+                tuple(self._rejected),
             )
         if vote.body != expected:
             raise RemoteProtocolError(f"{vote.site} votes for something else than was proposed")
@@ -424,6 +518,10 @@ class Coordination:
             phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
             shared_values=self.shared_values,
             mean_loss=losses[0] if losses else math.nan,
+            rejections=[
+                pb.Rejection(site=site, reason=self._rejected[site])
+                for site in sorted(self._rejected)
+            ],
         )
 
     def failed(self, reason: str) -> pb.AttemptFailed:
@@ -457,8 +555,13 @@ class Coordination:
                 raise AttemptFails("the sum was not finished in time")
             self._extended = True
             self.deadline = now + self.timing.phase(self.attempt)
+            if comparison.is_robust(self._plan.training):
+                self._asked = tuple(sorted(self._here))
+                return self._compare(now)
             self._asked = tuple(sorted(self._added))
             return self._finish()
+        if self.phase == "select":
+            raise AttemptFails("updates were not compared and summed in time")
         silent = sorted(set(self.manifest.enabled_ids) - set(self._votes))
         raise AttemptFails(f"no majority of votes in time; none came from {', '.join(silent)}")
 
@@ -483,6 +586,8 @@ class Coordination:
 
     def _need(self, count: int, what: str) -> None:
         minimum = max(2, self._plan.training.min_participants)
+        if comparison.is_robust(self._plan.training) and not self._selected:
+            minimum += self._still_byzantine()
         if count < minimum:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 

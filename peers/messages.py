@@ -40,12 +40,16 @@ FRAME_BYTES: Final = MIB
 MESSAGE_BYTES: Final = 2 * MIB  # what the transport parses at most, frames included
 TEXT_LENGTH: Final = 500
 MAX_SITES: Final = 256
+MAX_COMPARED: Final = 64
 
 # Counters must fit SQLite's signed integers and leave room to count on.
 COUNT_MAX: Final = 2**62
 
 # A training loss is clipped to 64 before it is shared; far above that is nonsense.
 _LOSS_MAX: Final = 1000.0
+
+# A product lies below the modulus (2^120), in units of far more than one.
+_PRODUCT_MAX: Final = 2.0**120
 
 BLOB_BYTES: Final[Mapping[int, int]] = {
     pb.PUBLIC_CONTEXT: 8 * MIB,
@@ -55,6 +59,7 @@ BLOB_BYTES: Final[Mapping[int, int]] = {
     pb.MODEL_VERSION: 16 * GIB,
     pb.CERTIFICATES: 64 * MIB,
     pb.MANIFESTS: 64 * MIB,
+    pb.ENCRYPTED_PRODUCTS: GIB,
 }
 
 M = TypeVar("M", bound=Message)
@@ -206,8 +211,20 @@ _SOFTWARE = _text(0, 32)
 _FEATURE_NAMES = _each(_text(1, 32), 0, 32)
 _EXPONENTS = _each(_number(-126, 127), 1, 4096)
 _CONTRIBUTORS = _each(_SITE, 2, MAX_SITES, ordered=True)
+_REJECTED = _each(_SITE, 0, MAX_SITES, ordered=True)
 _LOSS = _real(0.0, _LOSS_MAX, unknown=True)
-_PHASES = ("prepare", "plan", "key", "train", "encrypt", "aggregate", "apply", "vote", "commit")
+_PHASES = (
+    "prepare",
+    "plan",
+    "key",
+    "train",
+    "encrypt",
+    "aggregate",
+    "select",
+    "apply",
+    "vote",
+    "commit",
+)
 
 _VOTE: dict[str, Rule | _Part] = {
     "attempt": _ATTEMPT,
@@ -285,6 +302,8 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "bits": _one_of(8, 12, 16),
         "min_participants": _number(2, MAX_SITES),
         "max_num_examples": _number(1),
+        "robust": _one_of(*pb.RobustRule.values()),
+        "byzantine_sites": _number(0, MAX_COMPARED),
     },
     pb.Run: {
         "generation": _COUNT,
@@ -348,6 +367,20 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "contributors": _CONTRIBUTORS,
         "sum_digest": _DIGEST,
         "scale_exponents": _EXPONENTS,
+        "rejected": _REJECTED,
+    },
+    pb.Compare: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "sites": _each(_SITE, 2, MAX_COMPARED, ordered=True),
+        "products_digest": _DIGEST,
+        "byzantine_sites": _number(0, MAX_COMPARED),
+    },
+    pb.Compared: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "products": _each(_real(-_PRODUCT_MAX, _PRODUCT_MAX), 3, MAX_COMPARED * 65 // 2),
+        "imaginary": _each(_SITE, 0, MAX_COMPARED, ordered=True),
     },
     pb.Accept: {"round": _ROUND, "attempt": _ATTEMPT, "value": _Part()},
     pb.VoteBody: {
@@ -358,6 +391,7 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "contributors": _CONTRIBUTORS,
         "manifest_version": _COUNT,
         "plan_digest": _DIGEST,
+        "rejected": _REJECTED,
     },
     pb.Vote: _VOTE,
     pb.Certificate: {
@@ -383,7 +417,9 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "phases": _each(lambda path, value: _walk(value, path), 0, 16),
         "shared_values": _COUNT,
         "mean_loss": _LOSS,
+        "rejections": _each(lambda path, value: _walk(value, path), 0, MAX_SITES),
     },
+    pb.Rejection: {"site": _SITE, "reason": _REASON},
     pb.PhaseTime: {"phase": _one_of(*_PHASES), "seconds": _real(0.0, 1e9)},
 }
 

@@ -1,6 +1,6 @@
 """What a participant of one attempt knows and does. PURE, like the protocol.
 
-    plan -> (key) -> train -> encrypt -> apply -> vote
+    plan -> (key) -> train -> encrypt -> (compare) -> apply -> vote
 
 The round's context may come before or after training is done, so encryption
 begins when both are here and the coordinator has told the common scale. Key
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError, one_line
+from peers.robust import Selection
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
 
@@ -52,6 +54,8 @@ class Participation:
     _trained: bool = False
     _scale: pb.Scale | None = None
     _encrypting: bool = False
+    _compare: pb.Compare | None = None
+    _selection: Selection | None = None
     _apply: pb.Apply | None = None
 
     def objection(
@@ -69,6 +73,8 @@ class Participation:
             return "the key dealer must be a participant other than the coordinator"
         if len(participants) < max(2, self.plan.training.min_participants):
             return "the plan has fewer participants than it says it needs"
+        if objection := comparison.objection(self.plan.training, len(participants)):
+            return objection
         if self.plan.shape_digest != shape_digest:
             return "this site's retriever differs (encoder or adaptation)"
         return ""
@@ -78,7 +84,10 @@ class Participation:
         from_dealer = sender == self.plan.key_dealer and not self.context_held
         if kind == pb.SEALED_CONTEXT:
             return from_dealer and self.holds_key
-        return kind == pb.ENCRYPTED_SUM and self.holds_key and sender == self.coordinator
+        if kind == pb.ENCRYPTED_PRODUCTS and not comparison.is_robust(self.plan.training):
+            return False
+        from_coordinator = (pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS)
+        return kind in from_coordinator and self.holds_key and sender == self.coordinator
 
     # ---- key, train ------------------------------------------------------------
 
@@ -89,6 +98,8 @@ class Participation:
                 return self.key_arrived()
             case do.LocalTrained():
                 return self.trained(event)
+            case do.ProductsDecrypted():
+                return self.decrypted(event)
             case do.WorkFailed():
                 return self.failed(event)
         return []
@@ -139,9 +150,14 @@ class Participation:
             self._progress("waiting", message=f"this site failed to {reason}"),
         ]
 
-    def ordered(self, message: pb.Scale | pb.Apply) -> list[do.Effect]:
+    def ordered(self, message: pb.Scale | pb.Compare | pb.Apply) -> list[do.Effect]:
         """The coordinator says what comes next."""
-        return self.scale(message) if isinstance(message, pb.Scale) else self.apply(message)
+        match message:
+            case pb.Scale():
+                return self.scale(message)
+            case pb.Compare():
+                return self.compare(message)
+        return self.apply(message)
 
     # ---- encrypt ---------------------------------------------------------------
 
@@ -169,6 +185,57 @@ class Participation:
             ),
         ]
 
+    # ---- compare ---------------------------------------------------------------
+
+    def compare(self, message: pb.Compare) -> list[do.Effect]:
+        """The products of updates are here: decrypt them. Once: other signs would tell more."""
+        if not self.holds_key or message == self._compare:
+            return []
+        sites = set(message.sites)
+        needed = max(2, self.plan.training.min_participants)
+        if self._compare is not None or not comparison.is_robust(self.plan.training):
+            raise RemoteProtocolError(f"{self.coordinator} asks for dot products out of turn")
+        if len(sites) < needed or not sites <= set(weights(self.plan)):
+            raise RemoteProtocolError(
+                f"{self.coordinator} compares {sorted(sites)}; "
+                f"the plan needs at least {needed} of its participants"
+            )
+        if message.byzantine_sites > self.plan.training.byzantine_sites:
+            raise RemoteProtocolError(f"{self.coordinator} looks for more than the plan's f")
+        self._compare = message
+        asked = do.DecryptProducts(
+            message.round, message.attempt, tuple(message.sites), message.products_digest
+        )
+        return [self._progress("select"), asked]
+
+    def decrypted(self, event: do.ProductsDecrypted) -> list[do.Effect]:
+        """Tell the numbers, and remember what they lead to."""
+        if self._compare is None:
+            return []
+        asked = self._compare
+        self._selection = comparison.choose(self.plan, asked, event.products, event.imaginary, 0)
+        message = pb.Compared(
+            round=event.round,
+            attempt=event.attempt,
+            products=event.products,
+            imaginary=event.imaginary,
+        )
+        return [do.Send(self.coordinator, message)]
+
+    def _check_selection(self, message: pb.Apply) -> None:
+        """The coordinator must have selected what these very numbers lead to."""
+        ours = self._selection
+        if set(message.rejected) & set(message.contributors):
+            raise RemoteProtocolError(f"{self.coordinator} sums updates that it rejects")
+        if ours is not None and (
+            tuple(message.contributors) != ours.kept
+            or not set(ours.rejected) <= set(message.rejected)
+        ):
+            raise RemoteProtocolError(
+                f"{self.coordinator} sums the updates of {list(message.contributors)}; "
+                f"by their dot products it would be those of {list(ours.kept)}"
+            )
+
     # ---- apply -----------------------------------------------------------------
 
     @property
@@ -189,6 +256,7 @@ class Participation:
                 f"{self.coordinator} asks to decrypt a sum of {contributors}; "
                 f"the plan needs at least {needed} of its participants"
             )
+        self._check_selection(message)
         self._apply = message
         return [
             self._progress("apply", contributors=tuple(contributors)),
@@ -207,7 +275,11 @@ class Participation:
         if self._apply is None:
             return None
         return value_of(
-            self.plan, self.federation_id, sorted(set(self._apply.contributors)), event.model_digest
+            self.plan,
+            self.federation_id,
+            sorted(set(self._apply.contributors)),
+            event.model_digest,
+            tuple(self._apply.rejected),
         )
 
     def _answer(self, objection: str) -> pb.PlanAnswer:

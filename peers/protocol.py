@@ -32,7 +32,7 @@ from peers import answers, objections, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
-from peers.coordination import AttemptFails, Coordination
+from peers.coordination import Answer, AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
 from peers.messages import LocalProtocolError, RemoteProtocolError
@@ -232,7 +232,7 @@ class Protocol:
                 self._adopt_run(body)
             case pb.Prepare():
                 self._on_prepare(sender, body)
-            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote():
+            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Compared() | pb.Vote():
                 self._on_answer(sender, body)
             case pb.Nack():
                 self._on_nack(body)
@@ -242,7 +242,7 @@ class Protocol:
                 self._on_ahead(sender, body)
             case pb.Plan():
                 self._on_plan(sender, body)
-            case pb.Scale() | pb.Apply():
+            case pb.Scale() | pb.Compare() | pb.Apply():
                 self._on_order(sender, body)
             case pb.Accept():
                 self._on_accept(sender, body)
@@ -440,9 +440,7 @@ class Protocol:
         situation = answers.UNDER_OLDER_MANIFEST if self._tenure.outdated else self._situation
         return answers.promise(self.durable, situation, self._shape_digest, self._own_certificate)
 
-    def _on_answer(
-        self, sender: str, message: pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
-    ) -> None:
+    def _on_answer(self, sender: str, message: Answer) -> None:
         """An answer to the attempt that we coordinate; of another attempt: too late."""
         round_ = message.body.round if isinstance(message, pb.Vote) else message.round
         coordination = self._coordinated(round_, message.attempt)
@@ -504,7 +502,7 @@ class Protocol:
             if isinstance(event, do.UpdateAdded):
                 self._progress("aggregate", contributors=coordination.contributors())
 
-    def _on_order(self, sender: str, message: pb.Scale | pb.Apply) -> None:
+    def _on_order(self, sender: str, message: pb.Scale | pb.Compare | pb.Apply) -> None:
         """The attempt gets on; participants have something to do."""
         if self._current(sender, message.round, message.attempt):
             self._emit(*(self._part.ordered(message) if self._part else []))

@@ -44,6 +44,7 @@ MOST_MADS = 3.5 / 0.6745
 # Sites that agree closely have a MAD near nothing, and an honest one with other data
 # would be far out in such units; so the MAD counts as at least a tenth of the median.
 LEAST_MAD = 0.1
+MOST_COMPARED = 64
 MOST_SIGMAS = 2.5  # FedSearch-NLP, equation 5
 
 
@@ -62,7 +63,8 @@ def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = Tr
     """Why this rule can't be used among so many sites; empty when it can.
 
     ``least`` is the smallest number of updates that may be summed: what is summed is
-    read by everybody, so in a federation that hides updates it is at least 2.
+    read by everybody, so in a federation that hides updates it is at least 2. There,
+    key holders (all but one) say what they decrypted, and f of 2f + 1 may lie.
     """
     if rule == NONE:
         return ""
@@ -73,7 +75,9 @@ def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = Tr
             f"{rule} needs every site's values in the clear, and updates are encrypted; "
             f"use one of {', '.join(FROM_GRAM)}"
         )
-    needed = needed_sites(rule, f)
+    needed = max(needed_sites(rule, f), 2 * f + 2 if encrypted else 1)
+    if encrypted and sites > MOST_COMPARED:
+        return f"{sites} participants: {rule} compares at most {MOST_COMPARED} encrypted updates"
     if sites < needed:
         return f"{rule} against f = {f} sites needs at least {needed} participants, not {sites}"
     if rule in FROM_VALUES:
@@ -121,19 +125,22 @@ def select(
     least: int = 1,
     precision: float = 0.0,
     imaginary: Collection[str] = (),
+    weights: Sequence[float] = (),
 ) -> Selection:
     """Apply a rule to the Gram matrix of these sites' updates, in their order.
 
     ``precision`` is the largest absolute error of an entry; ``imaginary`` names sites
     whose encrypted updates are no real vectors. Sites rejected for such reasons are
     certainly not honest, so the rule then looks for that many fewer. ``least``: krum
-    and multi_krum keep at least so many. Raises ValueError when a precondition does
-    not hold: `objection` says so before.
+    and multi_krum keep at least so many. ``weights``: the matrix is that of weighted
+    updates, and the rule is for them without their weights. Raises ValueError when a
+    precondition does not hold: `objection` says so before.
     """
-    problem = objection(rule, f, len(sites), least)
+    problem = objection(rule, f, len(sites), least, encrypted=False)
     if problem:
         raise ValueError(problem)
     rejected = _impossible(sites, gram, precision, imaginary)
+    gram = unweighted(gram, weights) if weights else gram
     left = [place for place, site in enumerate(sites) if site not in rejected]
     if rule != NONE and len(left) > 1:
         names = [sites[place] for place in left]

@@ -42,6 +42,7 @@ from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 from tests.scenarios.invariants import Disk, Watch
+from tests.scenarios.updates import products_of
 
 FEDERATION = "simulated"
 GENESIS = hashlib.sha256(b"genesis").digest()
@@ -132,6 +133,9 @@ class World:
         self.steps = 0
         self.slowness: dict[str, float] = {}
         self.willing: dict[str, bool] = {}
+        self.training = plan(self.min_participants)
+        self.updates: dict[str, tuple[float, ...]] = {}  # else HONEST (tests/scenarios/updates.py)
+        self.liars: set[str] = set()  # key holders that say they decrypted something else
         self.failing: set[tuple[str, str]] = set()
         self.blocked: dict[tuple[str, str], int] = {}
         self.disks: dict[str, Disk] = {}
@@ -164,7 +168,7 @@ class World:
     def train(self, name: str, rounds: int) -> None:
         """A person at a site asks for more rounds; refused if a run is under way there."""
         run = f"run-{self._sequence}-{rounds}"
-        self._feed(name, do.RunRequested(run, rounds, plan(self.min_participants)))
+        self._feed(name, do.RunRequested(run, rounds, self.training))
 
     def stop(self, name: str) -> None:
         """A person at a site stops the run."""
@@ -385,6 +389,16 @@ class World:
             case do.AddUpdate(round_, attempt, site):
                 added = do.UpdateAdded(round_, attempt, site)
                 self._work(name, "aggregate", effect, self._feed, name, added)
+            case do.CompareUpdates(round_, attempt, sites):
+                digest = self.random.randbytes(32)
+                asked = do.QuestionReady(round_, attempt, sites, (), digest)
+                self._work(name, "select", effect, self._feed, name, asked)
+            case do.SendProducts(holders, compare):
+                kind = pb.ENCRYPTED_PRODUCTS
+                for holder in holders:
+                    self._push_blob(name, holder, kind, compare, self._send, compare)
+            case do.DecryptProducts():
+                self._work(name, "select", effect, self._decrypt, name, effect)
             case do.FinishSum(round_, attempt):
                 digest = self.random.randbytes(32)
                 finished = do.SumFinished(round_, attempt, digest)
@@ -441,7 +455,7 @@ class World:
         sender: str,
         to: str,
         kind: pb.BlobKind.ValueType,
-        at: pb.Plan | pb.Apply | do.EncryptUpdate,
+        at: pb.Plan | pb.Apply | pb.Compare | do.EncryptUpdate,
         arrived: Callable[..., None],
         *arguments: object,
         pause: float = 0.1,
@@ -471,7 +485,13 @@ class World:
         self,
         name: str,
         phase: str,
-        at: pb.Plan | do.EncryptUpdate | do.AddUpdate | do.FinishSum | do.ApplySum,
+        at: pb.Plan
+        | do.EncryptUpdate
+        | do.AddUpdate
+        | do.CompareUpdates
+        | do.DecryptProducts
+        | do.FinishSum
+        | do.ApplySum,
         done: Callable[..., None],
         *arguments: object,
     ) -> None:
@@ -512,6 +532,12 @@ class World:
 
     def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate) -> None:
         self._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender))
+
+    def _decrypt(self, name: str, effect: do.DecryptProducts) -> None:
+        products = products_of(self.updates, effect.sites)
+        if name in self.liars:
+            products = tuple(self.random.uniform(-1e15, 1e15) for _ in products)
+        self._feed(name, do.ProductsDecrypted(effect.round, effect.attempt, products, ()))
 
     def _apply(self, name: str, effect: do.ApplySum) -> None:
         digest = hashlib.sha256(

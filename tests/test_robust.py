@@ -145,7 +145,8 @@ def test_rules_that_need_values_are_refused_where_updates_are_encrypted(rule: st
 
 
 def test_a_rule_that_would_leave_too_few_to_hide_one_another_is_refused() -> None:
-    assert "min_participants" in objection("norm", 1, 3, 3)
+    assert "min_participants" in objection("norm", 1, 3, 3, encrypted=False)
+    assert "needs at least 4 participants" in objection("norm", 1, 3, 2)  # 2f + 1 must answer
     assert objection("norm", 1, 4, 3) == ""
     assert objection("median of medians", 1, 9, 3).startswith("there is no robust rule")
 
