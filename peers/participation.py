@@ -213,7 +213,11 @@ class Participation:
         if self._compare is None:
             return []
         asked = self._compare
-        self._selection = comparison.choose(self.plan, asked, event.products, event.imaginary, 0)
+        try:
+            chosen = comparison.choose(self.plan, asked, event.products, event.imaginary, 0)
+        except ValueError as error:
+            return self.failed(do.WorkFailed(event.round, event.attempt, "select", str(error)))
+        self._selection = chosen
         message = pb.Compared(
             round=event.round,
             attempt=event.attempt,

@@ -141,11 +141,12 @@ def select(
         raise ValueError(problem)
     rejected = _impossible(sites, gram, precision, imaginary)
     gram = unweighted(gram, weights) if weights else gram
+    blur = math.sqrt(precision) / min(weights, default=1.0)
     left = [place for place, site in enumerate(sites) if site not in rejected]
     if rule != NONE and len(left) > 1:
         names = [sites[place] for place in left]
         among = [[gram[a][b] for b in left] for a in left]
-        rejected |= _JUDGES[rule](names, among, max(0, f - len(rejected)), least)
+        rejected |= _JUDGES[rule](names, among, max(0, f - len(rejected)), least, blur)
     kept = tuple(sorted(site for site in sites if site not in rejected))
     return Selection(kept, rejected)
 
@@ -196,11 +197,11 @@ def _contradictions(
     return against
 
 
-def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[str, str]:
+def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int, blur: float) -> dict[str, str]:
     norms = _norms(gram)
     median = statistics.median(norms)
     mad = statistics.median(abs(norm - median) for norm in norms)
-    unit = max(mad, LEAST_MAD * median)
+    unit = max(mad, LEAST_MAD * median, blur)  # norms can't be told apart more closely
     return {
         site: f"norm {norm:.3g} is {_times(norm - median, unit)} MADs above the median {median:.3g}"
         for site, norm in zip(sites, norms, strict=True)
@@ -208,9 +209,11 @@ def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[str, s
     }
 
 
-def _norm_sigma(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[str, str]:
+def _norm_sigma(
+    sites: Sequence[str], gram: Gram, _f: int, _least: int, blur: float
+) -> dict[str, str]:
     norms = _norms(gram)
-    mean, sigma = statistics.fmean(norms), statistics.stdev(norms)
+    mean, sigma = statistics.fmean(norms), max(statistics.stdev(norms), blur)
     return {
         site: f"norm {norm:.3g} is {_times(norm - mean, sigma)} standard deviations above the "
         f"mean {mean:.3g}"
@@ -219,11 +222,13 @@ def _norm_sigma(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[
     }
 
 
-def _krum(sites: Sequence[str], gram: Gram, f: int, least: int) -> dict[str, str]:
+def _krum(sites: Sequence[str], gram: Gram, f: int, least: int, _blur: float) -> dict[str, str]:
     return _all_but_best(sites, gram, f, max(1, least))
 
 
-def _multi_krum(sites: Sequence[str], gram: Gram, f: int, least: int) -> dict[str, str]:
+def _multi_krum(
+    sites: Sequence[str], gram: Gram, f: int, least: int, _blur: float
+) -> dict[str, str]:
     # As many as count in a score: the limit of Damaskinos et al. 2019 (AggregaThor).
     return _all_but_best(sites, gram, f, max(len(sites) - f - 2, least, 1))
 
@@ -240,7 +245,7 @@ def _all_but_best(sites: Sequence[str], gram: Gram, f: int, kept: int) -> dict[s
     }
 
 
-_Judge = Callable[[Sequence[str], Gram, int, int], dict[str, str]]
+_Judge = Callable[[Sequence[str], Gram, int, int, float], dict[str, str]]
 _JUDGES: dict[str, _Judge] = {
     "norm": _norm,
     "norm_sigma": _norm_sigma,

@@ -259,6 +259,13 @@ def test_an_error_within_the_precision_rejects_nobody() -> None:
     assert len(select("none", 0, names(4), twins.tolist(), precision=0.01).kept) == 2
 
 
+def test_norms_within_the_precision_of_one_another_are_equal() -> None:
+    """Updates of zeros: what is left is the noise of their dot products."""
+    noise = np.diag([0.9, -0.8, 0.0, -0.3, -0.1]).tolist()
+    for rule in ("norm", "norm_sigma"):
+        assert len(select(rule, 1, names(5), noise, precision=1.0).kept) == 5
+
+
 def test_who_is_impossible_counts_towards_f() -> None:
     """Seven sites, f = 2: one is impossible, so krum looks for one more among six."""
     vectors = np.random.default_rng(1).normal(size=(7, 30)) * 0.1 + 1

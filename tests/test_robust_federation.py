@@ -20,7 +20,13 @@ async def test_a_poisoned_update_stays_out_of_the_model_and_its_site_is_told(
     tmp_path: Path,
 ) -> None:
     program = Surroundings(program="tests.poisoning_fedd")
-    async with LiveFederation.start(tmp_path, SITES, surroundings=program) as live:
+    async with LiveFederation.start(
+        tmp_path,
+        SITES,
+        surroundings=program,
+        connect_s=300,
+        rounds={"phase_deadline_s": 300.0, "heartbeat_s": 2.0},
+    ) as live:
         await live.ingest_all()
         plan = pb.TrainingPlan(robust=pb.ROBUST_NORM, byzantine_sites=1, min_participants=3)
         (live.sites["cedar"].folder / "poison").write_text("30")

@@ -15,6 +15,8 @@ from daemon.exchange import too_large
 from daemon.round_crypto import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
 from peers import comparison
+from peers.robust import Selection
+from peers.roles import weights
 from peers.vectors import largest_size
 from proto import federation_pb2 as pb
 
@@ -47,7 +49,7 @@ def keys() -> None:
 
 def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]], int]:
     """Every site measures and encrypts; the uploads and the common exponent."""
-    weight = comparison.weights(plan())
+    weight = weights(plan())
     measured = []
     for site, vector in zip(SITES, vectors, strict=True):
         path = folder / f"{site}.npy"
@@ -68,7 +70,7 @@ def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]]
 
 def selected(
     question: round_crypto.Question, path: Path, exponent: int, made: pb.Plan
-) -> comparison.robust.Selection:
+) -> Selection:
     asked = pb.Compare(sites=question.sites, byzantine_sites=made.training.byzantine_sites)
     products, imaginary = round_crypto.decrypt_products(*HOLDER, path, question.sites)
     return comparison.choose(made, asked, products, imaginary, exponent)
@@ -94,7 +96,7 @@ def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
         norm = float(np.linalg.norm(vectors[2]))
         said = float(chosen.rejected["c"].split()[1])
         assert said == pytest.approx(norm, rel=0.03)  # in the update's own units
-    weight = comparison.weights(made)
+    weight = weights(made)
     round_crypto.start_sum(*COORDINATOR, SHAPE.sizes)
     for site, path in uploads:
         if site in chosen.kept:
