@@ -193,8 +193,11 @@ def test_a_question_is_different_each_time_and_hides_the_sketches(tmp_path: Path
     updates = [at.encrypt(zero), at.encrypt(large)]
     signs = draw_signs(BLOCKS)
     first, second = tmp_path / "first", tmp_path / "second"
-    at.ask(updates, first, signs)
-    at.ask(updates, second, signs)
+    sketches = Sketches(at.coordinator, signs)  # the same ones, asked about twice
+    for site, update in zip(("a", "b"), updates, strict=True):
+        sketches.add(site, update)
+    for path in (first, second):
+        sketches.ask(("a", "b"), path)
     ours, again = first.read_bytes(), second.read_bytes()
     assert len(ours) == question_size(at.parameters, 2)
     polynomial = at.parameters.polynomial

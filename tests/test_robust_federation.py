@@ -24,7 +24,7 @@ async def test_a_poisoned_update_stays_out_of_the_model_and_its_site_is_told(
         tmp_path,
         SITES,
         surroundings=program,
-        connect_s=300,
+        connect_s=500,
         rounds={"phase_deadline_s": 300.0, "heartbeat_s": 2.0},
     ) as live:
         await live.ingest_all()

@@ -78,7 +78,8 @@ def _scaled(updates: Updates, site: str, _chance: np.random.Generator) -> Float3
 def _gaussian(updates: Updates, site: str, chance: np.random.Generator) -> Float32:
     own = updates[site]
     noise = chance.standard_normal(own.size)
-    return (noise * 10 * np.linalg.norm(own) / np.linalg.norm(noise)).astype(np.float32)
+    sent: Float32 = (noise * 10 * np.linalg.norm(own) / np.linalg.norm(noise)).astype(np.float32)
+    return sent
 
 
 def _collusion(updates: Updates, _site: str, _chance: np.random.Generator) -> Float32:
