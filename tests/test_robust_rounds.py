@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from peers import effects as do
+from peers.comparison import Comparison, objection
 from peers.messages import RemoteProtocolError
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
-from tests.scenarios.updates import HONEST
+from tests.scenarios.updates import HONEST, products_of
 from tests.simulation import Faults, World, plan
 
 
@@ -183,6 +184,28 @@ def test_a_site_declines_a_plan_whose_rule_does_not_hold() -> None:
         training=here.training,
     )
     made.training.min_participants = 2
-    from peers.comparison import objection
-
     assert "needs at least 4 participants" in objection(made.training, 3)
+
+
+def test_no_two_liars_among_five_answers_move_the_numbers() -> None:
+    """Whichever answers come first: the median of 2f + 1 is what honest holders decrypted."""
+    made = pb.Plan(
+        participants=[pb.Participant(site=s, num_examples=1) for s in "abcdefg"],
+        training=world(7, pb.ROBUST_NORM, 2).training,
+    )
+    asked = pb.Compare(sites=list("abcdefg"), byzantine_sites=2)
+    updates = {"c": tuple(30 * value for value in HONEST)}
+    honest = pb.Compared(products=products_of(updates, "abcdefg"))
+    lie = pb.Compared(products=[1.0] * 28, imaginary=["a", "b"])
+    for liars in ((0, 1), (1, 3), (3, 4)):
+        comparison = Comparison(made, asked, "bcdefg")
+        for place, holder in enumerate("bcdef"):
+            assert not comparison.complete
+            comparison.answered(holder, lie if place in liars else honest)
+        assert comparison.complete
+        chosen = comparison.select(0)
+        assert list(chosen.rejected) == ["c"]
+    with pytest.raises(RemoteProtocolError, match="holds no key"):
+        comparison.answered("a", honest)
+    with pytest.raises(RemoteProtocolError, match="asked were 28"):
+        comparison.answered("g", pb.Compared(products=[1.0] * 3))

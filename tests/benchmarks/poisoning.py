@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.poisoning [--rounds 2]        (make bench-poisoning)
 
-Seven institutes of MedQuAD (HANSE_DATA, or `shared/data` beside the project), 60
-training pairs, 30 test questions and some 180 passages of each; two of the seven
+Seven institutes of MedQuAD (HANSE_DATA, or `shared/data` beside the project), 40
+training pairs, 30 test questions and some 110 passages of each, cut at 64 tokens; two of the seven
 (f = 2, the most that multi_krum allows among seven) attack in every round. Sites train
 the head with the real training loop; rules are the real ones, on the Gram matrix of
 the updates in the clear (the encrypted one is measured in bench_robust). A site's
@@ -41,7 +41,7 @@ RESULTS = ROOT / "docs" / "results" / "poisoning.jsonl"
 SITES = ("cancergov", "gard", "ghr", "mplus_topics", "nhlbi", "niddk", "ninds")
 ATTACKERS = ("gard", "niddk")
 RULES = ("none", "norm", "multi_krum")
-TRAIN, TEST, OTHERS, PARTS = 60, 30, 40, 2
+TRAIN, TEST, OTHERS, PARTS = 40, 30, 20, 2
 OPTIONS = TrainingOptions(local_epochs=4, batch_size=16, learning_rate=1e-4, hard_negatives=4)
 
 Float32 = NDArray[np.float32]
@@ -106,7 +106,7 @@ ATTACKS: dict[str, Attack | None] = {
 def run(rounds: int) -> list[dict[str, Any]]:
     """One row for each attack and rule: MRR@10 after ``rounds``, and who was rejected."""
     retriever = HeadRetriever(Encoder.load("sentence-transformers/all-MiniLM-L6-v2",
-                                           max_tokens=96, device="cpu", threads=1))  # fmt: skip
+                                           max_tokens=64, device="cpu", threads=1))  # fmt: skip
     sites = {name: _site(name, retriever.encoder) for name in SITES}
     start = retriever.initial_vector()
     before = _mrr(retriever, start, sites)
