@@ -50,7 +50,7 @@ MINUTES ?= 10
 fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")
 	@$(BIN)/python -m tests.fuzz run --minutes $(MINUTES) $(ARGS)
 
-attacks: $(INSTALLED) ## attack a site, with its defences and without; part of make test, too
+attacks: $(INSTALLED) ## attack a site, with its defences and without; 10,000 connections
 	@$(BIN)/python -m pytest -q -rP -m attacks $(ARGS)
 
 lint: $(INSTALLED) ## check style, layout and types

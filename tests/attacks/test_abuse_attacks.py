@@ -267,6 +267,7 @@ async def timed(work: Callable[[], Awaitable[Any]], seconds: list[float]) -> Non
     seconds.append(time.monotonic() - started)
 
 
+@pytest.mark.endurance
 @pytest.mark.federation
 async def test_a_real_daemon_answers_throughout(tmp_path: Path, many_files: int) -> None:
     """10,000 strangers, two slow lorises, a flooding member and bombs, for some seconds."""
