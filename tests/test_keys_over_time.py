@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 SITES = ["alder", "birch", "dogwood"]
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 3.0  # long beside what a busy machine adds
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -111,9 +111,16 @@ async def test_an_expulsion_at_one_site_reaches_all_within_a_heartbeat(
         assert "dogwood" not in {vote.site for vote in last.votes}
         assert (await site.status()).peers_total == len(SITES) - 2
     assert (await outcast.status()).head_round < target
-    assert (await outcast.status()).peers_connected == 0
-    peers = await outcast.stub.Peers(control.PeersRequest(), timeout=10)
-    assert all("'dogwood' is disabled in manifest version 2" in p.last_error for p in peers.peers)
+    async with asyncio.timeout(60):  # it greets each of them once more, and is told
+        while (await outcast.status()).peers_connected or not await told_everywhere(outcast):
+            await asyncio.sleep(0.1)
+
+
+async def told_everywhere(outcast: LiveSite) -> bool:
+    """Whether every peer has said why it refuses."""
+    reply = await outcast.stub.Peers(control.PeersRequest(), timeout=10)
+    why = "'dogwood' is disabled in manifest version 2"
+    return all(why in peer.last_error for peer in reply.peers)
 
 
 async def test_a_manifest_that_came_from_a_peer_is_in_force_after_a_restart(
