@@ -94,9 +94,10 @@ def test_the_sum_is_of_clipped_updates(folder: Path) -> None:
 
 
 def test_the_loss_is_noised_with_the_rest_and_stays_a_loss(folder: Path) -> None:
+    # Many, for most come out at one of the two ends: all at one end in less than one of 10^6 runs.
     told = [
         summed(folder, [np.zeros(SHAPE.total, dtype=np.float32)] * 3, loss=2.0)[0].mean_loss
-        for _ in range(3)
+        for _ in range(30)
     ]
     assert len(set(told)) > 1
     assert all(0.0 <= loss <= LOSS_CLIP for loss in told)
