@@ -40,8 +40,7 @@ class Doorman:
 
     async def start(self, path: Path) -> None:
         """Listen at ``path``. Raises OSError."""
-        # mode 0700 from the start, and its name short enough for a socket's
-        self._folder = tempfile.TemporaryDirectory(prefix="hanse-")
+        self._folder = _own_folder()
         self._server = await asyncio.start_unix_server(self._visit, path)
 
     async def stop(self) -> None:
@@ -84,8 +83,24 @@ class Doorman:
         return await asyncio.shield(self._doors[uid])
 
     async def _opened(self, uid: int, path: Path) -> Path:
-        await self._open_server(uid, path)
+        try:
+            await self._open_server(uid, path)
+        except Exception as error:
+            # Tried again at the next visit: descriptors or disk may have been short.
+            del self._doors[uid]
+            log.warning("a user of fedctl cannot be served now", uid=uid, cause=str(error))
+            raise OSError(str(error)) from error
         return path
+
+
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """For us alone: never wider than 0700, and just that under a mask that would keep us out.
+
+    In the system's folder for such things, because a socket's name must be short.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="hanse-")
+    Path(folder.name).chmod(0o700)
+    return folder
 
 
 def _uid_of(connection: socket.socket) -> int:

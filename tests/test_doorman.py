@@ -25,11 +25,15 @@ with grpc.insecure_channel("unix:" + sys.argv[1]) as channel:
 
 
 @asynccontextmanager
-async def doorman(path: Path) -> AsyncIterator[Doorman]:
-    """Every user is told by their own server who they are."""
+async def doorman(path: Path, failures: int = 0) -> AsyncIterator[Doorman]:
+    """Every user is told by their own server who they are; the first ``failures`` don't start."""
+    left = [OSError("too many open files")] * failures
     servers: list[grpc.aio.Server] = []
 
     async def serve(uid: int, inner: Path) -> None:
+        if left:
+            raise left.pop()
+
         async def who(_raw: bytes, _context: object) -> bytes:
             return f"uid:{uid}".encode()
 
@@ -41,7 +45,11 @@ async def doorman(path: Path) -> AsyncIterator[Doorman]:
         servers.append(server)
 
     keeper = Doorman(serve)
-    await keeper.start(path)
+    old = os.umask(0o117)  # as the control socket is made
+    try:
+        await keeper.start(path)
+    finally:
+        os.umask(old)
     try:
         yield keeper
     finally:
@@ -100,3 +108,12 @@ async def test_who_hangs_up_leaves_nothing_behind(tmp_path: Path) -> None:
         async with asyncio.timeout(10):
             while keeper._visits:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_did_not_start_is_started_at_the_next_visit(tmp_path: Path) -> None:
+    path = tmp_path / "fedd.sock"
+    async with doorman(path, failures=1):
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await reader.read() == b""
+        writer.close()
+        assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
