@@ -84,6 +84,16 @@ def sign_vote(
     )
 
 
+def certificate_of(attempt: int, votes: Sequence[pb.Vote], unix_ms: int) -> pb.Certificate:
+    """The proof of a commit: one body, and the votes for it without their copies of it."""
+    certificate = pb.Certificate(attempt=attempt, body=votes[0].body, unix_ms=unix_ms)
+    for vote in votes:
+        copy = certificate.votes.add()
+        copy.CopyFrom(vote)
+        copy.ClearField("body")
+    return certificate
+
+
 def plan_digest(plan: pb.TrainingPlan) -> bytes:
     """SHA-256 (32 bytes) of a training plan, over its fields in order of their numbers."""
     packed = struct.pack(

@@ -25,10 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peers import effects as do
-from peers import privacy
+from peers.certificates import certificate_of
+from peers.gathering import Gathering
 from peers.manifest import FederationManifest
 from peers.messages import RemoteProtocolError, one_line
-from peers.roles import key_holders, next_after, value_of
+from peers.planning import common_scale, make_plan
+from peers.roles import key_holders, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
@@ -65,10 +67,7 @@ class Coordination:
     _answers: dict[str, pb.PlanAnswer] = field(default_factory=dict)
     _trained: dict[str, pb.Trained] = field(default_factory=dict)
     _context_held: bool = False
-    _asked: tuple[str, ...] = ()
-    _exponents: tuple[int, ...] = ()
-    _added: set[str] = field(default_factory=set)
-    _finishing: bool = False
+    _updates: Gathering | None = None
     _extended: bool = False
     _unable: set[str] = field(default_factory=set)
     _bound: set[int] = field(default_factory=set)
@@ -207,27 +206,21 @@ class Coordination:
                 f"{len(willing)} of {len(self.manifest.enabled_ids)} sites can train, "
                 f"the plan needs {max(2, training.min_participants)}{self._why_not()}"
             )
-        multiplier, clip_norm = privacy.of_round(training, self.round, self.head_certificate)
-        self.plan = pb.Plan(
-            round=self.round,
-            attempt=self.attempt,
-            parent_digest=self.parent_digest,
-            participants=[
-                pb.Participant(
-                    site=site,
-                    num_examples=min(willing[site].num_examples, training.max_num_examples),
-                    certificate=willing[site].certificate,
-                )
-                for site in sorted(willing)
-            ],
-            key_dealer=next_after(self.site, sorted(willing)),
-            training=training,
-            shape_digest=self.shape_digest,
-            manifest_version=self.manifest.version,
-            train_deadline_ms=min(round(self.timing.train(self.attempt) * 1000), 86_400_000),
-            noise_multiplier=multiplier,
-            clip_norm=clip_norm,
+        self.plan = make_plan(
+            pb.Plan(
+                round=self.round,
+                attempt=self.attempt,
+                parent_digest=self.parent_digest,
+                training=training,
+                shape_digest=self.shape_digest,
+                manifest_version=self.manifest.version,
+                train_deadline_ms=min(round(self.timing.train(self.attempt) * 1000), 86_400_000),
+            ),
+            self.site,
+            willing,
+            self.head_certificate,
         )
+        self._updates = Gathering(self.plan)
         self._enter("plan", now, self.timing.phase(self.attempt))
         plans = [do.Send(site, self.plan) for site in sorted(self._promises)]
         return [do.Coordinate(self.plan), *plans]
@@ -294,20 +287,17 @@ class Coordination:
             raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
         reports = {site: m for site, m in self._trained.items() if not m.failed}
         self._need(len(reports), "have trained")
-        lengths = {len(m.scale_exponents) for m in reports.values()}
-        if len(lengths) != 1:
-            raise AttemptFails(f"sites report different numbers of parameter groups: {lengths}")
-        if self._plan.noise_multiplier and len({*map(_scales, reports.values())}) != 1:
-            raise AttemptFails("sites differ about the scale of the same noise: update them")
-        columns = zip(*(m.scale_exponents for m in reports.values()), strict=True)
-        self._exponents = tuple(max(column) for column in columns)
-        self._asked = tuple(sorted(reports))
+        try:
+            exponents = common_scale(self._plan, reports)
+        except ValueError as error:
+            raise AttemptFails(str(error)) from error
+        self._gathered.ask(sorted(reports), exponents)
         self._enter("aggregate", now, self.timing.phase(self.attempt))
         message = pb.Scale(
             round=self.round,
             attempt=self.attempt,
-            scale_exponents=self._exponents,
-            contributors=self._asked,
+            scale_exponents=exponents,
+            contributors=self._gathered.asked,
         )
         # To all who promised: who is not asked learns that the attempt goes on.
         return [do.Send(site, message) for site in sorted(self._promises)]
@@ -316,53 +306,39 @@ class Coordination:
 
     def expects_update(self, sender: str) -> bool:
         """Whether an encrypted update of this site belongs here now."""
-        waiting = self.phase == "aggregate" and not self._finishing
-        return waiting and sender in self._asked and sender not in self._added
+        return self.phase == "aggregate" and self._gathered.expects(sender)
 
     def update_arrived(self, sender: str) -> list[do.Effect]:
         """An update is here, whole: add it."""
-        if not self.expects_update(sender):
-            return []
-        return [do.AddUpdate(self.round, self.attempt, sender)]
+        return self._gathered.arrived(sender) if self.expects_update(sender) else []
 
     def update_added(self, sender: str) -> list[do.Effect]:
         """An update is in the sum."""
         if self.phase != "aggregate":
             return []
-        self._added.add(sender)
+        self._gathered.added.add(sender)
         return self._finish_if_all_added()
 
     def update_refused(self, sender: str, reason: str) -> list[do.Effect]:
         """An update was malformed: go on without it."""
         self._refusals[sender] = reason
-        self._asked = tuple(site for site in self._asked if site != sender)
-        self._need(len(self._asked), "can contribute")
+        self._gathered.without(sender)
+        self._need(len(self._gathered.asked), "can contribute")
         return self._finish_if_all_added()
 
     def _finish_if_all_added(self) -> list[do.Effect]:
-        return self._finish() if self._added >= set(self._asked) else []
+        return self._finish() if self._gathered.complete else []
 
     def _finish(self) -> list[do.Effect]:
-        if self._finishing:
-            return []
-        self._need(len(self._added), "have contributed")
-        # What was handed to the adder before this is in the sum, and says so
-        # before the sum is finished: `_added` is right when `sum_finished` comes.
-        self._finishing = True
-        return [do.FinishSum(self.round, self.attempt)]
+        self._need(len(self._gathered.added), "have contributed")
+        return self._gathered.finish()
 
     def sum_finished(self, digest: bytes, now: float) -> list[do.Effect]:
         """The encrypted sum is written: to the key holders with it."""
         if self.phase != "aggregate":
             return []
         self._enter("apply", now, self.timing.phase(self.attempt))
-        message = pb.Apply(
-            round=self.round,
-            attempt=self.attempt,
-            contributors=sorted(self._added),
-            sum_digest=digest,
-            scale_exponents=self._exponents,
-        )
+        message = self._gathered.apply_message(digest)
         return [do.SendSum(tuple(key_holders(self._plan, self.site)), message)]
 
     # ---- vote --------------------------------------------------------------------
@@ -409,14 +385,7 @@ class Coordination:
             return []
         self._enter("commit", now, math.inf)
         equal = [self._votes[s] for s in sorted(self._votes) if _key(self._votes[s].body) == winner]
-        certificate = pb.Certificate(
-            attempt=self.attempt, body=equal[0].body, unix_ms=self.unix_ms()
-        )
-        for vote in equal:
-            copy = pb.Vote()
-            copy.CopyFrom(vote)
-            copy.ClearField("body")
-            certificate.votes.append(copy)
+        certificate = certificate_of(self.attempt, equal, self.unix_ms())
         commit = pb.Commit(certificate=certificate, report=self._report(equal))
         return [do.Send(site, commit) for site in self.manifest.enabled_ids]
 
@@ -466,14 +435,20 @@ class Coordination:
                 raise AttemptFails("the sum was not finished in time")
             self._extended = True
             self.deadline = now + self.timing.phase(self.attempt)
-            self._asked = tuple(sorted(self._added))
+            self._gathered.cut_off()
             return self._finish()
         silent = sorted(set(self.manifest.enabled_ids) - set(self._votes))
         raise AttemptFails(f"no majority of votes in time; none came from {', '.join(silent)}")
 
     def contributors(self) -> tuple[str, ...]:
         """Whose updates are in the sum so far."""
-        return tuple(sorted(self._added))
+        return tuple(sorted(self._updates.added)) if self._updates else ()
+
+    @property
+    def _gathered(self) -> Gathering:
+        if self._updates is None:
+            raise AssertionError(f"phase {self.phase} without a plan")
+        return self._updates
 
     @property
     def participants(self) -> list[str]:
@@ -515,10 +490,6 @@ class Coordination:
 
     def _others(self) -> list[str]:
         return [site for site in self.manifest.enabled_ids if site != self.site]
-
-
-def _scales(message: pb.Trained) -> tuple[int, ...]:
-    return tuple(message.scale_exponents)
 
 
 def _key(body: pb.VoteBody) -> bytes:

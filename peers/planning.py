@@ -1,0 +1,50 @@
+"""What the coordinator of an attempt plans: who takes part, and on which scale. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from peers import privacy
+from peers.roles import next_after
+from proto import federation_pb2 as pb
+
+
+def make_plan(
+    frame: pb.Plan,
+    coordinator: str,
+    willing: Mapping[str, pb.Promise],
+    head: pb.Certificate | None,
+) -> pb.Plan:
+    """``frame`` says round, attempt, parent and training; the rest follows from the promises.
+
+    ``willing``: the promises of the sites that take part; ``head``: the certificate of
+    the round before, which noise may depend on.
+    """
+    training = frame.training
+    plan = pb.Plan()
+    plan.CopyFrom(frame)
+    plan.participants.extend(
+        pb.Participant(
+            site=site,
+            num_examples=min(willing[site].num_examples, training.max_num_examples),
+            certificate=willing[site].certificate,
+        )
+        for site in sorted(willing)
+    )
+    plan.key_dealer = next_after(coordinator, sorted(willing))
+    plan.noise_multiplier, plan.clip_norm = privacy.of_round(training, frame.round, head)
+    return plan
+
+
+def common_scale(plan: pb.Plan, reports: Mapping[str, pb.Trained]) -> tuple[int, ...]:
+    """One fixed-point scale for all: the largest exponent of each group.
+
+    Raises ValueError when the reports can't belong to the same plan.
+    """
+    told = {tuple(report.scale_exponents) for report in reports.values()}
+    lengths = {len(exponents) for exponents in told}
+    if len(lengths) != 1:
+        raise ValueError(f"sites report different numbers of parameter groups: {lengths}")
+    if plan.noise_multiplier and len(told) != 1:
+        raise ValueError("sites differ about the scale of the same noise: update them")
+    return tuple(max(column) for column in zip(*told, strict=True))
