@@ -242,6 +242,7 @@ class TrainingSettings(Section):
     temperature: float = Field(0.05, ge=0.001, le=10)
     hard_negatives: int = Field(4, ge=0, le=64)
     bits: Literal[8, 12, 16] = 16
+    mode: Literal["ckks", "masking"] = "ckks"
     min_participants: int = Field(3, ge=2, le=256)
     max_num_examples: int = Field(100_000, ge=1, le=1_000_000_000)
 

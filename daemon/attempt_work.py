@@ -19,11 +19,12 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon import round_crypto
+from daemon import round_crypto, round_masking
 from daemon.exchange import Folders
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import TrainingOptions
+from daemon.masking_work import MaskingWork, masking_terms
 from daemon.privacy import PrivacyBudget
 from daemon.progress import ProgressBoard
 from daemon.round_crypto import sealing_context
@@ -32,6 +33,7 @@ from daemon.versions import ShapeManifest
 from daemon.workers import Worker
 from peers import effects as do
 from peers.frames import Received
+from peers.masking_steps import is_masked
 from peers.messages import RemoteProtocolError
 from peers.privacy import terms_of
 from peers.roles import key_holders
@@ -97,6 +99,9 @@ class AttemptWork:
         self._send = send
         self._push = push
         self._held = Held(0, 0, folders.spool / "none")
+        self._masking = MaskingWork(
+            identity=identity, trust=trust, crypto=crypto, shapes=shapes, feed=feed
+        )
 
     @property
     def plan(self) -> pb.Plan | None:
@@ -110,6 +115,7 @@ class AttemptWork:
     def renew(self, identity: Identity, trust: Trust) -> None:
         """The operator installed a new certificate."""
         self._identity, self._trust = identity, trust
+        self._masking.renew(identity, trust)
 
     async def begin(self, round_: int, attempt: int) -> Held | None:
         """Another attempt begins; returns what is held of the one before, for `forget`."""
@@ -122,7 +128,8 @@ class AttemptWork:
     async def forget(self, old: Held) -> None:
         """Wipe an attempt's keys from the crypto worker, its blobs from the disk."""
         if old.plan is not None:
-            await self._crypto.run(round_crypto.forget, old.round, old.attempt)
+            forget = round_masking.forget if is_masked(old.plan) else round_crypto.forget
+            await self._crypto.run(forget, old.round, old.attempt)
         await asyncio.to_thread(shutil.rmtree, old.folder, True)
 
     async def arrived(self, sender: str, name: pb.BlobName, blob: Received) -> None:
@@ -194,6 +201,21 @@ class AttemptWork:
             await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
         await self._feed(do.ContextHeld(*at))
 
+    # ---- masking -----------------------------------------------------------------
+
+    async def mask(self, effect: do.Mask) -> None:
+        """A participant's step of masking."""
+        await self._masking.mask(effect, self._plan)
+
+    async def start_masked_sum(self, effect: do.StartMaskedSum) -> None:
+        """The coordinator begins a masked sum."""
+        await self._masking.start_sum(effect)
+
+    async def unmask(self, effect: do.Unmask) -> None:
+        """The coordinator opens the sum; what it sends on, it applies itself."""
+        self._held.sum_digest = digest = await self._masking.unmask(effect, self._sum_path)
+        await self._feed(do.Unmasked(effect.round, effect.attempt, digest))
+
     # ---- train -------------------------------------------------------------------
 
     async def train(self, effect: do.Train) -> None:
@@ -240,16 +262,17 @@ class AttemptWork:
     # ---- encrypt, aggregate --------------------------------------------------------
 
     async def encrypt_update(self, effect: do.EncryptUpdate) -> None:
-        """Quantise to the common scale, encrypt, and bring it to the coordinator.
+        """Quantise to the common scale, encrypt or mask, and bring it to the coordinator.
 
         Booked first: from here on the update counts as told, whatever becomes of it.
         """
         plan = self._plan
+        masked = is_masked(plan)
         terms = terms_of(plan)
         await self._privacy.spend(effect.round, effect.attempt, terms)
         own = self._held.folder / f"encrypted-{self._identity.site_id}.bin"
         await self._crypto.run(
-            round_crypto.encrypt_update,
+            round_masking.mask_update if masked else round_crypto.encrypt_update,
             effect.round,
             effect.attempt,
             self._update_path,
@@ -273,8 +296,9 @@ class AttemptWork:
         """Add an update that is here; a malformed one is refused and leaves the sum as it was."""
         at = (effect.round, effect.attempt)
         path = self._held.folder / f"encrypted-{effect.site}.bin"
+        add = round_masking.add_update if is_masked(self._plan) else round_crypto.add_update
         try:
-            await self._crypto.run(round_crypto.add_update, *at, effect.site, path)
+            await self._crypto.run(add, effect.round, effect.attempt, effect.site, path)
         except CryptoError as error:
             log.warning("update refused", peer=effect.site, cause=str(error))
             await self._feed(do.UpdateRefused(*at, effect.site, str(error)))
@@ -284,8 +308,12 @@ class AttemptWork:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def finish_sum(self, effect: do.FinishSum) -> None:
-        """Write the encrypted sum."""
+        """Write the encrypted sum; a masked one is only closed, and opened later."""
         at = (effect.round, effect.attempt)
+        if is_masked(self._plan):
+            await self._crypto.run(round_masking.finish_sum, *at)
+            await self._feed(do.SumFinished(*at, b""))
+            return
         written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
         await self._feed(do.SumFinished(*at, written.digest))
 
@@ -311,11 +339,8 @@ class AttemptWork:
     async def apply_sum(self, effect: do.ApplySum) -> None:
         """Decrypt the sum and apply it to the parent: a new version on this disk."""
         if self._held.sum_digest != effect.sum_digest:
-            raise RemoteProtocolError("the encrypted sum is not the one that was announced")
-        applied = await self._crypto.run(
-            round_crypto.apply_sum,
-            effect.round,
-            effect.attempt,
+            raise RemoteProtocolError("the sum is not the one that was announced")
+        common = (
             self._sum_path,
             self._shapes.sizes,
             list(effect.scale_exponents),
@@ -325,6 +350,13 @@ class AttemptWork:
             self._folders.versions,
             self._summed(effect),
         )
+        if is_masked(self._plan):
+            masks = masking_terms(self._plan, self._identity.federation_id, self._shapes)
+            applied = await self._crypto.run(round_masking.apply_sum, masks, *common)
+        else:
+            applied = await self._crypto.run(
+                round_crypto.apply_sum, effect.round, effect.attempt, *common
+            )
         self._held.next_clip_norm = applied.next_clip_norm
         await self._feed(
             do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)

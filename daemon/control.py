@@ -141,6 +141,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
     def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
         """The plan asked for; what it leaves open comes from this site's settings."""
         settings = self._around.training
+        mode = pb.MASKING if settings.mode == "masking" else pb.CKKS
         return pb.TrainingPlan(
             adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
             local_epochs=wanted.local_epochs or settings.local_epochs,
@@ -152,6 +153,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             bits=wanted.bits or settings.bits,
             min_participants=wanted.min_participants or settings.min_participants,
             max_num_examples=wanted.max_num_examples or settings.max_num_examples,
+            mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
         )
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:

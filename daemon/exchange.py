@@ -23,6 +23,7 @@ from typing import Protocol
 
 import structlog
 
+from crypto.keystream import Ring
 from crypto.parameters import choose_parameters
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.collection import Collection
@@ -44,6 +45,7 @@ from peers.certificate_file import (
 )
 from peers.certificates import CertificateError
 from peers.manifest import ManifestError
+from peers.masking_steps import is_masked
 from peers.messages import BlobUnknown, PeerError, RemoteProtocolError
 from peers.protocol import Protocol as RoundProtocol
 from peers.transport import Transport
@@ -375,8 +377,11 @@ def too_large(
         return None  # keys: bounded by their kind (peers/messages.py)
     if plan is None:
         return "the attempt is only beginning here"
-    parameters = choose_parameters(len(plan.participants), plan.training.bits)
-    most = largest_size(parameters, shapes.total + FRACTION_INTEGERS)
+    contributors, values = len(plan.participants), shapes.total + FRACTION_INTEGERS
+    if is_masked(plan):
+        most = Ring(plan.training.bits, contributors).size(values)
+    else:
+        most = largest_size(choose_parameters(contributors, plan.training.bits), values)
     if size <= most:
         return None
     return f"{size} bytes are more than the {most} that a vector of this plan can have"

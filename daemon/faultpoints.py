@@ -33,10 +33,13 @@ _EFFECTS = (
     "persist",
     "beginattempt",
     "dealkey",
+    "mask",
+    "startmaskedsum",
     "train",
     "encryptupdate",
     "addupdate",
     "finishsum",
+    "unmask",
     "sendsum",
     "applysum",
     "signvote",
@@ -60,6 +63,8 @@ _BODIES = (
     "vote",
     "commit",
     "attemptfailed",
+    "maskingorder",
+    "maskinganswer",
 )
 _WRITES = ("version:write", "version:rename", "version:renamed", "version:synced", "privacy:booked")
 

@@ -289,6 +289,7 @@ class Daemon:
             own_certificate=membership.identity.certificate_der,
             policy=Policy(
                 min_participants=settings.training.min_participants,
+                masking_only=settings.training.mode == "masking",
                 max_local_epochs=settings.training.max_local_epochs,
                 privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
                 colluders=settings.privacy.colluders,

@@ -255,6 +255,10 @@ class Node:
                 self._work.plan = plan
             case do.DealKey():
                 self._start(effect, effect.plan, "key", self._work.deal_key(effect))
+            case do.Mask():
+                self._start(effect, effect, "mask", self._work.mask(effect))
+            case do.StartMaskedSum():
+                self._start(effect, effect.plan, "key", self._work.start_masked_sum(effect))
             case do.Train():
                 self._work.plan = effect.plan
                 self._start(effect, effect.plan, "train", self._work.train(effect))
@@ -264,6 +268,8 @@ class Node:
                 self._start(effect, effect, "aggregate", self._work.add_update(effect))
             case do.FinishSum():
                 self._start(effect, effect, "aggregate", self._work.finish_sum(effect))
+            case do.Unmask():
+                self._start(effect, effect, "unmask", self._work.unmask(effect))
             case do.SendSum():
                 self._start(effect, effect.apply, "aggregate", self._work.send_sum(effect))
             case do.ApplySum():
@@ -415,6 +421,8 @@ class Node:
         | do.AddUpdate
         | do.FinishSum
         | do.ApplySum
+        | do.Mask
+        | do.Unmask
         | pb.Plan
         | pb.Apply
         | pb.BlobName,

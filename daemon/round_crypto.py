@@ -191,26 +191,40 @@ def encrypt_update(
     """
     held = _held(round, attempt)
     bits = held.parameters.packing.bits
-    delta, loss = _read_update(update_path, sizes)
-    check_exponents(sizes, exponents)
-    integers: Int32 | Int64
-    if noise is not None:
-        residual_path = None
-        mechanism = _agreed_mechanism(noise, bits, exponents)
-        integers = _noised(clipped_integers(delta, loss, weight, bits, mechanism), mechanism)
-    else:
-        delta = _with_residual(delta, residual_path)
-        if residual_path is None:
-            _check_scale(scale_exponents(delta, sizes, weight), exponents)
-        integers = _quantised(delta, loss, sizes, weight, exponents, bits)
+    integers = integers_of(update_path, sizes, weight, exponents, bits, residual_path, noise)
     blocks = (
         held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
     )
-    blob = write_encrypted(out_path, held.parameters, integers.size, blocks)
+    return write_encrypted(out_path, held.parameters, integers.size, blocks)
+
+
+def integers_of(
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+    residual_path: Path | None,
+    noise: NoiseTerms | None,
+) -> Int32 | Int64:
+    """This site's update as the integers that are hidden and added, whatever hides them.
+
+    Of the shared delta, and two of the loss. Arguments, the residual that is written
+    and errors as in `encrypt_update`.
+    """
+    delta, loss = _read_update(update_path, sizes)
+    check_exponents(sizes, exponents)
+    if noise is not None:
+        mechanism = _agreed_mechanism(noise, bits, exponents)
+        return _noised(clipped_integers(delta, loss, weight, bits, mechanism), mechanism)
+    delta = _with_residual(delta, residual_path)
+    if residual_path is None:
+        _check_scale(scale_exponents(delta, sizes, weight), exponents)
+    integers = _quantised(delta, loss, sizes, weight, exponents, bits)
     if residual_path is not None:
         sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
         _write_residual(residual_path, (delta - sent).astype(np.float32))
-    return blob
+    return integers
 
 
 def _quantised(
@@ -296,14 +310,39 @@ def apply_sum(
             f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
         )
     integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    return apply_integers(
+        integers,
+        sizes,
+        exponents,
+        packing.bits,
+        total_weight,
+        parent_digest,
+        shape_digest,
+        versions,
+        summed,
+    )
+
+
+def apply_integers(
+    integers: Int64,
+    sizes: Sequence[int],
+    exponents: Sequence[int],
+    bits: int,
+    total_weight: float,
+    parent_digest: bytes,
+    shape_digest: bytes,
+    versions: Path,
+    summed: Summed | None,
+) -> Applied:
+    """Make the new version from the exact sum of integers; errors as in `apply_sum`."""
     shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
-    mechanism = _agreed_mechanism(summed.terms, packing.bits, exponents) if summed else None
-    step: Float64 = dequantise_sum(shared, sizes, exponents, packing.bits)
+    mechanism = _agreed_mechanism(summed.terms, bits, exponents) if summed else None
+    step: Float64 = dequantise_sum(shared, sizes, exponents, bits)
     step /= total_weight
     step += read_version(versions, parent_digest, shape_digest)
     digest, _ = write_version(versions, shape_digest, step.astype(np.float32))
     if summed is None or mechanism is None:
-        loss = dequantise_fraction_sum(int(units), int(rest), packing.bits)
+        loss = dequantise_fraction_sum(int(units), int(rest), bits)
         return Applied(digest, LOSS_BOUND * loss / total_weight)
     mean_loss = loss_of_sum(int(units), total_weight, mechanism)
     if not summed.quantile:

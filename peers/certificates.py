@@ -95,7 +95,12 @@ def certificate_of(attempt: int, votes: Sequence[pb.Vote], unix_ms: int) -> pb.C
 
 
 def plan_digest(plan: pb.TrainingPlan) -> bytes:
-    """SHA-256 (32 bytes) of a training plan, over its fields in order of their numbers."""
+    """SHA-256 (32 bytes) of a training plan, over its fields in order of their numbers.
+
+    What a plan does not use is not in its digest, so that the certificates of a time
+    when there was no such thing still stand. No two plans pack to the same bytes: each
+    optional part has a length of its own, and no two sets of parts have the same.
+    """
     packed = struct.pack(
         ">iIIddIQIIQ",
         plan.adapt,
@@ -109,7 +114,7 @@ def plan_digest(plan: pb.TrainingPlan) -> bytes:
         plan.min_participants,
         plan.max_num_examples,
     )
-    if plan.HasField("privacy"):  # without it the digest is what it was before there was any
+    if plan.HasField("privacy"):
         privacy = plan.privacy
         packed += struct.pack(
             ">dddddQId",
@@ -122,6 +127,8 @@ def plan_digest(plan: pb.TrainingPlan) -> bytes:
             privacy.colluders,
             privacy.clip_quantile,
         )
+    if plan.mode != pb.CKKS:
+        packed += struct.pack(">4si", b"mode", plan.mode)
     return hashlib.sha256(_PLAN + packed).digest()
 
 

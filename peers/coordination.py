@@ -2,7 +2,7 @@
 
 The phases, in order:
 
-    prepare -> plan -> train -> aggregate -> apply -> vote -> (commit)
+    prepare -> plan -> train -> aggregate -> (unmask) -> apply -> vote -> (commit)
 
 * prepare ends with a majority of the *manifest*, never of the responders. If a
   promise carries an accepted value, that value is proposed again and everything
@@ -14,7 +14,8 @@ The phases, in order:
 * vote ends with equal votes of a majority of the manifest.
 
 The coordinator never holds the round's secret key: key holders are the
-participants without it (docs/decisions/0001).
+participants without it (docs/decisions/0001). In masking mode there is no key; the
+steps that take its place, and the phase unmask, are those of peers/masking_steps.py.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from peers import effects as do
 from peers.certificates import certificate_of
 from peers.gathering import Gathering
 from peers.manifest import FederationManifest
+from peers.masking_steps import MaskingSteps, is_masked
 from peers.messages import RemoteProtocolError, one_line
 from peers.planning import common_scale, make_plan
 from peers.roles import key_holders, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
-Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote
+Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote | pb.MaskingAnswer
 
 
 class AttemptFails(Exception):
@@ -65,6 +67,7 @@ class Coordination:
     _refusals: dict[str, str] = field(default_factory=dict)
     _behind: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, pb.PlanAnswer] = field(default_factory=dict)
+    _masking: MaskingSteps | None = None
     _trained: dict[str, pb.Trained] = field(default_factory=dict)
     _context_held: bool = False
     _updates: Gathering | None = None
@@ -89,14 +92,16 @@ class Coordination:
                 return self.plan_answered(sender, message, now)
             case pb.Trained():
                 return self.trained(sender, message, now)
+            case pb.MaskingAnswer():
+                return self.masking_answered(sender, message, now)
             case pb.Vote():
                 return self.voted(message, now)
 
     def worked(self, event: do.Worked, now: float) -> list[do.Effect]:
         """Our own work for this attempt is done, or failed."""
         match event:
-            case do.ContextHeld():
-                return self.context_held(now)
+            case do.ContextHeld():  # in masking mode it tells of our own shares, as a participant
+                return [] if self._masking else self.context_held(now)
             case do.UpdateArrived():
                 return self.update_arrived(event.site)
             case do.UpdateAdded():
@@ -105,7 +110,9 @@ class Coordination:
                 return self.update_refused(event.site, event.reason)
             case do.SumFinished():
                 return self.sum_finished(event.sum_digest, now)
-            case do.WorkFailed(phase="key" | "aggregate"):
+            case do.Unmasked():
+                return self._hand_out(event.sum_digest, now) if self.phase == "unmask" else []
+            case do.WorkFailed(phase="key" | "aggregate" | "unmask"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
         return []
 
@@ -145,6 +152,8 @@ class Coordination:
             return self._refused_before_scale(sender, reason, now)
         if self.phase == "aggregate" and self.expects_update(sender):
             return self.update_refused(sender, reason)
+        if self.phase == "unmask":
+            return self._masking_without(sender, now)
         if self.phase in ("apply", "vote") and self.plan is not None:
             return self._refused_to_apply(sender)
         return []
@@ -155,7 +164,8 @@ class Coordination:
         if sender not in self.participants:
             return []
         self._trained[sender] = pb.Trained(failed=True, reason=reason)
-        return self._all_planned(now) or self._scale_if_all_trained(now)
+        masking = self._masking_without(sender, now)
+        return [*masking, *(self._all_planned(now) or self._scale_if_all_trained(now))]
 
     def _refused_to_apply(self, sender: str) -> list[do.Effect]:
         """It can still fetch the version and vote, if another holder makes it."""
@@ -221,6 +231,7 @@ class Coordination:
             self.head_certificate,
         )
         self._updates = Gathering(self.plan)
+        self._masking = MaskingSteps(self.plan) if is_masked(self.plan) else None
         self._enter("plan", now, self.timing.phase(self.attempt))
         plans = [do.Send(site, self.plan) for site in sorted(self._promises)]
         return [do.Coordinate(self.plan), *plans]
@@ -234,6 +245,7 @@ class Coordination:
             self._refusals[sender] = answer.reason
             if sender == self.plan.key_dealer:
                 raise AttemptFails(f"the key dealer {sender} declined the plan: {answer.reason}")
+            return [*self._masking_without(sender, now), *self._all_planned(now)]
         return self._all_planned(now)
 
     def _all_planned(self, now: float) -> list[do.Effect]:
@@ -263,6 +275,48 @@ class Coordination:
             self._phases.append(("key", now - self._phase_began))
         return self._scale_if_all_trained(now)
 
+    # ---- masking -----------------------------------------------------------------
+
+    def masking_answered(
+        self, sender: str, answer: pb.MaskingAnswer, now: float
+    ) -> list[do.Effect]:
+        """A participant has done its step of masking."""
+        if self._masking is None or not self._masking.answered(sender, answer):
+            return []
+        return self._masking_on(now)
+
+    def _masking_without(self, sender: str, now: float) -> list[do.Effect]:
+        """A site is out of the attempt: its step is not waited for."""
+        if self._masking is None:
+            return []
+        self._masking.gone(sender)
+        return self._masking_on(now)
+
+    def _masking_on(self, now: float) -> list[do.Effect]:
+        """When all have answered: pass it on. With enough of them, the rest gets a moment."""
+        steps = self._masking
+        if steps is None:
+            return []
+        if steps.complete:
+            return self._pass_on(steps, now)
+        if self.phase == "unmask" and steps.heard >= steps.threshold:
+            self.deadline = min(self.deadline, now + self.timing.straggler(self.attempt))
+        return []
+
+    def _pass_on(self, steps: MaskingSteps, now: float) -> list[do.Effect]:
+        step = "" if steps.step is None else pb.MaskingStep.Name(steps.step).lower()
+        if steps.heard < steps.threshold:
+            raise AttemptFails(
+                f"{steps.heard} sites have answered masking's {step or 'last'} step, "
+                f"{steps.threshold} must{self._why_not()}"
+            )
+        effects = steps.pass_on()
+        if self.phase != "plan":
+            self.deadline = now + self.timing.phase(self.attempt)
+        if step == "shares":
+            return [*effects, *self.context_held(now)]
+        return effects
+
     # ---- train -------------------------------------------------------------------
 
     def trained(self, sender: str, message: pb.Trained, now: float) -> list[do.Effect]:
@@ -286,6 +340,8 @@ class Coordination:
         if not self._context_held:
             raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
         reports = {site: m for site, m in self._trained.items() if not m.failed}
+        if self._masking is not None:  # who has shared no secrets can't be in the sum
+            reports = {s: m for s, m in reports.items() if s in self._masking.sharers}
         self._need(len(reports), "have trained")
         try:
             exponents = common_scale(self._plan, reports)
@@ -334,12 +390,20 @@ class Coordination:
         return self._gathered.finish()
 
     def sum_finished(self, digest: bytes, now: float) -> list[do.Effect]:
-        """The encrypted sum is written: to the key holders with it."""
+        """The sum is written: to the key holders with it. A masked one is opened first."""
         if self.phase != "aggregate":
             return []
+        if self._masking is not None:
+            self._enter("unmask", now, self.timing.phase(self.attempt))
+            return self._masking.conclude(self._gathered.added, self._promises)
+        return self._hand_out(digest, now)
+
+    def _hand_out(self, digest: bytes, now: float) -> list[do.Effect]:
         self._enter("apply", now, self.timing.phase(self.attempt))
         message = self._gathered.apply_message(digest)
-        return [do.SendSum(tuple(key_holders(self._plan, self.site)), message)]
+        holders = key_holders(self._plan, self.site)
+        sending = do.SendSum(tuple(site for site in holders if site != self.site), message)
+        return [sending, *(do.Send(site, message) for site in holders if site == self.site)]
 
     # ---- vote --------------------------------------------------------------------
 
@@ -423,12 +487,19 @@ class Coordination:
         if self.phase == "plan":
             heard = {site: answer.accepted for site, answer in self._answers.items()}
             heard |= {site: not message.failed for site, message in self._trained.items()}
-            for site in set(self.participants) - heard.keys():
-                self._refusals[site] = "did not answer the plan"
+            absent = sorted(set(self.participants) - heard.keys())
+            self._refusals |= dict.fromkeys(absent, "did not answer the plan")
             self._need(sum(heard.values()), "took the plan")
-            return self._begin_training(now)
+            left = [e for site in absent for e in self._masking_without(site, now)]
+            return [*left, *self._begin_training(now)]
+        if self.phase == "train" and self._masking and not self._context_held:
+            return self._pass_on(self._masking, now)
         if self.phase == "train":
             return self._scale(now)
+        if self.phase == "unmask" and self._masking and self._masking.step is not None:
+            return self._pass_on(self._masking, now)
+        if self.phase == "unmask":
+            raise AttemptFails("the masked sum was not opened in time")
         if self.phase == "aggregate":
             # A site whose update is not in the sum by now is no contributor.
             if self._extended:
@@ -466,7 +537,8 @@ class Coordination:
         self.phase, self._phase_began, self.deadline = phase, now, now + allowance
 
     def _need(self, count: int, what: str) -> None:
-        minimum = max(2, self._plan.training.min_participants)
+        masked = self._masking.threshold if self._masking else 2
+        minimum = max(masked, self._plan.training.min_participants)
         if count < minimum:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 

@@ -32,6 +32,8 @@ Body = (
     | pb.Vote
     | pb.Commit
     | pb.AttemptFailed
+    | pb.MaskingOrder
+    | pb.MaskingAnswer
 )
 
 
@@ -164,6 +166,20 @@ class SumFinished(Worked):
 
 
 @dataclass(frozen=True)
+class Masked(Worked):
+    """A step of masking is done at this site; what the coordinator shall know of it."""
+
+    answer: pb.MaskingAnswer
+
+
+@dataclass(frozen=True)
+class Unmasked(Worked):
+    """The masked sum is open and written; this is its digest."""
+
+    sum_digest: bytes
+
+
+@dataclass(frozen=True)
 class Applied(Worked):
     """The sum is decrypted and applied; the new version is on disk."""
 
@@ -223,6 +239,8 @@ Event = (
     | UpdateAdded
     | UpdateRefused
     | SumFinished
+    | Masked
+    | Unmasked
     | Applied
     | WorkFailed
     | VersionHere
@@ -275,6 +293,27 @@ class DealKey:
 
 
 @dataclass(frozen=True)
+class Mask:
+    """Do a participant's step of masking; without an order, make the attempt's keys.
+
+    Ends with `Masked`; the shares of the others end with `ContextHeld`.
+    """
+
+    round: int
+    attempt: int
+    order: pb.MaskingOrder | None
+
+
+@dataclass(frozen=True)
+class StartMaskedSum:
+    """The coordinator begins the sum of those who have shared their secrets."""
+
+    plan: pb.Plan
+    keys: pb.MaskingOrder
+    sharers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Train:
     """Train from the parent version; answer with `LocalTrained`."""
 
@@ -308,6 +347,17 @@ class FinishSum:
 
     round: int
     attempt: int
+
+
+@dataclass(frozen=True)
+class Unmask:
+    """Open the masked sum with these sites' shares, and write it."""
+
+    round: int
+    attempt: int
+    survivors: tuple[str, ...]
+    dropouts: tuple[str, ...]
+    opened: dict[str, pb.MaskingAnswer]
 
 
 @dataclass(frozen=True)
@@ -400,10 +450,13 @@ Effect = (
     | BeginAttempt
     | Coordinate
     | DealKey
+    | Mask
+    | StartMaskedSum
     | Train
     | EncryptUpdate
     | AddUpdate
     | FinishSum
+    | Unmask
     | SendSum
     | ApplySum
     | FetchVersion

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from peers import effects as do
 from peers.coordination import AttemptFails, Coordination
-from peers.participation import Participation
+from peers.participation import Order, Participation
 from peers.tenure import Tenure
 from proto import federation_pb2 as pb
 
@@ -45,18 +45,26 @@ def check_added(event: do.Worked, tenure: Tenure) -> None:
         raise AttemptFails(f"the update of {event.site} came into the sum, and {_why(tenure)}")
 
 
-def declined(
-    part: Participation, message: pb.Scale | pb.Apply, tenure: Tenure
-) -> list[do.Effect] | None:
-    """A key holder's no to a sum with an expelled site's update; None when there is none.
+def declined(part: Participation, message: Order, tenure: Tenure) -> list[do.Effect] | None:
+    """A site's no to a sum with an expelled site's update; None when there is none.
 
     Its coordinator has not heard of the expulsion yet.
     """
-    expelled = sorted(tenure.expelled & set(message.contributors))
-    if not expelled or isinstance(message, pb.Scale):
+    expelled = sorted(tenure.expelled & _in_the_sum(message))
+    if not expelled:
         return None
     reason = f"the sum has the update of {', '.join(expelled)}, and {_why(tenure)}"
     return part.failed(do.WorkFailed(message.round, message.attempt, "apply", reason))
+
+
+def _in_the_sum(message: Order) -> set[str]:
+    """Whose updates are in the sum that is to be opened."""
+    match message:
+        case pb.Apply():
+            return set(message.contributors)
+        case pb.MaskingOrder(step=pb.OUTCOME):
+            return {item.site for item in message.items}
+    return set()
 
 
 def _why(tenure: Tenure) -> str:

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 1
-FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "privacy")
+FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "masking", "privacy")
 
 
 try:
@@ -217,7 +217,10 @@ _CONTRIBUTORS = _each(_SITE, 2, MAX_SITES, ordered=True)
 _LOSS = _real(0.0, _LOSS_MAX, unknown=True)
 _CLIP_NORM = _real(1e-9, 1e9)
 _MULTIPLIER = _real(0.001, 1000.0)
-_PHASES = ("prepare", "plan", "key", "train", "encrypt", "aggregate", "apply", "vote", "commit")
+_PHASES = (
+    *("prepare", "plan", "key", "train", "encrypt"),
+    *("aggregate", "unmask", "apply", "vote", "commit"),
+)
 
 _VOTE: dict[str, Rule | _Part] = {
     "attempt": _ATTEMPT,
@@ -296,6 +299,7 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "bits": _one_of(8, 12, 16),
         "min_participants": _number(2, MAX_SITES),
         "max_num_examples": _number(1),
+        "mode": _one_of(pb.CKKS, pb.MASKING),
         "privacy": _Part("optional"),
     },
     pb.PrivacyPlan: {
@@ -344,7 +348,7 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "attempt": _ATTEMPT,
         "parent_digest": _DIGEST,
         "participants": _each(lambda path, value: _walk(value, path), 2, MAX_SITES),
-        "key_dealer": _SITE,
+        "key_dealer": _SITE_OR_NONE,
         "training": _Part(),
         "shape_digest": _DIGEST,
         "manifest_version": _COUNT,
@@ -365,6 +369,20 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "attempt": _ATTEMPT,
         "scale_exponents": _EXPONENTS,
         "contributors": _CONTRIBUTORS,
+    },
+    pb.MaskingItem: {"site": _SITE, "content": _octets(0, 176)},
+    pb.MaskingOrder: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "step": _one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
+        "items": _each(lambda path, value: _walk(value, path), 1, MAX_SITES),
+        "dropouts": _each(_SITE, 0, MAX_SITES, ordered=True),
+    },
+    pb.MaskingAnswer: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "step": _one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
+        "items": _each(lambda path, value: _walk(value, path), 1, MAX_SITES),
     },
     pb.Apply: {
         "round": _ROUND,
@@ -482,8 +500,40 @@ def _plan(path: str, plan: pb.Plan) -> None:
     clip_norm(f"{path}.clip_norm", plan.clip_norm)
     sites = [participant.site for participant in plan.participants]
     _ascending(f"{path}.participants", sites)
-    if plan.key_dealer not in sites:
+    if plan.training.mode == pb.MASKING:
+        if plan.key_dealer:
+            raise _refuse(f"{path}.key_dealer", _shown(plan.key_dealer), "none in masking mode")
+    elif plan.key_dealer not in sites:
         raise _refuse(f"{path}.key_dealer", _shown(plan.key_dealer), "one of the participants")
+
+
+# Bytes of an item, by who says it and step (proto/federation.proto).
+_ORDERED = {
+    pb.KEYS: _octets(97, 176),
+    pb.SHARES: _octets(82, 82),
+    pb.OUTCOME: _octets(0, 0),
+    pb.OPENING: _octets(1, 80),
+}
+_ANSWERED = {
+    pb.KEYS: _octets(97, 176),
+    pb.SHARES: _octets(82, 82),
+    pb.OUTCOME: _octets(1, 80),
+    pb.OPENING: _octets(33, 33),
+}
+
+
+def _masking_order(path: str, order: pb.MaskingOrder) -> None:
+    _ascending(f"{path}.items", [item.site for item in order.items])
+    for position, item in enumerate(order.items):
+        _ORDERED[order.step](f"{path}.items[{position}].content", item.content)
+    if order.dropouts and order.step != pb.OUTCOME:
+        raise _refuse(f"{path}.dropouts", "set", "dropouts with an outcome only")
+
+
+def _masking_answer(path: str, answer: pb.MaskingAnswer) -> None:
+    _ascending(f"{path}.items", [item.site for item in answer.items])
+    for position, item in enumerate(answer.items):
+        _ANSWERED[answer.step](f"{path}.items[{position}].content", item.content)
 
 
 def _trained(path: str, trained: pb.Trained) -> None:
@@ -501,6 +551,8 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.TrainingPlan: _training_plan,
     pb.Plan: _plan,
     pb.Trained: _trained,
+    pb.MaskingOrder: _masking_order,
+    pb.MaskingAnswer: _masking_answer,
 }
 
 

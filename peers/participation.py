@@ -2,6 +2,9 @@
 
     plan -> (key) -> train -> encrypt -> apply -> vote
 
+In masking mode the key's place is taken by keys and shares, and between the update
+and the sum the site helps to open it (peers/masking_steps.py); then all apply.
+
 The round's context may come before or after training is done, so encryption
 begins when both are here and the coordinator has told the common scale. Key
 holders are the participants other than the coordinator; only they apply.
@@ -14,9 +17,12 @@ from dataclasses import dataclass
 from crypto.privacy import LARGEST_MULTIPLIER
 from peers import effects as do
 from peers.manifest import FederationManifest
+from peers.masking_steps import MaskingPart, is_masked
 from peers.messages import RemoteProtocolError, one_line
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
+
+Order = pb.Scale | pb.Apply | pb.MaskingOrder
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Policy:
     privacy_required: bool = False
     colluders: int = 0
     max_noise: float = LARGEST_MULTIPLIER
+    masking_only: bool = False
 
     def objection(self, training: pb.TrainingPlan) -> str:
         """Why this site declines such training; empty when it does not."""
@@ -41,6 +48,8 @@ class Policy:
                 f"the plan asks for {training.local_epochs} local epochs, this site allows "
                 f"{self.max_local_epochs} (training.max_local_epochs)"
             )
+        if self.masking_only and training.mode != pb.MASKING:
+            return "the plan encrypts updates, this site only masks them (training.mode)"
         if training.HasField("privacy"):
             return self._objection_to_noise(training.privacy)
         if self.privacy_required:
@@ -77,6 +86,11 @@ class Participation:
     _scale: pb.Scale | None = None
     _encrypting: bool = False
     _apply: pb.Apply | None = None
+    _masking: MaskingPart | None = None
+
+    def __post_init__(self) -> None:
+        if is_masked(self.plan):
+            self._masking = MaskingPart(self.site, self.plan)
 
     def objection(
         self, head_digest: bytes, shape_digest: bytes, manifest: FederationManifest
@@ -89,7 +103,8 @@ class Participation:
             return f"the plan is for manifest {self.plan.manifest_version}"
         if not participants <= set(manifest.enabled_ids):
             return "the plan names participants that the manifest does not"
-        if self.plan.key_dealer == self.coordinator or self.plan.key_dealer not in participants:
+        dealer, others = self.plan.key_dealer, participants - {self.coordinator}
+        if dealer not in ({""} if self._masking else others):
             return "the key dealer must be a participant other than the coordinator"
         if len(participants) < max(2, self.plan.training.min_participants):
             return "the plan has fewer participants than it says it needs"
@@ -110,9 +125,11 @@ class Participation:
         """Local work is done, or failed."""
         match event:
             case do.ContextHeld():
-                return self.key_arrived()
+                return [*self.key_arrived(), *(self._masking.done() if self._masking else [])]
             case do.LocalTrained():
                 return self.trained(event)
+            case do.Masked() if self._masking:
+                return [do.Send(self.coordinator, event.answer), *self._masking.done()]
             case do.WorkFailed():
                 return self.failed(event)
         return []
@@ -123,6 +140,8 @@ class Participation:
         if self.site == self.plan.key_dealer:
             effects.append(do.DealKey(self.plan, self.coordinator))
         effects.append(do.Train(self.plan, weights(self.plan)[self.site]))
+        if self._masking is not None:
+            effects += self._masking.begin()
         return [*effects, self._progress("train")]
 
     def decline(self, objection: str) -> list[do.Effect]:
@@ -163,8 +182,10 @@ class Participation:
             self._progress("waiting", message=f"this site failed to {reason}"),
         ]
 
-    def ordered(self, message: pb.Scale | pb.Apply) -> list[do.Effect]:
+    def ordered(self, message: Order) -> list[do.Effect]:
         """The coordinator says what comes next."""
+        if isinstance(message, pb.MaskingOrder):
+            return self._masking.ordered(message) if self._masking else []
         return self.scale(message) if isinstance(message, pb.Scale) else self.apply(message)
 
     # ---- encrypt ---------------------------------------------------------------
@@ -213,6 +234,8 @@ class Participation:
                 f"{self.coordinator} asks to decrypt a sum of {contributors}; "
                 f"the plan needs at least {needed} of its participants"
             )
+        if self._masking and self._masking.outcome not in ((), tuple(contributors)):
+            raise RemoteProtocolError(f"{self.coordinator} sends another sum than was opened")
         self._apply = message
         return [
             self._progress("apply", contributors=tuple(contributors)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from peers import privacy
+from peers.masking_steps import is_masked
 from peers.roles import next_after
 from proto import federation_pb2 as pb
 
@@ -31,7 +32,7 @@ def make_plan(
         )
         for site in sorted(willing)
     )
-    plan.key_dealer = next_after(coordinator, sorted(willing))
+    plan.key_dealer = "" if is_masked(plan) else next_after(coordinator, sorted(willing))
     plan.noise_multiplier, plan.clip_norm = privacy.of_round(training, frame.round, head)
     return plan
 

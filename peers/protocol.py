@@ -35,8 +35,9 @@ from peers.certificates import CertificateError
 from peers.coordination import Answer, AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
+from peers.masking_steps import is_beside_training
 from peers.messages import LocalProtocolError, RemoteProtocolError
-from peers.participation import Participation, Policy
+from peers.participation import Order, Participation, Policy
 from peers.patience import Patience
 from peers.roles import coordinator_of, led_until
 from peers.runs import RunRefused
@@ -229,7 +230,7 @@ class Protocol:
                     self._emit(do.Send(sender, self.run))  # it was away
             case pb.Prepare():
                 self._on_prepare(sender, body)
-            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote():
+            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote() | pb.MaskingAnswer():
                 self._on_answer(sender, body)
             case pb.Nack():
                 self._on_nack(body)
@@ -239,7 +240,7 @@ class Protocol:
                 self._on_ahead(sender, body)
             case pb.Plan():
                 self._on_plan(sender, body)
-            case pb.Scale() | pb.Apply():
+            case pb.Scale() | pb.Apply() | pb.MaskingOrder():
                 self._on_order(sender, body)
             case pb.Accept():
                 self._on_accept(sender, body)
@@ -502,13 +503,13 @@ class Protocol:
             if isinstance(event, do.UpdateAdded):
                 self._progress("aggregate", contributors=coordination.contributors())
 
-    def _on_order(self, sender: str, message: pb.Scale | pb.Apply) -> None:
+    def _on_order(self, sender: str, message: Order) -> None:
         """The attempt gets on; participants have something to do."""
         if self._current(sender, message.round, message.attempt):
             if self._part is not None:
                 no = expulsion.declined(self._part, message, self._tenure)
                 self._emit(*(self._part.ordered(message) if no is None else no))
-            self._renew_patience()
+            self._renew_patience(train=is_beside_training(message))
 
     # ---- vote --------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crypto.roster import smallest_threshold
 from peers.certificates import plan_digest
 from peers.manifest import FederationManifest
 from proto import federation_pb2 as pb
@@ -28,8 +29,21 @@ def next_after(site: str, candidates: Sequence[str]) -> str:
 
 
 def key_holders(plan: pb.Plan, coordinator: str) -> list[str]:
-    """Who may decrypt the sum: the participants without the coordinator."""
-    return [p.site for p in plan.participants if p.site != coordinator]
+    """Who may read the sum: the participants, in ckks mode without the coordinator.
+
+    In masking mode the coordinator opens the sum itself, and there is no key.
+    """
+    masked = plan.training.mode == pb.MASKING
+    return [p.site for p in plan.participants if masked or p.site != coordinator]
+
+
+def threshold_of(plan: pb.Plan) -> int:
+    """How many sites must open a masked sum, and be in it: one of them may lie.
+
+    t > (n + 1) / 2: the coordinator, itself a site, may say what it likes about who
+    dropped out and still reads no update (docs/decisions/0011).
+    """
+    return smallest_threshold(len(plan.participants), colluding=1)
 
 
 def weights(plan: pb.Plan) -> dict[str, float]:

@@ -40,9 +40,9 @@ class _BlobKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlobKind.Val
     SEALED_CONTEXT: _BlobKind.ValueType  # 2
     """key dealer -> one key holder, sealed for it; <= 8 MiB"""
     ENCRYPTED_UPDATE: _BlobKind.ValueType  # 3
-    """participant -> coordinator; <= 64 GiB"""
+    """participant -> coordinator, encrypted or masked; <= 64 GiB"""
     ENCRYPTED_SUM: _BlobKind.ValueType  # 4
-    """coordinator -> key holders; <= 64 GiB"""
+    """coordinator -> key holders (masking: participants, exact integers); <= 64 GiB"""
     MODEL_VERSION: _BlobKind.ValueType  # 5
     """any -> any; named by digest; <= 16 GiB"""
     CERTIFICATES: _BlobKind.ValueType  # 6
@@ -58,9 +58,9 @@ PUBLIC_CONTEXT: BlobKind.ValueType  # 1
 SEALED_CONTEXT: BlobKind.ValueType  # 2
 """key dealer -> one key holder, sealed for it; <= 8 MiB"""
 ENCRYPTED_UPDATE: BlobKind.ValueType  # 3
-"""participant -> coordinator; <= 64 GiB"""
+"""participant -> coordinator, encrypted or masked; <= 64 GiB"""
 ENCRYPTED_SUM: BlobKind.ValueType  # 4
-"""coordinator -> key holders; <= 64 GiB"""
+"""coordinator -> key holders (masking: participants, exact integers); <= 64 GiB"""
 MODEL_VERSION: BlobKind.ValueType  # 5
 """any -> any; named by digest; <= 16 GiB"""
 CERTIFICATES: BlobKind.ValueType  # 6
@@ -89,6 +89,56 @@ HEAD: Adapt.ValueType  # 1
 LORA: Adapt.ValueType  # 2
 """low-rank adapters inside the encoder"""
 Global___Adapt: _TypeAlias = Adapt  # noqa: Y015
+
+class _Mode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CKKS: _Mode.ValueType  # 0
+    """encrypted; only key holders can open the sum"""
+    MASKING: _Mode.ValueType  # 1
+    """masked; masks cancel in the sum, which everybody may read"""
+
+class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
+    """How updates are hidden on their way into the sum."""
+
+CKKS: Mode.ValueType  # 0
+"""encrypted; only key holders can open the sum"""
+MASKING: Mode.ValueType  # 1
+"""masked; masks cancel in the sum, which everybody may read"""
+Global___Mode: _TypeAlias = Mode  # noqa: Y015
+
+class _MaskingStep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MaskingStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MaskingStep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MASKING_STEP_UNSPECIFIED: _MaskingStep.ValueType  # 0
+    KEYS: _MaskingStep.ValueType  # 1
+    """public keys of the attempt"""
+    SHARES: _MaskingStep.ValueType  # 2
+    """sealed shares of both secrets"""
+    OUTCOME: _MaskingStep.ValueType  # 3
+    """who is in the sum"""
+    OPENING: _MaskingStep.ValueType  # 4
+    """shares of what opens it"""
+
+class MaskingStep(_MaskingStep, metaclass=_MaskingStepEnumTypeWrapper):
+    """One step of masking (crypto/masking.py), beside training or behind the sum."""
+
+MASKING_STEP_UNSPECIFIED: MaskingStep.ValueType  # 0
+KEYS: MaskingStep.ValueType  # 1
+"""public keys of the attempt"""
+SHARES: MaskingStep.ValueType  # 2
+"""sealed shares of both secrets"""
+OUTCOME: MaskingStep.ValueType  # 3
+"""who is in the sum"""
+OPENING: MaskingStep.ValueType  # 4
+"""shares of what opens it"""
+Global___MaskingStep: _TypeAlias = MaskingStep  # noqa: Y015
 
 @_typing.final
 class HelloRequest(_message.Message):
@@ -360,6 +410,8 @@ class Envelope(_message.Message):
     VOTE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FAILED_FIELD_NUMBER: _builtins.int
+    MASKING_ORDER_FIELD_NUMBER: _builtins.int
+    MASKING_ANSWER_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters; must equal the receiver's"""
     sender: _builtins.str
@@ -426,6 +478,14 @@ class Envelope(_message.Message):
     def attempt_failed(self) -> Global___AttemptFailed:
         """either way: the attempt is over, or this site leaves it"""
 
+    @_builtins.property
+    def masking_order(self) -> Global___MaskingOrder:
+        """coordinator -> participants, in masking mode"""
+
+    @_builtins.property
+    def masking_answer(self) -> Global___MaskingAnswer:
+        """answer to plan and masking order"""
+
     def __init__(
         self,
         *,
@@ -447,12 +507,14 @@ class Envelope(_message.Message):
         vote: Global___Vote | None = ...,
         commit: Global___Commit | None = ...,
         attempt_failed: Global___AttemptFailed | None = ...,
+        masking_order: Global___MaskingOrder | None = ...,
+        masking_answer: Global___MaskingAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed", "masking_order", "masking_answer"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -477,6 +539,7 @@ class TrainingPlan(_message.Message):
     MIN_PARTICIPANTS_FIELD_NUMBER: _builtins.int
     MAX_NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
     PRIVACY_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     adapt: Global___Adapt.ValueType
     """what is trained; must be the site's own setting"""
     local_epochs: _builtins.int
@@ -497,6 +560,8 @@ class TrainingPlan(_message.Message):
     """2 .. number of sites"""
     max_num_examples: _builtins.int
     """a site's weight counts at most this; >= 1"""
+    mode: Global___Mode.ValueType
+    """CKKS or MASKING; a site may refuse it"""
     @_builtins.property
     def privacy(self) -> Global___PrivacyPlan:
         """differential privacy; absent: none. Needs 16 bits"""
@@ -515,10 +580,11 @@ class TrainingPlan(_message.Message):
         min_participants: _builtins.int = ...,
         max_num_examples: _builtins.int = ...,
         privacy: Global___PrivacyPlan | None = ...,
+        mode: Global___Mode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "privacy", b"privacy", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "mode", b"mode", "privacy", b"privacy", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,7 +946,7 @@ class Plan(_message.Message):
     parent_digest: _builtins.bytes
     """32 bytes: the model version to train from"""
     key_dealer: _builtins.str
-    """a participant, not the coordinator"""
+    """a participant, not the coordinator; empty in masking mode"""
     shape_digest: _builtins.bytes
     """32 bytes: of the shared delta's shape manifest"""
     manifest_version: _builtins.int
@@ -1031,6 +1097,113 @@ class Scale(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Scale: _TypeAlias = Scale  # noqa: Y015
+
+@_typing.final
+class MaskingItem(_message.Message):
+    """What a step says of one site. KEYS: two public keys and a commitment, 32 bytes
+    each, then that site's signature. SHARES: 82 bytes, sealed for one receiver.
+    OUTCOME: the site's signature, or empty. OPENING: a signature, or a share of 33 bytes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id"""
+    content: _builtins.bytes
+    """as above; <= 176 bytes"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskingItem: _TypeAlias = MaskingItem  # noqa: Y015
+
+@_typing.final
+class MaskingOrder(_message.Message):
+    """The coordinator passes on what all have answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    DROPOUTS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    step: Global___MaskingStep.ValueType
+    """never unspecified"""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MaskingItem]:
+        """sorted by site. KEYS: everyone's; SHARES: from each site, for the"""
+
+    @_builtins.property
+    def dropouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """receiver; OUTCOME: who is in the sum; OPENING: signatures under OUTCOME
+        OUTCOME: who has shared secrets and is not in the sum; sorted
+        """
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        step: Global___MaskingStep.ValueType = ...,
+        items: _abc.Iterable[Global___MaskingItem] | None = ...,
+        dropouts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dropouts", b"dropouts", "items", b"items", "round", b"round", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskingOrder: _TypeAlias = MaskingOrder  # noqa: Y015
+
+@_typing.final
+class MaskingAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    step: Global___MaskingStep.ValueType
+    """never unspecified"""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MaskingItem]:
+        """sorted by site. KEYS and OUTCOME: the sender's; SHARES: for each other"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        step: Global___MaskingStep.ValueType = ...,
+        items: _abc.Iterable[Global___MaskingItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "items", b"items", "round", b"round", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskingAnswer: _TypeAlias = MaskingAnswer  # noqa: Y015
 
 @_typing.final
 class Apply(_message.Message):
@@ -1329,7 +1502,7 @@ class RoundReport(_message.Message):
     coordinator: _builtins.str
     """site id"""
     key_dealer: _builtins.str
-    """site id"""
+    """site id; empty in masking mode"""
     shared_values: _builtins.int
     """length of the exchanged vector"""
     mean_loss: _builtins.float
@@ -1375,7 +1548,7 @@ class PhaseTime(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """prepare, plan, key, train, encrypt, aggregate, apply, vote, commit"""
+    """prepare, plan, key, train, encrypt, aggregate, unmask, apply, vote, commit"""
     seconds: _builtins.float
     """wall clock at the coordinator; >= 0"""
     def __init__(

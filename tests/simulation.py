@@ -42,6 +42,7 @@ from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 from tests.scenarios.invariants import Disk, Watch
+from tests.simulated_masking import SimulatedMasking
 
 FEDERATION = "simulated"
 GENESIS = hashlib.sha256(b"genesis").digest()
@@ -81,7 +82,7 @@ class Clock:
         return (local - self.offset) / self.rate
 
 
-def plan(min_participants: int = 2) -> pb.TrainingPlan:
+def plan(min_participants: int = 2, mode: pb.Mode.ValueType = pb.CKKS) -> pb.TrainingPlan:
     """A training plan; its numbers mean nothing here."""
     return pb.TrainingPlan(
         adapt=pb.HEAD,
@@ -92,6 +93,7 @@ def plan(min_participants: int = 2) -> pb.TrainingPlan:
         bits=16,
         min_participants=min_participants,
         max_num_examples=1000,
+        mode=mode,
     )
 
 
@@ -115,6 +117,7 @@ class World:
         skewed: bool = False,
         record: bool = True,
         copies: bool = True,
+        mode: pb.Mode.ValueType = pb.CKKS,
     ) -> None:
         """``copies``: a receiver gets a message of its own, as over a network."""
         names = string.ascii_lowercase[:sites]
@@ -137,6 +140,8 @@ class World:
         self.disks: dict[str, Disk] = {}
         self.machines: dict[str, Protocol] = {}
         self.watch = Watch(self.disks, self.manifests)
+        self.masking = SimulatedMasking()
+        self._mode = mode
         self._copies = copies
         self._skewed = skewed
         self._machine = machine
@@ -164,7 +169,7 @@ class World:
     def train(self, name: str, rounds: int) -> None:
         """A person at a site asks for more rounds; refused if a run is under way there."""
         run = f"run-{self._sequence}-{rounds}"
-        self._feed(name, do.RunRequested(run, rounds, plan(self.min_participants)))
+        self._feed(name, do.RunRequested(run, rounds, plan(self.min_participants, self._mode)))
 
     def stop(self, name: str) -> None:
         """A person at a site stops the run."""
@@ -377,7 +382,12 @@ class World:
                 self._attempts[name] += 1
             case do.DealKey(deal_plan, coordinator):
                 self._work(name, "key", deal_plan, self._deal, name, deal_plan, coordinator)
+            case do.Mask():
+                self._work(name, "mask", effect, self._mask, name, effect)
+            case do.Unmask():
+                self._work(name, "unmask", effect, self._unmask, name, effect)
             case do.Train(train_plan):
+                self.masking.plans[train_plan.round, train_plan.attempt] = train_plan
                 done = do.LocalTrained(train_plan.round, train_plan.attempt, (1, 2))
                 self._work(name, "train", train_plan, self._feed, name, done)
             case do.EncryptUpdate():
@@ -390,6 +400,7 @@ class World:
                 finished = do.SumFinished(round_, attempt, digest)
                 self._work(name, "aggregate", effect, self._feed, name, finished)
             case do.SendSum(holders, apply):
+                self.watch.sent(name, apply, self.steps)
                 for holder in holders:
                     self._push_blob(name, holder, pb.ENCRYPTED_SUM, apply, self._send, apply)
             case do.ApplySum():
@@ -471,7 +482,13 @@ class World:
         self,
         name: str,
         phase: str,
-        at: pb.Plan | do.EncryptUpdate | do.AddUpdate | do.FinishSum | do.ApplySum,
+        at: pb.Plan
+        | do.EncryptUpdate
+        | do.AddUpdate
+        | do.FinishSum
+        | do.ApplySum
+        | do.Mask
+        | do.Unmask,
         done: Callable[..., None],
         *arguments: object,
     ) -> None:
@@ -501,6 +518,12 @@ class World:
 
     def _key(self, _dealer: str, holder: str, deal_plan: pb.Plan) -> None:
         self._feed(holder, do.ContextHeld(deal_plan.round, deal_plan.attempt))
+
+    def _mask(self, name: str, effect: do.Mask) -> None:
+        self._feed(name, self.masking.step(name, effect))
+
+    def _unmask(self, name: str, effect: do.Unmask) -> None:
+        self._feed(name, self.masking.unmask(effect))
 
     def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
         if effect.coordinator == name:

@@ -123,6 +123,15 @@ BODIES: dict[str, Callable[[], Message]] = {
     "apply": lambda: pb.Apply(
         round=1, contributors=["alpha", "beta"], sum_digest=DIGEST, scale_exponents=[0]
     ),
+    "masking_order": lambda: pb.MaskingOrder(
+        round=1,
+        step=pb.OUTCOME,
+        items=[pb.MaskingItem(site="alpha"), pb.MaskingItem(site="beta")],
+        dropouts=["gamma"],
+    ),
+    "masking_answer": lambda: pb.MaskingAnswer(
+        round=1, step=pb.SHARES, items=[pb.MaskingItem(site="beta", content=bytes(82))]
+    ),
     "accept": lambda: pb.Accept(round=1, value=vote_body()),
     "vote": vote,
     "commit": lambda: pb.Commit(certificate=certificate(), report=report()),
@@ -231,6 +240,19 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("trained", "scale_exponents[0]", -127, "scale_exponents[0] is -127"),
     ("scale", "contributors[0]", "gamma", "contributors is not in ascending order; expected"),
     ("scale", "contributors[0]", "beta", "contributors is not in ascending order"),
+    ("run", "plan.mode", 2, "run.plan.mode is 2; expected one of 0, 1"),
+    ("plan", "training.mode", pb.MASKING, "key_dealer is 'beta'; expected none in masking mode"),
+    ("plan", "key_dealer", "", "key_dealer is ''; expected one of the participants"),
+    ("masking_order", "step", 0, "masking_order.step is 0; expected one of 1, 2, 3, 4"),
+    ("masking_order", "step", pb.SHARES, "items[0].content is 0 bytes; expected 82 bytes"),
+    ("masking_order", "items[0].content", b"x", "items[0].content is 1 bytes; expected 0 bytes"),
+    ("masking_order", "items[1].site", "alpha", "items is not in ascending order"),
+    ("masking_order", "items[1].content", bytes(177), "content is 177 bytes; expected 0 .. 176"),
+    ("masking_order", "dropouts[0]", "", "dropouts[0] is ''"),
+    ("masking_answer", "step", pb.OPENING, "content is 82 bytes; expected 33 bytes"),
+    ("masking_answer", "step", pb.KEYS, "content is 82 bytes; expected 97 .. 176 bytes"),
+    ("masking_answer", "step", pb.OUTCOME, "content is 82 bytes; expected 1 .. 80 bytes"),
+    ("masking_answer", "items[0].site", "Beta", "items[0].site is 'Beta'"),
     ("apply", "sum_digest", b"", "sum_digest is 0 bytes"),
     ("vote", "signature", b"", "vote.signature is 0 bytes; expected 1 .. 80 bytes"),
     ("vote", "signature", b"x" * 81, "vote.signature is 81 bytes"),
@@ -369,6 +391,14 @@ def test_lists_have_an_end() -> None:
     alone = envelope("scale")
     del alone.scale.contributors[1:]
     assert "contributors is 1 long; expected 2 .. 256" in complaint(alone)
+
+
+def test_dropouts_are_named_with_an_outcome_only() -> None:
+    message = envelope("masking_order")
+    message.masking_order.step = pb.OPENING
+    for item in message.masking_order.items:
+        item.content = bytes(70)
+    assert "dropouts is set; expected dropouts with an outcome only" in complaint(message)
 
 
 # body of the call, path, bad value, what the error says

@@ -1,0 +1,132 @@
+"""A site's steps of masking in one attempt, between the protocol and the crypto worker.
+
+The worker computes (daemon/round_masking.py), the daemon signs: the identity's key
+does not leave this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from crypto.identity import Identity, Trust
+from crypto.quantize import FRACTION_INTEGERS
+from crypto.roster import Terms
+from daemon import round_masking
+from daemon.round_masking import Believed
+from daemon.versions import ShapeManifest
+from daemon.workers import Worker
+from peers import effects as do
+from peers.certificates import plan_digest
+from peers.roles import threshold_of
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+
+def masking_terms(plan: pb.Plan, federation_id: str, shapes: ShapeManifest) -> Terms:
+    """The terms that a plan implies, at every site alike. Raises CryptoError."""
+    return Terms(
+        federation=federation_id,
+        round=plan.round,
+        attempt=plan.attempt,
+        plan_digest=plan_digest(plan.training),
+        sites=tuple(participant.site for participant in plan.participants),
+        threshold=threshold_of(plan),
+        bits=plan.training.bits,
+        values=shapes.total + FRACTION_INTEGERS,
+    )
+
+
+class MaskingWork:
+    """Carries out the effects of masking; ``feed`` takes events to the protocol."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        trust: Trust,
+        crypto: Worker,
+        shapes: ShapeManifest,
+        feed: Callable[[do.Event], Awaitable[None]],
+    ) -> None:
+        self._identity = identity
+        self._trust = trust
+        self._crypto = crypto
+        self._shapes = shapes
+        self._feed = feed
+
+    def renew(self, identity: Identity, trust: Trust) -> None:
+        """The operator installed a new certificate."""
+        self._identity, self._trust = identity, trust
+
+    async def mask(self, effect: do.Mask, plan: pb.Plan) -> None:
+        """One step as a participant; its answer goes to the coordinator."""
+        at = (effect.round, effect.attempt)
+        order = effect.order
+        if order is None:
+            contents = await self._keys(plan)
+            await self._answer(at, pb.KEYS, contents)
+            return
+        given = {item.site: item.content for item in order.items}
+        match order.step:
+            case pb.KEYS:
+                sealed = await self._crypto.run(round_masking.deal, *at, given)
+                await self._answer(at, pb.SHARES, sealed)
+            case pb.SHARES:
+                await self._crypto.run(round_masking.hold_shares, *at, given)
+                await self._feed(do.ContextHeld(*at))
+            case pb.OUTCOME:
+                outcome = (tuple(given), tuple(order.dropouts))
+                payload = await self._crypto.run(round_masking.confirm, *at, *outcome)
+                signature = self._identity.sign(payload)
+                await self._answer(at, pb.OUTCOME, {self._identity.site_id: signature})
+            case pb.OPENING:
+                shares = await self._crypto.run(round_masking.open_shares, *at, given)
+                await self._answer(at, pb.OPENING, shares)
+
+    async def _keys(self, plan: pb.Plan) -> dict[str, bytes]:
+        here = self._identity
+        terms = masking_terms(plan, here.federation_id, self._shapes)
+        believed = self._believed(plan)
+        payload, content = await self._crypto.run(
+            round_masking.make_keys, terms, here.site_id, believed
+        )
+        return {here.site_id: content + here.sign(payload)}
+
+    async def start_sum(self, effect: do.StartMaskedSum) -> None:
+        """Begin the sum, at the coordinator."""
+        terms = masking_terms(effect.plan, self._identity.federation_id, self._shapes)
+        contents = {item.site: item.content for item in effect.keys.items}
+        believed = self._believed(effect.plan)
+        await self._crypto.run(round_masking.start_sum, terms, contents, believed, effect.sharers)
+
+    async def unmask(self, effect: do.Unmask, out_path: Path) -> bytes:
+        """Open the sum, at the coordinator; the digest of what is written."""
+        at = (effect.round, effect.attempt)
+        opened = {
+            site: {item.site: item.content for item in answer.items}
+            for site, answer in effect.opened.items()
+        }
+        outcome = (effect.survivors, effect.dropouts)
+        blob, wrong = await self._crypto.run(round_masking.unmask, *at, *outcome, opened, out_path)
+        for cause in wrong:
+            log.warning("a share was wrong, and not needed", cause=cause)
+        return blob.digest
+
+    def _believed(self, plan: pb.Plan) -> Believed:
+        certificates = {one.site: one.certificate for one in plan.participants}
+        return Believed(self._trust.authority_pem, certificates)
+
+    async def _answer(
+        self, at: tuple[int, int], step: pb.MaskingStep.ValueType, contents: dict[str, bytes]
+    ) -> None:
+        items = _items(contents.items())
+        answer = pb.MaskingAnswer(round=at[0], attempt=at[1], step=step, items=items)
+        await self._feed(do.Masked(*at, answer))
+
+
+def _items(contents: Iterable[tuple[str, bytes]]) -> list[pb.MaskingItem]:
+    return [pb.MaskingItem(site=site, content=content) for site, content in sorted(contents)]
