@@ -40,7 +40,6 @@ from peers.messages import LocalProtocolError, RemoteProtocolError
 from peers.participation import Order, Participation, Policy
 from peers.patience import Patience
 from peers.roles import coordinator_of, led_until
-from peers.runs import RunRefused
 from peers.tenure import Tenure
 from peers.timing import Timing
 from proto import federation_pb2 as pb
@@ -201,10 +200,13 @@ class Protocol:
                 self._tick()
             case do.Situation():
                 self._situation = event
-            case do.RunRequested(run_id, rounds, plan):
-                self._request_run(run_id, rounds, plan)
+            case do.RunRequested():
+                if not self._active:
+                    self._settle()
+                wish = runs.requested(event, self.durable, self.site, self._policy, self.manifest)
+                self._announce(wish)
             case do.StopRequested(run_id):
-                self._request_stop(run_id)
+                self._announce(runs.stopped(run_id, self.durable, self.site))
             case do.ManifestChanged():
                 self._change_manifest(event)
             case do.PeerAhead(site, head_round):
@@ -253,26 +255,9 @@ class Protocol:
 
     @property
     def _active(self) -> bool:
-        run = self.durable.run
-        return run is not None and run.target_round > self.head_round
+        return runs.is_active(self.durable)
 
-    def _request_run(self, run_id: str, rounds: int, plan: pb.TrainingPlan) -> None:
-        if self._active:
-            raise RunRefused(runs.under_way(self.durable.run))
-        self._settle()
-        objection = self._policy.objection(plan) or runs.objection(plan, self.manifest)
-        if objection:
-            raise RunRefused(objection)
-        self._announce_run(run_id, self.head_round + rounds, plan)
-
-    def _request_stop(self, run_id: str) -> None:
-        run = self.durable.run
-        if run is None or not self._active:
-            raise RunRefused("no run is under way")
-        self._announce_run(run_id, self.head_round, run.plan)
-
-    def _announce_run(self, run_id: str, target: int, plan: pb.TrainingPlan) -> None:
-        run = runs.following(self.durable.run, self.site, run_id, target, plan)
+    def _announce(self, run: pb.Run) -> None:
         self._adopt_run(run)
         others = (peer for peer in self.manifest.enabled_ids if peer != self.site)
         self._emit(*(do.Send(peer, run) for peer in others))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from peers import effects as do
 from peers.manifest import FederationManifest
+from peers.participation import Policy
 from proto import federation_pb2 as pb
 
 
@@ -22,6 +24,33 @@ def supersedes(run: pb.Run, known: pb.Run | None) -> bool:
 
 def _rank(run: pb.Run) -> tuple[int, int, str]:
     return run.generation, run.target_round, run.run_id
+
+
+def is_active(head: do.Durable) -> bool:
+    """Whether the run that is known has rounds left."""
+    return head.run is not None and head.run.target_round > head.head_round
+
+
+def requested(
+    wish: do.RunRequested,
+    head: do.Durable,
+    site: str,
+    policy: Policy,
+    manifest: FederationManifest,
+) -> pb.Run:
+    """The run that a person at this site asks for. Raises RunRefused."""
+    if is_active(head):
+        raise RunRefused(_under_way(head.run))
+    if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):
+        raise RunRefused(refusal)
+    return following(head.run, site, wish.run_id, head.head_round + wish.rounds, wish.plan)
+
+
+def stopped(run_id: str, head: do.Durable, site: str) -> pb.Run:
+    """The end of the run under way, as a run to where we are. Raises RunRefused."""
+    if head.run is None or not is_active(head):
+        raise RunRefused("no run is under way")
+    return following(head.run, site, run_id, head.head_round, head.run.plan)
 
 
 def following(
@@ -48,7 +77,7 @@ def objection(plan: pb.TrainingPlan, manifest: FederationManifest) -> str:
     return ""
 
 
-def under_way(run: pb.Run | None) -> str:
+def _under_way(run: pb.Run | None) -> str:
     """Says which run is in the way of another, and what to do."""
     if run is None:
         return "a run is under way"
