@@ -19,10 +19,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance attacks sim fuzz lint format bench proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance attacks sim fuzz lint format bench bench-poisoning proto lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 
 install: $(INSTALLED) ## make .venv and install everything that is needed
 
@@ -64,6 +64,9 @@ format: $(INSTALLED) ## lay out the code and fix what can be fixed
 
 bench: $(INSTALLED) ## measure; figures go to docs/results/bench.jsonl
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-poisoning: $(INSTALLED) ## poison updates on real questions, with and without robust rules
+	@$(BIN)/python -m tests.benchmarks.poisoning $(ARGS)
 
 proto: $(INSTALLED) ## write the generated code of proto/*.proto again
 	@$(BIN)/python -m tests.test_wire

@@ -257,6 +257,15 @@ class PrivacySettings(Section):
     max_noise: float = Field(1000.0, ge=0.001, le=1000)
 
 
+class RobustSettings(Section):
+    """``[robust]``: which updates may be in the sum, in plans that are proposed here."""
+
+    rule: Literal["none", "norm", "norm_sigma", "krum", "multi_krum", "median", "trimmed_mean"] = (
+        "none"
+    )
+    byzantine_sites: int = Field(1, ge=0, le=32)
+
+
 class RoundsSettings(Section):
     """``[rounds]``: how long a round waits, in seconds, and how much of the past is kept."""
 
@@ -293,6 +302,7 @@ class Settings(Section):
     retrieval: RetrievalSettings
     training: TrainingSettings
     privacy: PrivacySettings
+    robust: RobustSettings
     rounds: RoundsSettings
     workers: WorkersSettings
     log: LogSettings
@@ -460,6 +470,9 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             f"less than training.min_participants = {training.min_participants}",
             "lower it: when all contributors collude, nobody is left whose noise is unknown",
         )
+    robust = sections.get("robust")
+    if isinstance(robust, RobustSettings) and isinstance(training, TrainingSettings):
+        yield from _robust_problems(robust, training)
     if isinstance(rounds, RoundsSettings) and rounds.heartbeat_s >= rounds.phase_deadline_s:
         yield Problem(
             "rounds.heartbeat_s",
@@ -475,6 +488,35 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
                 str(retrieval.passage_tokens),
                 f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
                 "lower it or raise max_tokens, or the end of a passage is never embedded",
+            )
+
+
+def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iterator[Problem]:
+    """A rule's preconditions on n and f; a plan has n >= min_participants + f sites."""
+    rule, f = robust.rule, robust.byzantine_sites
+    if rule in ("median", "trimmed_mean"):
+        yield Problem(
+            "robust.rule",
+            _toml(rule),
+            "a rule for encrypted updates: norm, krum or multi_krum",
+            f"{rule} needs every site's values in the clear; choose another rule",
+        )
+    elif rule != "none" and training.mode == "masking":
+        yield Problem(
+            "robust.rule",
+            _toml(rule),
+            '"none" with training.mode = "masking"',
+            "masked updates can't be compared; choose one of the two",
+        )
+    elif rule != "none":
+        # n >= 2f + 3 for krum; else n >= 3 and n >= 2f + 2, as 2f + 1 key holders answer
+        least = f + 3 if "krum" in rule else max(f + 2, 3 - f)
+        if training.min_participants < least:
+            yield Problem(
+                "training.min_participants",
+                str(training.min_participants),
+                f"at least {least} for robust.rule = {_toml(rule)} and byzantine_sites = {f}",
+                f"raise it: {rule} needs {least + f} sites, of which {f} may be rejected",
             )
 
 

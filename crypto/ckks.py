@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from crypto.parameters import WORD, CkksParameters, choose_measurable, choose_parameters
+from crypto.parameters import (
+    WORD,
+    CkksParameters,
+    choose_measurable,
+    choose_parameters,
+    parameters_of,
+)
 from crypto.quantize import CryptoError, Slots
 from crypto.seal import Compressed, make_ready, seal_of, translated
 
@@ -27,6 +33,7 @@ __all__ = [
     "choose_parameters",
     "deal",
     "make_ready",
+    "parameters_of",
 ]
 
 # Of encryptions that come out compressible; under a sound key one in far more than 2^40 does.

@@ -12,7 +12,7 @@ mean of its slots. So of the component that carries the message only that
 coefficient is sent, which hides all others perfectly; the components beside it
 would give the products away to who knows the key, and are re-randomised with a
 fresh encryption of zero. What noise is left is drowned in a number drawn from
-+-FLOOD. docs/decisions/0013 has the argument and what it does not cover.
++-PRODUCT_PRECISION. docs/decisions/0013 has the argument and what it does not cover.
 
 The probe: an imaginary slot would count *negative* in a norm, and nothing ties a
 site to real slots. Multiplied with imaginary random numbers, a sketch of real
@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks import RoundKey
-from crypto.parameters import WORD, CkksParameters
+from crypto.parameters import PRODUCT_PRECISION, WORD, CkksParameters
 from crypto.quantize import CryptoError, Float64
 from crypto.seal import Compressed, Frame, seal_of, translated
 
@@ -49,8 +49,6 @@ SKETCHES = 16
 MAX_BLOCKS = 1 << 13
 MAX_SITES = 64
 
-# In units of (the largest integer)^2: a dot product is right to this much.
-FLOOD = 2.0**-9
 # Constant coefficients of probes. Noise: 2^46 measured at 74 blocks, growing with the root
 # of their number; an imaginary part of 64 units in one slot of one block gives some 2^61.
 _PROBE_FLOOD = 1 << 60
@@ -257,7 +255,7 @@ class _Tools:
         self._modulus = math.prod(self.primes.tolist())
         # <S, S'> of SKETCHES sketches, as a constant coefficient: the mean over N/2 slots.
         self.unit = SKETCHES * seal.scale**2 * 2 / self.degree
-        self.product_flood = int(FLOOD * parameters.packing.limit**2 * self.unit)
+        self.product_flood = int(PRODUCT_PRECISION * parameters.packing.limit**2 * self.unit)
         self._learn(parameters)
 
     def _learn(self, parameters: CkksParameters) -> None:

@@ -33,6 +33,9 @@ _CHAINS: tuple[tuple[int, ...], ...] = ((60,), (60, 60))
 _MEASURABLE_CHAIN = (60, 60, 60)
 MEASURABLE_SCALE_BITS = 48  # the scale's bits and the integers' together
 
+# Dot products are right to this much, in units of (the largest integer)^2.
+PRODUCT_PRECISION = 2.0**-9
+
 
 @dataclass(frozen=True)
 class CkksParameters:
@@ -135,6 +138,11 @@ def choose_measurable(contributors: int, bits: int) -> CkksParameters:
     _check(contributors, bits)
     packing = Packing(bits, contributors, 1, SLOTS, components=1)
     return CkksParameters(packing, _MEASURABLE_CHAIN, MEASURABLE_SCALE_BITS - bits)
+
+
+def parameters_of(contributors: int, bits: int, *, measurable: bool) -> CkksParameters:
+    """The parameters of a round: with dot products (a robust rule), or without."""
+    return (choose_measurable if measurable else choose_parameters)(contributors, bits)
 
 
 def _check(contributors: int, bits: int) -> None:

@@ -32,6 +32,7 @@ from daemon.tasks import being_cancelled
 from daemon.versions import ShapeManifest
 from daemon.workers import Worker
 from peers import effects as do
+from peers.comparison import is_robust
 from peers.frames import Received
 from peers.masking_steps import is_masked
 from peers.messages import RemoteProtocolError
@@ -56,6 +57,7 @@ class Held:
     plan: pb.Plan | None = None
     sum_digest: bytes = b""
     next_clip_norm: float = 0.0  # from the sum; 0: unknown
+    products_digest: bytes = b""
 
 
 class AttemptWork:
@@ -140,6 +142,9 @@ class AttemptWork:
         if name.kind == pb.ENCRYPTED_UPDATE:
             await asyncio.to_thread(blob.path.replace, held.folder / f"encrypted-{sender}.bin")
             await self._feed(do.UpdateArrived(name.round, name.attempt, sender))
+        elif name.kind == pb.ENCRYPTED_PRODUCTS:
+            await asyncio.to_thread(blob.path.replace, self._products_path)
+            held.products_digest = blob.digest
         else:
             await asyncio.to_thread(blob.path.replace, self._sum_path)
             held.sum_digest = blob.digest
@@ -151,7 +156,8 @@ class AttemptWork:
         plan = effect.plan
         at = (plan.round, plan.attempt)
         count, bits = len(plan.participants), plan.training.bits
-        key = await self._crypto.run(round_crypto.deal_key, *at, count, bits)
+        measurable = is_robust(plan.training)
+        key = await self._crypto.run(round_crypto.deal_key, *at, count, bits, measurable=measurable)
         certificates = {p.site: p.certificate for p in plan.participants}
         async with asyncio.TaskGroup() as group:
             name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
@@ -161,7 +167,7 @@ class AttemptWork:
                     sealed = self._seal(holder, certificates[holder], key.secret, at)
                     sealed_name = pb.BlobName(kind=pb.SEALED_CONTEXT, round=at[0], attempt=at[1])
                     group.create_task(self._push(holder, sealed_name, sealed))
-            group.create_task(self._hold(at, key.secret, secret=True, count=count, bits=bits))
+            group.create_task(self._hold(at, key.secret, plan, secret=True))
 
     def _seal(self, holder: str, certificate: bytes, secret: bytes, at: tuple[int, int]) -> bytes:
         site = self._trust.site_of(certificate, at=None)
@@ -183,19 +189,19 @@ class AttemptWork:
                 self._identity.federation_id, at, sender, self._identity.site_id
             )
             data = self._identity.unseal(data, context)
-        count, bits = len(plan.participants), plan.training.bits
-        await self._hold(at, data, secret=secret, count=count, bits=bits)
+        await self._hold(at, data, plan, secret=secret)
 
     async def _hold(
-        self, at: tuple[int, int], context: bytes, *, secret: bool, count: int, bits: int
+        self, at: tuple[int, int], context: bytes, plan: pb.Plan, *, secret: bool
     ) -> None:
         await self._crypto.run(
             round_crypto.hold_context,
             *at,
             context,
             secret=secret,
-            contributors=count,
-            bits=bits,
+            contributors=len(plan.participants),
+            bits=plan.training.bits,
+            measurable=is_robust(plan.training),
         )
         if not secret:
             await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
@@ -307,6 +313,59 @@ class AttemptWork:
         finally:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
+    # ---- select --------------------------------------------------------------------
+
+    async def compare_updates(self, effect: do.CompareUpdates) -> None:
+        """Write the encrypted dot products of the updates that wait on the disk."""
+        at = (effect.round, effect.attempt)
+        updates = [(site, self._held.folder / f"encrypted-{site}.bin") for site in effect.sites]
+        asked = await self._crypto.run(
+            round_crypto.compare_updates, *at, updates, self._shapes.total, self._products_path
+        )
+        for site, reason in asked.refused:
+            log.warning("update refused", peer=site, cause=reason)
+        await self._feed(do.QuestionReady(*at, asked.sites, asked.refused, asked.digest))
+
+    async def send_products(self, effect: do.SendProducts) -> None:
+        """The products to every key holder, and behind them the order to decrypt them."""
+        await self._send_behind(
+            pb.ENCRYPTED_PRODUCTS, effect.holders, effect.compare, self._products_path
+        )
+
+    async def decrypt_products(self, effect: do.DecryptProducts) -> None:
+        """Decrypt the products: these numbers, and nothing else of any update."""
+        if self._held.products_digest != effect.products_digest:
+            raise RemoteProtocolError("the dot products are not those that were announced")
+        at = (effect.round, effect.attempt)
+        products, imaginary = await self._crypto.run(
+            round_crypto.decrypt_products, *at, self._products_path, effect.sites
+        )
+        await self._feed(do.ProductsDecrypted(*at, products, imaginary))
+
+    async def _send_behind(
+        self,
+        kind: pb.BlobKind.ValueType,
+        holders: tuple[str, ...],
+        order: pb.Apply | pb.Compare,
+        path: Path,
+    ) -> None:
+        """A large object to each holder, and as soon as it has it, this message."""
+        name = pb.BlobName(kind=kind, round=order.round, attempt=order.attempt)
+
+        async def send(holder: str) -> None:
+            await self._push(holder, name, path)
+            self._send(holder, order)
+
+        async with asyncio.TaskGroup() as group:
+            for holder in holders:
+                group.create_task(send(holder))
+
+    @property
+    def _products_path(self) -> Path:
+        return self._held.folder / "products.bin"
+
+    # ---- sum -----------------------------------------------------------------------
+
     async def finish_sum(self, effect: do.FinishSum) -> None:
         """Write the encrypted sum; a masked one is only closed, and opened later."""
         at = (effect.round, effect.attempt)
@@ -319,16 +378,7 @@ class AttemptWork:
 
     async def send_sum(self, effect: do.SendSum) -> None:
         """The sum to every key holder, and behind it the order to apply it."""
-        apply = effect.apply
-        name = pb.BlobName(kind=pb.ENCRYPTED_SUM, round=apply.round, attempt=apply.attempt)
-
-        async def send(holder: str) -> None:
-            await self._push(holder, name, self._sum_path)
-            self._send(holder, apply)
-
-        async with asyncio.TaskGroup() as group:
-            for holder in effect.holders:
-                group.create_task(send(holder))
+        await self._send_behind(pb.ENCRYPTED_SUM, effect.holders, effect.apply, self._sum_path)
 
     @property
     def _sum_path(self) -> Path:

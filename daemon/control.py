@@ -30,7 +30,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from config.settings import TrainingSettings
+from config.settings import RobustSettings, TrainingSettings
 from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
@@ -46,6 +46,7 @@ from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
+from peers.comparison import RULES
 from peers.messages import SOFTWARE_VERSION, RemoteProtocolError, check
 from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
@@ -83,6 +84,7 @@ class Surroundings:
     node: Node
     training: TrainingSettings
     colluders: int
+    robust: RobustSettings
     adapt: str
     encoder: str
     lag: LoopLag
@@ -140,7 +142,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
 
     def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
         """The plan asked for; what it leaves open comes from this site's settings."""
-        settings = self._around.training
+        settings, robust = self._around.training, self._around.robust
         mode = pb.MASKING if settings.mode == "masking" else pb.CKKS
         return pb.TrainingPlan(
             adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
@@ -154,6 +156,9 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             min_participants=wanted.min_participants or settings.min_participants,
             max_num_examples=wanted.max_num_examples or settings.max_num_examples,
             mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
+            robust=wanted.robust or RULES[robust.rule],
+            byzantine_sites=wanted.byzantine_sites
+            or (robust.byzantine_sites if robust.rule != "none" else 0),
         )
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
@@ -370,6 +375,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         node, now = self._node, time.monotonic()
         peers = node.transport.statistics()
         reply = control.PeersReply(warnings=warnings(expiries(node.identity, node.trust, peers)))
+        rejected = await asyncio.to_thread(node.store.rejected_rounds)
         for site, seen in peers.items():
             reply.peers.add(
                 site=site,
@@ -387,6 +393,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
                 certificate_expires_unix_s=_unix_s(seen.certificate_not_after),
                 refused=seen.refused,
                 over_quota=seen.over_quota,
+                rejected_rounds=rejected[site],
             )
         return reply
 

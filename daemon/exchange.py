@@ -23,8 +23,8 @@ from typing import Protocol
 
 import structlog
 
+from crypto.gram import question_size
 from crypto.keystream import Ring
-from crypto.parameters import choose_parameters
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.collection import Collection
 from daemon.store import Store, StoreError
@@ -36,6 +36,7 @@ from daemon.versions import (
     largest_file,
     version_path,
 )
+from peers import comparison
 from peers import effects as do
 from peers.certificate_file import (
     pack_certificates,
@@ -373,18 +374,22 @@ def too_large(
     kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: ShapeManifest
 ) -> str | None:
     """None when an object of the attempt under way may have ``size`` bytes, else why not."""
-    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS):
         return None  # keys: bounded by their kind (peers/messages.py)
     if plan is None:
         return "the attempt is only beginning here"
     contributors, values = len(plan.participants), shapes.total + FRACTION_INTEGERS
+    parameters = comparison.parameters(plan)
     if is_masked(plan):
         most = Ring(plan.training.bits, contributors).size(values)
+    elif kind == pb.ENCRYPTED_PRODUCTS:
+        most = question_size(parameters, contributors)
     else:
-        most = largest_size(choose_parameters(contributors, plan.training.bits), values)
+        most = largest_size(parameters, values)
     if size <= most:
         return None
-    return f"{size} bytes are more than the {most} that a vector of this plan can have"
+    name = "the dot products" if kind == pb.ENCRYPTED_PRODUCTS else "a vector"
+    return f"{size} bytes are more than the {most} that {name} of this plan can have"
 
 
 def no_room(folder: Path, size: int) -> str | None:

@@ -48,6 +48,7 @@ from daemon.versions import sweep
 from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
 from daemon.workers import Worker, WorkerCrashed, import_once
 from peers import effects as do
+from peers import robust
 from peers.contacts import Tap
 from peers.manifest import ManifestError
 from peers.messages import SOFTWARE_VERSION
@@ -201,8 +202,12 @@ class Daemon:
     async def _warm_up(self, crypto: Worker) -> None:
         """The first round should not wait for a library to load."""
         sites = len(self._membership.manifest.enabled_ids)
+        rule = self._settings.robust.rule
+        if vacuous := robust.warning(rule, sites):
+            log.warning(vacuous)
         try:
-            await crypto.run(round_crypto.warm_up, max(2, sites), self._settings.training.bits)
+            bits, measurable = self._settings.training.bits, rule != robust.NONE
+            await crypto.run(round_crypto.warm_up, max(2, sites), bits, measurable=measurable)
         except CryptoError as error:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
@@ -343,6 +348,7 @@ class Daemon:
             node=node,
             training=self._settings.training,
             colluders=self._settings.privacy.colluders,
+            robust=self._settings.robust,
             adapt=self._settings.retriever.adapt,
             encoder=self._settings.retriever.encoder,
             lag=self._lag,

@@ -266,6 +266,12 @@ class Node:
                 self._start(effect, effect, "encrypt", self._work.encrypt_update(effect))
             case do.AddUpdate():
                 self._start(effect, effect, "aggregate", self._work.add_update(effect))
+            case do.CompareUpdates():
+                self._start(effect, effect, "select", self._work.compare_updates(effect))
+            case do.SendProducts():
+                self._start(effect, effect.compare, "select", self._work.send_products(effect))
+            case do.DecryptProducts():
+                self._start(effect, effect, "select", self._work.decrypt_products(effect))
             case do.FinishSum():
                 self._start(effect, effect, "aggregate", self._work.finish_sum(effect))
             case do.Unmask():
@@ -353,6 +359,10 @@ class Node:
             log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
         if effect.message and effect.phase in ("failed", "waiting"):
             self._last_error = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+        for one in effect.report.rejections if effect.report else ():
+            if one.site == self.identity.site_id:
+                self._last_error = f"round {effect.round} went without our update: {one.reason}"
+                log.warning("our update was rejected", round=effect.round, cause=one.reason)
         run = self.protocol.run
         self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
 
@@ -419,11 +429,14 @@ class Node:
         effect: do.Effect | None,
         at: do.EncryptUpdate
         | do.AddUpdate
+        | do.CompareUpdates
+        | do.DecryptProducts
         | do.FinishSum
         | do.ApplySum
         | do.Mask
         | do.Unmask
         | pb.Plan
+        | pb.Compare
         | pb.Apply
         | pb.BlobName,
         phase: str,

@@ -14,6 +14,7 @@ of crypto/privacy.py, clipped and noised like everything else.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -27,10 +28,11 @@ from crypto.ckks import (
     CryptoError,
     DealtKey,
     RoundKey,
-    choose_parameters,
     deal,
     make_ready,
+    parameters_of,
 )
+from crypto.gram import Sketches, answer, draw_signs
 from crypto.privacy import (
     TRAILING_INTEGERS,
     Mechanism,
@@ -110,18 +112,21 @@ def memory_bound(values: int) -> int:
     return _MEMORY_BYTES + _MEMORY_A_VALUE * values
 
 
-def warm_up(contributors: int, bits: int) -> None:
+def warm_up(contributors: int, bits: int, *, measurable: bool = False) -> None:
     """Load what the first round's key will need (a tenth of a second), ahead of it."""
-    make_ready(choose_parameters(contributors, bits))
+    make_ready(parameters_of(contributors, bits, measurable=measurable))
 
 
-def deal_key(round: int, attempt: int, contributors: int, bits: int) -> DealtKey:
+def deal_key(
+    round: int, attempt: int, contributors: int, bits: int, *, measurable: bool = False
+) -> DealtKey:
     """Make the attempt's key, at the key dealer, who holds it from then on.
 
-    ``contributors`` is the largest number of updates that may be added. The
-    secret context must be sealed for each key holder before it leaves.
+    ``contributors`` is the largest number of updates that may be added; ``measurable``
+    says whether their dot products are wanted. The secret context must be sealed for
+    each key holder before it leaves.
     """
-    parameters = choose_parameters(contributors, bits)
+    parameters = parameters_of(contributors, bits, measurable=measurable)
     dealt = deal(parameters)
     _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, dealt.secret, secret=True)))
     return dealt
@@ -129,13 +134,20 @@ def deal_key(round: int, attempt: int, contributors: int, bits: int) -> DealtKey
 
 @reads("the key dealer's context")
 def hold_context(
-    round: int, attempt: int, context: bytes, *, secret: bool, contributors: int, bits: int
+    round: int,
+    attempt: int,
+    context: bytes,
+    *,
+    secret: bool,
+    contributors: int,
+    bits: int,
+    measurable: bool = False,
 ) -> None:
     """Take the dealer's context: the secret one at a key holder, the public one at the coordinator.
 
     Raises CryptoError unless it is exactly what the round's plan implies.
     """
-    parameters = choose_parameters(contributors, bits)
+    parameters = parameters_of(contributors, bits, measurable=measurable)
     _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, context, secret=secret)))
 
 
@@ -263,6 +275,51 @@ def keep_residual(residual_path: Path) -> None:
     pending = _pending(residual_path)
     if pending.exists():
         pending.rename(residual_path)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The products of these sites' updates are written; what was malformed, and why."""
+
+    sites: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    digest: bytes
+
+
+def compare_updates(
+    round: int, attempt: int, updates: Sequence[tuple[str, Path]], values: int, out_path: Path
+) -> Question:
+    """Sketch the updates, all of which are here, and write their encrypted dot products.
+
+    Raises CryptoError when fewer than two are well-formed.
+    """
+    held = _held(round, attempt)
+    integers = values + FRACTION_INTEGERS
+    sketches = Sketches(held.key, draw_signs(held.parameters.packing.blocks(integers)))
+    refused: list[tuple[str, str]] = []
+    for site, path in updates:
+        try:
+            sketches.add(site, read_encrypted(path, held.parameters, integers))
+        except CryptoError as error:
+            refused.append((site, str(error)))
+    sites = tuple(site for site, _ in updates if site not in dict(refused))
+    sketches.ask(sites, out_path)
+    with out_path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return Question(sites, tuple(refused), digest)
+
+
+def decrypt_products(
+    round: int, attempt: int, path: Path, sites: Sequence[str]
+) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """The dot products, row by row up to the diagonal, and the sites with imaginary parts.
+
+    Raises CryptoError when the question is malformed, or this site is no key holder.
+    """
+    found = answer(_held(round, attempt).key, path, len(sites))
+    products = tuple(float(found.products[a, b]) for a in range(len(sites)) for b in range(a + 1))
+    marked = zip(sites, found.imaginary, strict=True)
+    return products, tuple(site for site, imaginary in marked if imaginary)
 
 
 def start_sum(round: int, attempt: int, sizes: Sequence[int]) -> None:

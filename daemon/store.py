@@ -19,6 +19,7 @@ import hashlib
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -241,6 +242,13 @@ class Store:
                 (first, limit),
             ).fetchall()
         return [_commit(*row) for row in rows]
+
+    def rejected_rounds(self) -> Counter[str]:
+        """Per site the committed rounds whose robust rule kept its update out."""
+        with self._lock:
+            rows = self._db.execute("SELECT certificate FROM rounds").fetchall()
+        certificates = (pb.Certificate.FromString(row[0]) for row in rows)
+        return Counter(site for one in certificates for site in one.body.rejected)
 
     def certificate(self, round_: int) -> pb.Certificate | None:
         """The certificate of one round, if this site has it."""

@@ -57,6 +57,9 @@ def vote_payload(body: pb.VoteBody, attempt: int) -> bytes:
             body.plan_digest,
             struct.pack(">I", len(body.contributors)),
             *(_text(site) for site in body.contributors),
+            # Nothing behind the contributors where nobody was rejected, as ever.
+            struct.pack(">I", len(body.rejected)) if body.rejected else b"",
+            *(_text(site) for site in body.rejected),
         )
     )
 
@@ -129,6 +132,8 @@ def plan_digest(plan: pb.TrainingPlan) -> bytes:
         )
     if plan.mode != pb.CKKS:
         packed += struct.pack(">4si", b"mode", plan.mode)
+    if plan.robust or plan.byzantine_sites:
+        packed += struct.pack(">6siI", b"robust", plan.robust, plan.byzantine_sites)
     return hashlib.sha256(_PLAN + packed).digest()
 
 
@@ -149,6 +154,11 @@ def _check_body(body: pb.VoteBody) -> None:
         raise CertificateError(f"a round has 1 to {_MAX_CONTRIBUTORS} contributors")
     if sites != sorted(set(sites)) or not all(map(ID.fullmatch, sites)):
         raise CertificateError("contributors are site ids, each once, sorted")
+    rejected = list(body.rejected)
+    if rejected != sorted(set(rejected)) or not all(map(ID.fullmatch, rejected)):
+        raise CertificateError("rejected sites are site ids, each once, sorted")
+    if len(rejected) > _MAX_CONTRIBUTORS or set(rejected) & set(sites):
+        raise CertificateError("a site is a contributor or rejected, and there are at most 256")
 
 
 # ---- verification -----------------------------------------------------------
@@ -254,11 +264,12 @@ def _check_ground(body: pb.VoteBody, manifest: FederationManifest) -> None:
             f"voted on under manifest version {body.manifest_version}, expected "
             f"{manifest.version}: bring both sites to one manifest"
         )
-    for site in body.contributors:
-        if not manifest.enabled(site):
-            raise CertificateError(
-                f"contributor {site!r} is not an enabled site of manifest {manifest.version}"
-            )
+    for role, sites in (("contributor", body.contributors), ("rejected", body.rejected)):
+        for site in sites:
+            if not manifest.enabled(site):
+                raise CertificateError(
+                    f"{role} {site!r} is not an enabled site of manifest {manifest.version}"
+                )
 
 
 def _verify_signature(

@@ -2,7 +2,7 @@
 
 The phases, in order:
 
-    prepare -> plan -> train -> aggregate -> (unmask) -> apply -> vote -> (commit)
+    prepare -> plan -> train -> aggregate -> (select or unmask) -> apply -> vote -> (commit)
 
 * prepare ends with a majority of the *manifest*, never of the responders. If a
   promise carries an accepted value, that value is proposed again and everything
@@ -11,6 +11,8 @@ The phases, in order:
   phase's deadline with those that did, if they are ``min_participants``. Who did
   not answer the plan in time is not waited for any longer, and a key that is not
   there one phase after the plan ends the attempt: training would be in vain.
+* with a robust rule, updates wait until all are here; select has the key holders decrypt
+  their dot products (peers/gathering.py), and only what is selected is added.
 * vote ends with equal votes of a majority of the manifest.
 
 The coordinator never holds the round's secret key: key holders are the
@@ -25,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from peers import comparison
 from peers import effects as do
 from peers.certificates import certificate_of
 from peers.gathering import Gathering
@@ -36,7 +39,7 @@ from peers.roles import key_holders, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
-Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Vote | pb.MaskingAnswer
+Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Compared | pb.Vote | pb.MaskingAnswer
 
 
 class AttemptFails(Exception):
@@ -94,6 +97,8 @@ class Coordination:
                 return self.trained(sender, message, now)
             case pb.MaskingAnswer():
                 return self.masking_answered(sender, message, now)
+            case pb.Compared():
+                return self.compared(sender, message)
             case pb.Vote():
                 return self.voted(message, now)
 
@@ -103,16 +108,18 @@ class Coordination:
             case do.ContextHeld():  # in masking mode it tells of our own shares, as a participant
                 return [] if self._masking else self.context_held(now)
             case do.UpdateArrived():
-                return self.update_arrived(event.site)
+                return self.update_arrived(event.site, now)
             case do.UpdateAdded():
-                return self.update_added(event.site)
+                return self.update_added(event.site, now)
             case do.UpdateRefused():
-                return self.update_refused(event.site, event.reason)
+                return self.update_refused(event.site, event.reason, now)
+            case do.QuestionReady():
+                return self.question_ready(event)
             case do.SumFinished():
                 return self.sum_finished(event.sum_digest, now)
             case do.Unmasked():
                 return self._hand_out(event.sum_digest, now) if self.phase == "unmask" else []
-            case do.WorkFailed(phase="key" | "aggregate" | "unmask"):
+            case do.WorkFailed(phase="key" | "aggregate" | "select" | "unmask"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
         return []
 
@@ -151,7 +158,11 @@ class Coordination:
         if self.phase in ("plan", "train"):
             return self._refused_before_scale(sender, reason, now)
         if self.phase == "aggregate" and self.expects_update(sender):
-            return self.update_refused(sender, reason)
+            return self.update_refused(sender, reason, now)
+        if self.phase == "select":
+            self._gathered.unable_to_compare(sender)
+            if self._gathered.hopeless:
+                raise AttemptFails(f"too few key holders could compare updates{self._why_not()}")
         if self.phase == "unmask":
             return self._masking_without(sender, now)
         if self.phase in ("apply", "vote") and self.plan is not None:
@@ -211,11 +222,14 @@ class Coordination:
             and promise.num_examples > 0
             and promise.shape_digest == self.shape_digest
         }
-        if len(willing) < max(2, training.min_participants):
+        needed = comparison.participants_needed(training)
+        if len(willing) < needed:
             raise AttemptFails(
                 f"{len(willing)} of {len(self.manifest.enabled_ids)} sites can train, "
-                f"the plan needs {max(2, training.min_participants)}{self._why_not()}"
+                f"the plan needs {needed}{self._why_not()}"
             )
+        if objection := comparison.objection(training, len(willing)):
+            raise AttemptFails(objection)
         self.plan = make_plan(
             pb.Plan(
                 round=self.round,
@@ -344,9 +358,12 @@ class Coordination:
             reports = {s: m for s, m in reports.items() if s in self._masking.sharers}
         self._need(len(reports), "have trained")
         try:
-            exponents = common_scale(self._plan, reports)
+            exponents, rejected = common_scale(self._plan, reports)
         except ValueError as error:
             raise AttemptFails(str(error)) from error
+        self._reject(rejected)
+        reports = {site: m for site, m in reports.items() if site not in rejected}
+        self._need(len(reports), "can contribute")
         self._gathered.ask(sorted(reports), exponents)
         self._enter("aggregate", now, self.timing.phase(self.attempt))
         message = pb.Scale(
@@ -364,34 +381,74 @@ class Coordination:
         """Whether an encrypted update of this site belongs here now."""
         return self.phase == "aggregate" and self._gathered.expects(sender)
 
-    def update_arrived(self, sender: str) -> list[do.Effect]:
-        """An update is here, whole: add it."""
-        return self._gathered.arrived(sender) if self.expects_update(sender) else []
+    def update_arrived(self, sender: str, now: float) -> list[do.Effect]:
+        """An update is here, whole."""
+        if not self.expects_update(sender):
+            return []
+        return self._gathered.arrived(sender) or self._go_on(now)
 
-    def update_added(self, sender: str) -> list[do.Effect]:
+    def update_added(self, sender: str, now: float) -> list[do.Effect]:
         """An update is in the sum."""
-        if self.phase != "aggregate":
+        if self.phase not in ("aggregate", "select"):
             return []
         self._gathered.added.add(sender)
-        return self._finish_if_all_added()
+        return self._go_on(now)
 
-    def update_refused(self, sender: str, reason: str) -> list[do.Effect]:
+    def update_refused(self, sender: str, reason: str, now: float) -> list[do.Effect]:
         """An update was malformed: go on without it."""
+        if self._gathered.selected:
+            raise AttemptFails(f"the update of {sender} was selected and can't be added: {reason}")
         self._refusals[sender] = reason
         self._gathered.without(sender)
         self._need(len(self._gathered.asked), "can contribute")
-        return self._finish_if_all_added()
+        return self._go_on(now)
 
-    def _finish_if_all_added(self) -> list[do.Effect]:
+    def _go_on(self, now: float) -> list[do.Effect]:
+        """Compare what is here, or finish the sum, when nothing is missing."""
+        if self._gathered.to_be_compared:
+            return self._compare(now)
         return self._finish() if self._gathered.complete else []
 
     def _finish(self) -> list[do.Effect]:
         self._need(len(self._gathered.added), "have contributed")
         return self._gathered.finish()
 
+    # ---- select ------------------------------------------------------------------
+
+    def _compare(self, now: float) -> list[do.Effect]:
+        self._need(len(self._gathered.asked), "have contributed")
+        self._enter("select", now, self.timing.phase(self.attempt))
+        return self._gathered.compare()
+
+    def question_ready(self, event: do.QuestionReady) -> list[do.Effect]:
+        """The products are written: to the key holders with them."""
+        if self.phase != "select":
+            return []
+        self._reject(dict(event.refused))
+        self._need(len(event.sites), "can contribute")
+        holders = key_holders(self._plan, self.site)
+        return self._gathered.question(event, holders, self._promises)
+
+    def compared(self, sender: str, message: pb.Compared) -> list[do.Effect]:
+        """A key holder's numbers: with enough of them, select, and add what is selected."""
+        if self.phase != "select" or not self._gathered.answered(sender, message):
+            return []
+        try:
+            self._reject(self._gathered.select())
+        except ValueError as error:
+            raise AttemptFails(str(error)) from error
+        self._need(len(self._gathered.asked), "are left in the sum")
+        return self._gathered.add_selected()
+
+    def _reject(self, rejected: dict[str, str]) -> None:
+        self._gathered.reject(rejected)
+        self._refusals |= {site: f"rejected, {reason}" for site, reason in rejected.items()}
+
+    # ---- the sum -----------------------------------------------------------------
+
     def sum_finished(self, digest: bytes, now: float) -> list[do.Effect]:
         """The sum is written: to the key holders with it. A masked one is opened first."""
-        if self.phase != "aggregate":
+        if self.phase not in ("aggregate", "select"):
             return []
         if self._masking is not None:
             self._enter("unmask", now, self.timing.phase(self.attempt))
@@ -433,6 +490,7 @@ class Coordination:
                 vote.body.federation_id,
                 self.contributors(),
                 vote.body.model_digest,
+                tuple(self._gathered.rejected),
             )
         if vote.body != expected:
             raise RemoteProtocolError(f"{vote.site} votes for something else than was proposed")
@@ -466,6 +524,7 @@ class Coordination:
             mean_loss=losses[0] if losses else math.nan,
             noise_multiplier=self.plan.noise_multiplier if self.plan else 0.0,
             clip_norm=self.plan.clip_norm if self.plan else 0.0,
+            rejections=self._updates.rejections() if self._updates else (),
         )
 
     def failed(self, reason: str) -> pb.AttemptFailed:
@@ -507,7 +566,9 @@ class Coordination:
             self._extended = True
             self.deadline = now + self.timing.phase(self.attempt)
             self._gathered.cut_off()
-            return self._finish()
+            return self._compare(now) if self._gathered.robust else self._finish()
+        if self.phase == "select":
+            raise AttemptFails("updates were not compared and summed in time")
         silent = sorted(set(self.manifest.enabled_ids) - set(self._votes))
         raise AttemptFails(f"no majority of votes in time; none came from {', '.join(silent)}")
 
@@ -539,6 +600,7 @@ class Coordination:
     def _need(self, count: int, what: str) -> None:
         masked = self._masking.threshold if self._masking else 2
         minimum = max(masked, self._plan.training.min_participants)
+        minimum += self._gathered.still_byzantine
         if count < minimum:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 

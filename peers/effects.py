@@ -34,6 +34,8 @@ Body = (
     | pb.AttemptFailed
     | pb.MaskingOrder
     | pb.MaskingAnswer
+    | pb.Compare
+    | pb.Compared
 )
 
 
@@ -159,6 +161,23 @@ class UpdateRefused(Worked):
 
 
 @dataclass(frozen=True)
+class QuestionReady(Worked):
+    """The updates of ``sites`` are sketched and their products written; some were malformed."""
+
+    sites: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]  # site and reason
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class ProductsDecrypted(Worked):
+    """A key holder has decrypted the products: one number a pair, row by row."""
+
+    products: tuple[float, ...]
+    imaginary: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SumFinished(Worked):
     """The encrypted sum is written; this is its digest."""
 
@@ -238,6 +257,8 @@ Event = (
     | UpdateArrived
     | UpdateAdded
     | UpdateRefused
+    | QuestionReady
+    | ProductsDecrypted
     | SumFinished
     | Masked
     | Unmasked
@@ -339,6 +360,33 @@ class AddUpdate:
     round: int
     attempt: int
     site: str
+
+
+@dataclass(frozen=True)
+class CompareUpdates:
+    """Sketch the updates that are here and write their encrypted dot products."""
+
+    round: int
+    attempt: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SendProducts:
+    """Stream the encrypted products to the key holders, then this message to each."""
+
+    holders: tuple[str, ...]
+    compare: pb.Compare
+
+
+@dataclass(frozen=True)
+class DecryptProducts:
+    """Decrypt the products of these sites' updates; answer with `ProductsDecrypted`."""
+
+    round: int
+    attempt: int
+    sites: tuple[str, ...]
+    products_digest: bytes
 
 
 @dataclass(frozen=True)
@@ -455,6 +503,9 @@ Effect = (
     | Train
     | EncryptUpdate
     | AddUpdate
+    | CompareUpdates
+    | SendProducts
+    | DecryptProducts
     | FinishSum
     | Unmask
     | SendSum

@@ -60,6 +60,8 @@ def declined(part: Participation, message: Order, tenure: Tenure) -> list[do.Eff
 def _in_the_sum(message: Order) -> set[str]:
     """Whose updates are in the sum that is to be opened."""
     match message:
+        case pb.Compare():
+            return set(message.sites)
         case pb.Apply():
             return set(message.contributors)
         case pb.MaskingOrder(step=pb.OUTCOME):

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 1
-FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "masking", "privacy")
+FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "masking", "privacy", "robust")
 
 
 try:
@@ -40,12 +40,16 @@ FRAME_BYTES: Final = MIB
 MESSAGE_BYTES: Final = 2 * MIB  # what the transport parses at most, frames included
 TEXT_LENGTH: Final = 500
 MAX_SITES: Final = 256
+MAX_COMPARED: Final = 64
 
 # Counters must fit SQLite's signed integers and leave room to count on.
 COUNT_MAX: Final = 2**62
 
 # A training loss is clipped to 64 before it is shared; far above that is nonsense.
 _LOSS_MAX: Final = 1000.0
+
+# A product lies below the modulus (2^120), in units of far more than one.
+_PRODUCT_MAX: Final = 2.0**120
 
 BLOB_BYTES: Final[Mapping[int, int]] = {
     pb.PUBLIC_CONTEXT: 8 * MIB,
@@ -55,6 +59,7 @@ BLOB_BYTES: Final[Mapping[int, int]] = {
     pb.MODEL_VERSION: 16 * GIB,
     pb.CERTIFICATES: 64 * MIB,
     pb.MANIFESTS: 64 * MIB,
+    pb.ENCRYPTED_PRODUCTS: GIB,
 }
 
 M = TypeVar("M", bound=Message)
@@ -214,12 +219,13 @@ _SOFTWARE = _text(0, 32)
 _FEATURE_NAMES = _each(_text(1, 32), 0, 32)
 _EXPONENTS = _each(_number(-126, 127), 1, 4096)
 _CONTRIBUTORS = _each(_SITE, 2, MAX_SITES, ordered=True)
+_REJECTED = _each(_SITE, 0, MAX_SITES, ordered=True)
 _LOSS = _real(0.0, _LOSS_MAX, unknown=True)
 _CLIP_NORM = _real(1e-9, 1e9)
 _MULTIPLIER = _real(0.001, 1000.0)
 _PHASES = (
     *("prepare", "plan", "key", "train", "encrypt"),
-    *("aggregate", "unmask", "apply", "vote", "commit"),
+    *("aggregate", "select", "unmask", "apply", "vote", "commit"),
 )
 
 _VOTE: dict[str, Rule | _Part] = {
@@ -299,6 +305,8 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "bits": _one_of(8, 12, 16),
         "min_participants": _number(2, MAX_SITES),
         "max_num_examples": _number(1),
+        "robust": _one_of(*pb.RobustRule.values()),
+        "byzantine_sites": _number(0, MAX_COMPARED),
         "mode": _one_of(pb.CKKS, pb.MASKING),
         "privacy": _Part("optional"),
     },
@@ -390,6 +398,20 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "contributors": _CONTRIBUTORS,
         "sum_digest": _DIGEST,
         "scale_exponents": _EXPONENTS,
+        "rejected": _REJECTED,
+    },
+    pb.Compare: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "sites": _each(_SITE, 2, MAX_COMPARED, ordered=True),
+        "products_digest": _DIGEST,
+        "byzantine_sites": _number(0, MAX_COMPARED),
+    },
+    pb.Compared: {
+        "round": _ROUND,
+        "attempt": _ATTEMPT,
+        "products": _each(_real(-_PRODUCT_MAX, _PRODUCT_MAX), 3, MAX_COMPARED * 65 // 2),
+        "imaginary": _each(_SITE, 0, MAX_COMPARED, ordered=True),
     },
     pb.Accept: {"round": _ROUND, "attempt": _ATTEMPT, "value": _Part()},
     pb.VoteBody: {
@@ -400,6 +422,7 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "contributors": _CONTRIBUTORS,
         "manifest_version": _COUNT,
         "plan_digest": _DIGEST,
+        "rejected": _REJECTED,
     },
     pb.Vote: _VOTE,
     pb.Certificate: {
@@ -427,7 +450,9 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "mean_loss": _LOSS,
         "noise_multiplier": _real(0.0, 1000.0),
         "clip_norm": _real(0.0, 1e9),
+        "rejections": _each(lambda path, value: _walk(value, path), 0, MAX_SITES),
     },
+    pb.Rejection: {"site": _SITE, "reason": _REASON},
     pb.PhaseTime: {"phase": _one_of(*_PHASES), "seconds": _real(0.0, 1e9)},
 }
 

@@ -1,6 +1,6 @@
 """What a participant of one attempt knows and does. PURE, like the protocol.
 
-    plan -> (key) -> train -> encrypt -> apply -> vote
+    plan -> (key) -> train -> encrypt -> (compare) -> apply -> vote
 
 In masking mode the key's place is taken by keys and shares, and between the update
 and the sum the site helps to open it (peers/masking_steps.py); then all apply.
@@ -15,14 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crypto.privacy import LARGEST_MULTIPLIER
+from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingPart, is_masked
 from peers.messages import RemoteProtocolError, one_line
+from peers.robust import Selection
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
 
-Order = pb.Scale | pb.Apply | pb.MaskingOrder
+Order = pb.Scale | pb.MaskingOrder | pb.Compare | pb.Apply
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Participation:
     _trained: bool = False
     _scale: pb.Scale | None = None
     _encrypting: bool = False
+    _compare: pb.Compare | None = None
+    _selection: Selection | None = None
     _apply: pb.Apply | None = None
     _masking: MaskingPart | None = None
 
@@ -108,6 +112,8 @@ class Participation:
             return "the key dealer must be a participant other than the coordinator"
         if len(participants) < max(2, self.plan.training.min_participants):
             return "the plan has fewer participants than it says it needs"
+        if objection := comparison.objection(self.plan.training, len(participants)):
+            return objection
         if self.plan.shape_digest != shape_digest:
             return "this site's retriever differs (encoder or adaptation)"
         return ""
@@ -117,7 +123,10 @@ class Participation:
         from_dealer = sender == self.plan.key_dealer and not self.context_held
         if kind == pb.SEALED_CONTEXT:
             return from_dealer and self.holds_key
-        return kind == pb.ENCRYPTED_SUM and self.holds_key and sender == self.coordinator
+        if kind == pb.ENCRYPTED_PRODUCTS and not comparison.is_robust(self.plan.training):
+            return False
+        from_coordinator = (pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS)
+        return kind in from_coordinator and self.holds_key and sender == self.coordinator
 
     # ---- key, train ------------------------------------------------------------
 
@@ -130,6 +139,8 @@ class Participation:
                 return self.trained(event)
             case do.Masked() if self._masking:
                 return [do.Send(self.coordinator, event.answer), *self._masking.done()]
+            case do.ProductsDecrypted():
+                return self.decrypted(event)
             case do.WorkFailed():
                 return self.failed(event)
         return []
@@ -184,9 +195,15 @@ class Participation:
 
     def ordered(self, message: Order) -> list[do.Effect]:
         """The coordinator says what comes next."""
-        if isinstance(message, pb.MaskingOrder):
-            return self._masking.ordered(message) if self._masking else []
-        return self.scale(message) if isinstance(message, pb.Scale) else self.apply(message)
+        match message:
+            case pb.Scale():
+                return self.scale(message)
+            case pb.MaskingOrder():
+                return self._masking.ordered(message) if self._masking else []
+            case pb.Compare():
+                return self.compare(message)
+            case pb.Apply():
+                return self.apply(message)
 
     # ---- encrypt ---------------------------------------------------------------
 
@@ -214,6 +231,61 @@ class Participation:
             ),
         ]
 
+    # ---- compare ---------------------------------------------------------------
+
+    def compare(self, message: pb.Compare) -> list[do.Effect]:
+        """The products of updates are here: decrypt them. Once: other signs would tell more."""
+        if not self.holds_key or message == self._compare:
+            return []
+        sites = set(message.sites)
+        needed = max(2, self.plan.training.min_participants)
+        if self._compare is not None or not comparison.is_robust(self.plan.training):
+            raise RemoteProtocolError(f"{self.coordinator} asks for dot products out of turn")
+        if len(sites) < needed or not sites <= set(weights(self.plan)):
+            raise RemoteProtocolError(
+                f"{self.coordinator} compares {sorted(sites)}; "
+                f"the plan needs at least {needed} of its participants"
+            )
+        if message.byzantine_sites > self.plan.training.byzantine_sites:
+            raise RemoteProtocolError(f"{self.coordinator} looks for more than the plan's f")
+        self._compare = message
+        asked = do.DecryptProducts(
+            message.round, message.attempt, tuple(message.sites), message.products_digest
+        )
+        return [self._progress("select"), asked]
+
+    def decrypted(self, event: do.ProductsDecrypted) -> list[do.Effect]:
+        """Tell the numbers, and remember what they lead to."""
+        if self._compare is None:
+            return []
+        asked = self._compare
+        try:
+            chosen = comparison.choose(self.plan, asked, event.products, event.imaginary, 0)
+        except ValueError as error:
+            return self.failed(do.WorkFailed(event.round, event.attempt, "select", str(error)))
+        self._selection = chosen
+        message = pb.Compared(
+            round=event.round,
+            attempt=event.attempt,
+            products=event.products,
+            imaginary=event.imaginary,
+        )
+        return [do.Send(self.coordinator, message)]
+
+    def _check_selection(self, message: pb.Apply) -> None:
+        """The coordinator must have selected what these very numbers lead to."""
+        ours = self._selection
+        if set(message.rejected) & set(message.contributors):
+            raise RemoteProtocolError(f"{self.coordinator} sums updates that it rejects")
+        if ours is not None and (
+            tuple(message.contributors) != ours.kept
+            or not set(ours.rejected) <= set(message.rejected)
+        ):
+            raise RemoteProtocolError(
+                f"{self.coordinator} sums the updates of {list(message.contributors)}; "
+                f"by their dot products it would be those of {list(ours.kept)}"
+            )
+
     # ---- apply -----------------------------------------------------------------
 
     @property
@@ -236,6 +308,7 @@ class Participation:
             )
         if self._masking and self._masking.outcome not in ((), tuple(contributors)):
             raise RemoteProtocolError(f"{self.coordinator} sends another sum than was opened")
+        self._check_selection(message)
         self._apply = message
         return [
             self._progress("apply", contributors=tuple(contributors)),
@@ -255,7 +328,11 @@ class Participation:
         if self._apply is None:
             return None
         return value_of(
-            self.plan, self.federation_id, sorted(set(self._apply.contributors)), event.model_digest
+            self.plan,
+            self.federation_id,
+            sorted(set(self._apply.contributors)),
+            event.model_digest,
+            tuple(self._apply.rejected),
         )
 
     def _answer(self, objection: str) -> pb.PlanAnswer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from peers import privacy
+from peers import comparison, privacy
 from peers.masking_steps import is_masked
 from peers.roles import next_after
 from proto import federation_pb2 as pb
@@ -37,15 +37,24 @@ def make_plan(
     return plan
 
 
-def common_scale(plan: pb.Plan, reports: Mapping[str, pb.Trained]) -> tuple[int, ...]:
+def common_scale(
+    plan: pb.Plan, reports: Mapping[str, pb.Trained]
+) -> tuple[tuple[int, ...], dict[str, str]]:
     """One fixed-point scale for all: the largest exponent of each group.
 
-    Raises ValueError when the reports can't belong to the same plan.
+    With a robust rule it is one for all groups, because only integers of one unit have
+    dot products that mean something; and sites that would cost the others their bits
+    are kept out: the second value says who, and why. Raises ValueError when the
+    reports can't belong to the same plan.
     """
-    told = {tuple(report.scale_exponents) for report in reports.values()}
-    lengths = {len(exponents) for exponents in told}
+    told = {site: tuple(report.scale_exponents) for site, report in reports.items()}
+    lengths = {len(exponents) for exponents in told.values()}
     if len(lengths) != 1:
         raise ValueError(f"sites report different numbers of parameter groups: {lengths}")
-    if plan.noise_multiplier and len(told) != 1:
+    if plan.noise_multiplier and len({*told.values()}) != 1:
         raise ValueError("sites differ about the scale of the same noise: update them")
-    return tuple(max(column) for column in zip(*told, strict=True))
+    robust = comparison.is_robust(plan.training)
+    rejected = comparison.wild(plan, told) if robust else {}
+    kept = (exponents for site, exponents in told.items() if site not in rejected)
+    largest = tuple(max(column) for column in zip(*kept, strict=True))
+    return ((max(largest),) * len(largest) if robust else largest), rejected

@@ -232,7 +232,9 @@ class Protocol:
                     self._emit(do.Send(sender, self.run))  # it was away
             case pb.Prepare():
                 self._on_prepare(sender, body)
-            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote() | pb.MaskingAnswer():
+            case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote():
+                self._on_answer(sender, body)
+            case pb.Compared() | pb.MaskingAnswer():
                 self._on_answer(sender, body)
             case pb.Nack():
                 self._on_nack(body)
@@ -242,7 +244,7 @@ class Protocol:
                 self._on_ahead(sender, body)
             case pb.Plan():
                 self._on_plan(sender, body)
-            case pb.Scale() | pb.Apply() | pb.MaskingOrder():
+            case pb.Scale() | pb.MaskingOrder() | pb.Compare() | pb.Apply():
                 self._on_order(sender, body)
             case pb.Accept():
                 self._on_accept(sender, body)

@@ -44,6 +44,7 @@ MOST_MADS = 3.5 / 0.6745
 # Sites that agree closely have a MAD near nothing, and an honest one with other data
 # would be far out in such units; so the MAD counts as at least a tenth of the median.
 LEAST_MAD = 0.1
+MOST_COMPARED = 64
 MOST_SIGMAS = 2.5  # FedSearch-NLP, equation 5
 
 
@@ -62,7 +63,8 @@ def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = Tr
     """Why this rule can't be used among so many sites; empty when it can.
 
     ``least`` is the smallest number of updates that may be summed: what is summed is
-    read by everybody, so in a federation that hides updates it is at least 2.
+    read by everybody, so in a federation that hides updates it is at least 2. There,
+    key holders (all but one) say what they decrypted, and f of 2f + 1 may lie.
     """
     if rule == NONE:
         return ""
@@ -73,7 +75,9 @@ def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = Tr
             f"{rule} needs every site's values in the clear, and updates are encrypted; "
             f"use one of {', '.join(FROM_GRAM)}"
         )
-    needed = needed_sites(rule, f)
+    needed = max(needed_sites(rule, f), 2 * f + 2 if encrypted else 1)
+    if encrypted and sites > MOST_COMPARED:
+        return f"{sites} participants: {rule} compares at most {MOST_COMPARED} encrypted updates"
     if sites < needed:
         return f"{rule} against f = {f} sites needs at least {needed} participants, not {sites}"
     if rule in FROM_VALUES:
@@ -121,24 +125,28 @@ def select(
     least: int = 1,
     precision: float = 0.0,
     imaginary: Collection[str] = (),
+    weights: Sequence[float] = (),
 ) -> Selection:
     """Apply a rule to the Gram matrix of these sites' updates, in their order.
 
     ``precision`` is the largest absolute error of an entry; ``imaginary`` names sites
     whose encrypted updates are no real vectors. Sites rejected for such reasons are
     certainly not honest, so the rule then looks for that many fewer. ``least``: krum
-    and multi_krum keep at least so many. Raises ValueError when a precondition does
-    not hold: `objection` says so before.
+    and multi_krum keep at least so many. ``weights``: the matrix is that of weighted
+    updates, and the rule is for them without their weights. Raises ValueError when a
+    precondition does not hold: `objection` says so before.
     """
-    problem = objection(rule, f, len(sites), least)
+    problem = objection(rule, f, len(sites), least, encrypted=False)
     if problem:
         raise ValueError(problem)
     rejected = _impossible(sites, gram, precision, imaginary)
+    gram = unweighted(gram, weights) if weights else gram
+    blur = math.sqrt(precision) / min(weights, default=1.0)
     left = [place for place, site in enumerate(sites) if site not in rejected]
     if rule != NONE and len(left) > 1:
         names = [sites[place] for place in left]
         among = [[gram[a][b] for b in left] for a in left]
-        rejected |= _JUDGES[rule](names, among, max(0, f - len(rejected)), least)
+        rejected |= _JUDGES[rule](names, among, max(0, f - len(rejected)), least, blur)
     kept = tuple(sorted(site for site in sites if site not in rejected))
     return Selection(kept, rejected)
 
@@ -189,11 +197,11 @@ def _contradictions(
     return against
 
 
-def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[str, str]:
+def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int, blur: float) -> dict[str, str]:
     norms = _norms(gram)
     median = statistics.median(norms)
     mad = statistics.median(abs(norm - median) for norm in norms)
-    unit = max(mad, LEAST_MAD * median)
+    unit = max(mad, LEAST_MAD * median, blur)  # norms can't be told apart more closely
     return {
         site: f"norm {norm:.3g} is {_times(norm - median, unit)} MADs above the median {median:.3g}"
         for site, norm in zip(sites, norms, strict=True)
@@ -201,9 +209,11 @@ def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[str, s
     }
 
 
-def _norm_sigma(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[str, str]:
+def _norm_sigma(
+    sites: Sequence[str], gram: Gram, _f: int, _least: int, blur: float
+) -> dict[str, str]:
     norms = _norms(gram)
-    mean, sigma = statistics.fmean(norms), statistics.stdev(norms)
+    mean, sigma = statistics.fmean(norms), max(statistics.stdev(norms), blur)
     return {
         site: f"norm {norm:.3g} is {_times(norm - mean, sigma)} standard deviations above the "
         f"mean {mean:.3g}"
@@ -212,11 +222,13 @@ def _norm_sigma(sites: Sequence[str], gram: Gram, _f: int, _least: int) -> dict[
     }
 
 
-def _krum(sites: Sequence[str], gram: Gram, f: int, least: int) -> dict[str, str]:
+def _krum(sites: Sequence[str], gram: Gram, f: int, least: int, _blur: float) -> dict[str, str]:
     return _all_but_best(sites, gram, f, max(1, least))
 
 
-def _multi_krum(sites: Sequence[str], gram: Gram, f: int, least: int) -> dict[str, str]:
+def _multi_krum(
+    sites: Sequence[str], gram: Gram, f: int, least: int, _blur: float
+) -> dict[str, str]:
     # As many as count in a score: the limit of Damaskinos et al. 2019 (AggregaThor).
     return _all_but_best(sites, gram, f, max(len(sites) - f - 2, least, 1))
 
@@ -233,7 +245,7 @@ def _all_but_best(sites: Sequence[str], gram: Gram, f: int, kept: int) -> dict[s
     }
 
 
-_Judge = Callable[[Sequence[str], Gram, int, int], dict[str, str]]
+_Judge = Callable[[Sequence[str], Gram, int, int, float], dict[str, str]]
 _JUDGES: dict[str, _Judge] = {
     "norm": _norm,
     "norm_sigma": _norm_sigma,

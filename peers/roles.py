@@ -53,7 +53,11 @@ def weights(plan: pb.Plan) -> dict[str, float]:
 
 
 def value_of(
-    plan: pb.Plan, federation_id: str, contributors: Sequence[str], model_digest: bytes
+    plan: pb.Plan,
+    federation_id: str,
+    contributors: Sequence[str],
+    model_digest: bytes,
+    rejected: Sequence[str] = (),
 ) -> pb.VoteBody:
     """What a site votes for after it applied the sum."""
     return pb.VoteBody(
@@ -64,4 +68,5 @@ def value_of(
         contributors=sorted(contributors),
         manifest_version=plan.manifest_version,
         plan_digest=plan_digest(plan.training),
+        rejected=sorted(rejected),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
 from peers.participation import Policy
@@ -74,7 +75,14 @@ def objection(plan: pb.TrainingPlan, manifest: FederationManifest) -> str:
             f"the plan needs {plan.min_participants} participants, the manifest has {sites} "
             "enabled sites; lower training.min_participants or add sites"
         )
-    return ""
+    needed = comparison.participants_needed(plan)
+    if needed > sites:
+        return (
+            f"{needed} participants are needed so that {plan.min_participants} are left when "
+            f"{plan.byzantine_sites} are rejected, the manifest has {sites} enabled sites; "
+            "lower robust.byzantine_sites or add sites"
+        )
+    return comparison.objection(plan, sites)
 
 
 def _under_way(run: pb.Run | None) -> str:

@@ -12,6 +12,7 @@ follows, in the order of an attempt:
     train     exponents               T                 T + 2 P after the plan (P + T, and P)
     aggregate updates, then the sum   P + P
     unmask    each of two answers     P, in masking mode; then P for the sum
+    select    products, then the sum  P               (with a robust rule; all hear of it)
     apply     the first vote          P
     vote      a majority              P                 4 P after the scale (3 P, and P)
 

@@ -236,6 +236,7 @@ class Peer(_message.Message):
     CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     OVER_QUOTA_FIELD_NUMBER: _builtins.int
+    REJECTED_ROUNDS_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """site id"""
     address: _builtins.str
@@ -266,6 +267,8 @@ class Peer(_message.Message):
     """calls of it that this site turned down since start"""
     over_quota: _builtins.int
     """of those, the ones that were too many: see [limits]"""
+    rejected_rounds: _builtins.int
+    """committed rounds whose robust rule kept its update out"""
     def __init__(
         self,
         *,
@@ -284,10 +287,11 @@ class Peer(_message.Message):
         certificate_expires_unix_s: _builtins.int = ...,
         refused: _builtins.int = ...,
         over_quota: _builtins.int = ...,
+        rejected_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "over_quota", b"over_quota", "refused", b"refused", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "over_quota", b"over_quota", "refused", b"refused", "rejected_rounds", b"rejected_rounds", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,8 @@ class _BlobKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlobKind.Val
     """any -> any; a sequence of certificates; <= 64 MiB"""
     MANIFESTS: _BlobKind.ValueType  # 7
     """any -> any; a sequence of signed manifests; <= 64 MiB"""
+    ENCRYPTED_PRODUCTS: _BlobKind.ValueType  # 8
+    """coordinator -> key holders; dot products of updates; <= 1 GiB"""
 
 class BlobKind(_BlobKind, metaclass=_BlobKindEnumTypeWrapper): ...
 
@@ -67,6 +69,8 @@ CERTIFICATES: BlobKind.ValueType  # 6
 """any -> any; a sequence of certificates; <= 64 MiB"""
 MANIFESTS: BlobKind.ValueType  # 7
 """any -> any; a sequence of signed manifests; <= 64 MiB"""
+ENCRYPTED_PRODUCTS: BlobKind.ValueType  # 8
+"""coordinator -> key holders; dot products of updates; <= 1 GiB"""
 Global___BlobKind: _TypeAlias = BlobKind  # noqa: Y015
 
 class _Adapt:
@@ -109,6 +113,38 @@ CKKS: Mode.ValueType  # 0
 MASKING: Mode.ValueType  # 1
 """masked; masks cancel in the sum, which everybody may read"""
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
+
+class _RobustRule:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RobustRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RobustRule.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROBUST_NONE: _RobustRule.ValueType  # 0
+    """all of them"""
+    ROBUST_NORM: _RobustRule.ValueType  # 1
+    """norms by median and MAD"""
+    ROBUST_NORM_SIGMA: _RobustRule.ValueType  # 2
+    """norms by mean and 2.5 standard deviations; vacuous below 9 sites"""
+    ROBUST_KRUM: _RobustRule.ValueType  # 3
+    """the min_participants best scores"""
+    ROBUST_MULTI_KRUM: _RobustRule.ValueType  # 4
+    """the n - f - 2 best scores, at least min_participants"""
+
+class RobustRule(_RobustRule, metaclass=_RobustRuleEnumTypeWrapper):
+    """Which updates may be in the sum (peers/robust.py)."""
+
+ROBUST_NONE: RobustRule.ValueType  # 0
+"""all of them"""
+ROBUST_NORM: RobustRule.ValueType  # 1
+"""norms by median and MAD"""
+ROBUST_NORM_SIGMA: RobustRule.ValueType  # 2
+"""norms by mean and 2.5 standard deviations; vacuous below 9 sites"""
+ROBUST_KRUM: RobustRule.ValueType  # 3
+"""the min_participants best scores"""
+ROBUST_MULTI_KRUM: RobustRule.ValueType  # 4
+"""the n - f - 2 best scores, at least min_participants"""
+Global___RobustRule: _TypeAlias = RobustRule  # noqa: Y015
 
 class _MaskingStep:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -412,6 +448,8 @@ class Envelope(_message.Message):
     ATTEMPT_FAILED_FIELD_NUMBER: _builtins.int
     MASKING_ORDER_FIELD_NUMBER: _builtins.int
     MASKING_ANSWER_FIELD_NUMBER: _builtins.int
+    COMPARE_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters; must equal the receiver's"""
     sender: _builtins.str
@@ -486,6 +524,14 @@ class Envelope(_message.Message):
     def masking_answer(self) -> Global___MaskingAnswer:
         """answer to plan and masking order"""
 
+    @_builtins.property
+    def compare(self) -> Global___Compare:
+        """coordinator -> key holders"""
+
+    @_builtins.property
+    def compared(self) -> Global___Compared:
+        """answer to compare"""
+
     def __init__(
         self,
         *,
@@ -509,12 +555,14 @@ class Envelope(_message.Message):
         attempt_failed: Global___AttemptFailed | None = ...,
         masking_order: Global___MaskingOrder | None = ...,
         masking_answer: Global___MaskingAnswer | None = ...,
+        compare: Global___Compare | None = ...,
+        compared: Global___Compared | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "compare", b"compare", "compared", b"compared", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "compare", b"compare", "compared", b"compared", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed", "masking_order", "masking_answer"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed", "masking_order", "masking_answer", "compare", "compared"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -540,6 +588,8 @@ class TrainingPlan(_message.Message):
     MAX_NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
     PRIVACY_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    ROBUST_FIELD_NUMBER: _builtins.int
+    BYZANTINE_SITES_FIELD_NUMBER: _builtins.int
     adapt: Global___Adapt.ValueType
     """what is trained; must be the site's own setting"""
     local_epochs: _builtins.int
@@ -562,6 +612,10 @@ class TrainingPlan(_message.Message):
     """a site's weight counts at most this; >= 1"""
     mode: Global___Mode.ValueType
     """CKKS or MASKING; a site may refuse it"""
+    robust: Global___RobustRule.ValueType
+    """who may be in the sum"""
+    byzantine_sites: _builtins.int
+    """f: how many sites may contribute what they like; 0 .. 64"""
     @_builtins.property
     def privacy(self) -> Global___PrivacyPlan:
         """differential privacy; absent: none. Needs 16 bits"""
@@ -581,10 +635,12 @@ class TrainingPlan(_message.Message):
         max_num_examples: _builtins.int = ...,
         privacy: Global___PrivacyPlan | None = ...,
         mode: Global___Mode.ValueType = ...,
+        robust: Global___RobustRule.ValueType = ...,
+        byzantine_sites: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "mode", b"mode", "privacy", b"privacy", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "byzantine_sites", b"byzantine_sites", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "mode", b"mode", "privacy", b"privacy", "robust", b"robust", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1206,6 +1262,84 @@ class MaskingAnswer(_message.Message):
 Global___MaskingAnswer: _TypeAlias = MaskingAnswer  # noqa: Y015
 
 @_typing.final
+class Compare(_message.Message):
+    """Goes with the ENCRYPTED_PRODUCTS to the key holders; at most once an attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
+    PRODUCTS_DIGEST_FIELD_NUMBER: _builtins.int
+    BYZANTINE_SITES_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    products_digest: _builtins.bytes
+    """32 bytes: of the ENCRYPTED_PRODUCTS blob"""
+    byzantine_sites: _builtins.int
+    """the plan's f less those kept out already; 0 .. 64"""
+    @_builtins.property
+    def sites(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose updates are compared; sorted; 2 .. 64"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        sites: _abc.Iterable[_builtins.str] | None = ...,
+        products_digest: _builtins.bytes = ...,
+        byzantine_sites: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "byzantine_sites", b"byzantine_sites", "products_digest", b"products_digest", "round", b"round", "sites", b"sites"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Compare: _TypeAlias = Compare  # noqa: Y015
+
+@_typing.final
+class Compared(_message.Message):
+    """What a key holder decrypted: these numbers, and nothing else of any update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
+    IMAGINARY_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    @_builtins.property
+    def products(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """<x_a, x_b> for b <= a, row by row, in squared integer units; 3 .. 2080"""
+
+    @_builtins.property
+    def imaginary(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sites whose updates are no real vectors; sorted; <= 64"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        products: _abc.Iterable[_builtins.float] | None = ...,
+        imaginary: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "imaginary", b"imaginary", "products", b"products", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Compared: _TypeAlias = Compared  # noqa: Y015
+
+@_typing.final
 class Apply(_message.Message):
     """Goes with the ENCRYPTED_SUM to the key holders."""
 
@@ -1216,6 +1350,7 @@ class Apply(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SUM_DIGEST_FIELD_NUMBER: _builtins.int
     SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1230,6 +1365,10 @@ class Apply(_message.Message):
     def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as in Scale, for a holder that missed it"""
 
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose updates the plan's robust rule keeps out; sorted"""
+
     def __init__(
         self,
         *,
@@ -1238,10 +1377,11 @@ class Apply(_message.Message):
         contributors: _abc.Iterable[_builtins.str] | None = ...,
         sum_digest: _builtins.bytes = ...,
         scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
+        rejected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "round", b"round", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "rejected", b"rejected", "round", b"round", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1296,6 +1436,7 @@ class VoteBody(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters"""
     round: _builtins.int
@@ -1312,6 +1453,10 @@ class VoteBody(_message.Message):
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """sorted"""
 
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose updates the robust rule kept out; sorted; <= 256"""
+
     def __init__(
         self,
         *,
@@ -1322,10 +1467,11 @@ class VoteBody(_message.Message):
         contributors: _abc.Iterable[_builtins.str] | None = ...,
         manifest_version: _builtins.int = ...,
         plan_digest: _builtins.bytes = ...,
+        rejected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "parent_digest", b"parent_digest", "plan_digest", b"plan_digest", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "parent_digest", b"parent_digest", "plan_digest", b"plan_digest", "rejected", b"rejected", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1495,6 +1641,7 @@ class RoundReport(_message.Message):
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
+    REJECTIONS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1519,6 +1666,10 @@ class RoundReport(_message.Message):
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTime]:
         """in order; <= 16"""
 
+    @_builtins.property
+    def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]:
+        """whose updates were kept out, sorted by site; <= 256"""
+
     def __init__(
         self,
         *,
@@ -1532,14 +1683,39 @@ class RoundReport(_message.Message):
         mean_loss: _builtins.float = ...,
         noise_multiplier: _builtins.float = ...,
         clip_norm: _builtins.float = ...,
+        rejections: _abc.Iterable[Global___Rejection] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "contributors", b"contributors", "coordinator", b"coordinator", "key_dealer", b"key_dealer", "mean_loss", b"mean_loss", "noise_multiplier", b"noise_multiplier", "phases", b"phases", "round", b"round", "shared_values", b"shared_values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "contributors", b"contributors", "coordinator", b"coordinator", "key_dealer", b"key_dealer", "mean_loss", b"mean_loss", "noise_multiplier", b"noise_multiplier", "phases", b"phases", "rejections", b"rejections", "round", b"round", "shared_values", b"shared_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundReport: _TypeAlias = RoundReport  # noqa: Y015
+
+@_typing.final
+class Rejection(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id"""
+    reason: _builtins.str
+    """for people there; <= 500 characters"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rejection: _TypeAlias = Rejection  # noqa: Y015
 
 @_typing.final
 class PhaseTime(_message.Message):
@@ -1548,7 +1724,7 @@ class PhaseTime(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """prepare, plan, key, train, encrypt, aggregate, unmask, apply, vote, commit"""
+    """prepare, plan, key, train, encrypt, aggregate, select, unmask, apply, vote, commit"""
     seconds: _builtins.float
     """wall clock at the coordinator; >= 0"""
     def __init__(

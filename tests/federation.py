@@ -187,6 +187,7 @@ class LiveFederation:
         adapt: str = "head",
         rounds: dict[str, Any] | None = None,
         surroundings: Surroundings | None = None,
+        connect_s: float = 90.0,
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected."""
@@ -197,7 +198,7 @@ class LiveFederation:
         async with live._stack:
             for name in names:
                 await live.launch(name)
-            await live.until_connected()
+            await live.until_connected(connect_s)
             yield live
 
     async def launch(self, name: str, *, fault: str = "") -> LiveSite:

@@ -28,7 +28,6 @@ import math
 import random
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from peers import effects as do
@@ -41,7 +40,9 @@ from peers.roles import coordinator_of, key_holders
 from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
+from tests.scenarios.faults import Clock, Faults
 from tests.scenarios.invariants import Disk, Watch
+from tests.scenarios.updates import products_of
 from tests.simulated_masking import SimulatedMasking
 
 FEDERATION = "simulated"
@@ -51,35 +52,6 @@ TIMING = Timing(phase_s=10.0, train_s=60.0, growth=1.5)
 HEARTBEAT_S = 5.0
 LONGEST_WORK_S = 2.0
 POLICY = Policy(min_participants=2, max_local_epochs=10)
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Chances a message, a push or a piece of work; seconds of delay.
-
-    Of messages of the kind ``scarce``, two in three are lost.
-    """
-
-    drop: float = 0.0
-    duplicate: float = 0.0
-    delay_s: tuple[float, float] = (0.001, 0.05)
-    cut: float = 0.0
-    fail: float = 0.0
-    scarce: str = ""
-
-
-@dataclass
-class Clock:
-    """A site's monotonic clock."""
-
-    offset: float = 0.0
-    rate: float = 1.0
-
-    def local(self, now: float) -> float:
-        return self.offset + now * self.rate
-
-    def world(self, local: float) -> float:
-        return (local - self.offset) / self.rate
 
 
 def plan(min_participants: int = 2, mode: pb.Mode.ValueType = pb.CKKS) -> pb.TrainingPlan:
@@ -135,13 +107,15 @@ class World:
         self.steps = 0
         self.slowness: dict[str, float] = {}
         self.willing: dict[str, bool] = {}
+        self.training = plan(self.min_participants, mode)
+        self.updates: dict[str, tuple[float, ...]] = {}  # else HONEST (tests/scenarios/updates.py)
+        self.liars: set[str] = set()  # key holders that say they decrypted something else
         self.failing: set[tuple[str, str]] = set()
         self.blocked: dict[tuple[str, str], int] = {}
         self.disks: dict[str, Disk] = {}
         self.machines: dict[str, Protocol] = {}
         self.watch = Watch(self.disks, self.manifests)
         self.masking = SimulatedMasking()
-        self._mode = mode
         self._copies = copies
         self._skewed = skewed
         self._machine = machine
@@ -169,7 +143,7 @@ class World:
     def train(self, name: str, rounds: int) -> None:
         """A person at a site asks for more rounds; refused if a run is under way there."""
         run = f"run-{self._sequence}-{rounds}"
-        self._feed(name, do.RunRequested(run, rounds, plan(self.min_participants, self._mode)))
+        self._feed(name, do.RunRequested(run, rounds, self.training))
 
     def stop(self, name: str) -> None:
         """A person at a site stops the run."""
@@ -395,6 +369,16 @@ class World:
             case do.AddUpdate(round_, attempt, site):
                 added = do.UpdateAdded(round_, attempt, site)
                 self._work(name, "aggregate", effect, self._feed, name, added)
+            case do.CompareUpdates(round_, attempt, sites):
+                digest = self.random.randbytes(32)
+                asked = do.QuestionReady(round_, attempt, sites, (), digest)
+                self._work(name, "select", effect, self._feed, name, asked)
+            case do.SendProducts(holders, compare):
+                kind = pb.ENCRYPTED_PRODUCTS
+                for holder in holders:
+                    self._push_blob(name, holder, kind, compare, self._send, compare)
+            case do.DecryptProducts():
+                self._work(name, "select", effect, self._decrypt, name, effect)
             case do.FinishSum(round_, attempt):
                 digest = self.random.randbytes(32)
                 finished = do.SumFinished(round_, attempt, digest)
@@ -452,7 +436,7 @@ class World:
         sender: str,
         to: str,
         kind: pb.BlobKind.ValueType,
-        at: pb.Plan | pb.Apply | do.EncryptUpdate,
+        at: pb.Plan | pb.Apply | pb.Compare | do.EncryptUpdate,
         arrived: Callable[..., None],
         *arguments: object,
         pause: float = 0.1,
@@ -485,6 +469,8 @@ class World:
         at: pb.Plan
         | do.EncryptUpdate
         | do.AddUpdate
+        | do.CompareUpdates
+        | do.DecryptProducts
         | do.FinishSum
         | do.ApplySum
         | do.Mask
@@ -535,6 +521,12 @@ class World:
 
     def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate) -> None:
         self._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender))
+
+    def _decrypt(self, name: str, effect: do.DecryptProducts) -> None:
+        products = products_of(self.updates, effect.sites)
+        if name in self.liars:
+            products = tuple(self.random.uniform(-1e15, 1e15) for _ in products)
+        self._feed(name, do.ProductsDecrypted(effect.round, effect.attempt, products, ()))
 
     def _apply(self, name: str, effect: do.ApplySum) -> None:
         digest = hashlib.sha256(

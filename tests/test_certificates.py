@@ -128,6 +128,7 @@ def edit(field: str, value: object) -> Callable[[pb.VoteBody], None]:
         edit("model_digest", bytes(32)),
         edit("plan_digest", bytes(32)),
         edit("contributors", ["alpha", "beta"]),
+        edit("rejected", ["delta"]),
     ],
 )
 def test_a_vote_says_nothing_about_any_other_body(
@@ -156,6 +157,10 @@ def test_a_vote_says_nothing_about_any_other_body(
         (edit("contributors", ["alpha", "alpha"]), "each once"),
         (edit("contributors", ["Alpha"]), "site ids"),
         (edit("contributors", ["alpha", "zeta"]), "'zeta' is not an enabled site"),
+        (edit("rejected", ["zeta"]), "rejected 'zeta' is not an enabled site"),
+        (edit("rejected", ["gamma"]), "a contributor or rejected"),
+        (edit("rejected", ["zeta", "delta"]), "rejected sites are site ids, each once, sorted"),
+        (edit("rejected", ["Zeta"]), "rejected sites are site ids"),
     ],
 )
 def test_a_body_out_of_bounds_is_refused(
@@ -332,13 +337,18 @@ def test_the_signed_bytes_are_the_documented_ones() -> None:
         + (b"\0\0\0\x03" + b"\0\0\0\x05alpha" + b"\0\0\0\x04beta" + b"\0\0\0\x05gamma")
     )
     assert vote_payload(body, 5) == expected
+    body.rejected.append("delta")
+    assert vote_payload(body, 5) == expected + b"\0\0\0\x01" + b"\0\0\0\x05delta"
 
 
 digests = st.binary(min_size=32, max_size=32)
 ids = st.from_regex(r"[a-z0-9][a-z0-9-]{0,5}", fullmatch=True)
 bodies = st.builds(
-    lambda contributors, **fields: pb.VoteBody(contributors=sorted(contributors), **fields),
+    lambda contributors, rejected, **fields: pb.VoteBody(
+        contributors=sorted(contributors), rejected=sorted(rejected - contributors), **fields
+    ),
     contributors=st.sets(ids, min_size=1, max_size=4),
+    rejected=st.sets(ids, max_size=2),
     federation_id=ids,
     round=st.integers(1, 3),
     manifest_version=st.integers(1, 3),

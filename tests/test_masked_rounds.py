@@ -11,7 +11,8 @@ from peers.messages import RemoteProtocolError
 from peers.participation import Participation, Policy
 from peers.roles import key_holders, threshold_of
 from proto import federation_pb2 as pb
-from tests.simulation import Faults, World, coordinator, plan
+from tests.scenarios.faults import Faults
+from tests.simulation import World, coordinator, plan
 
 
 def masked_world(sites: int, *, seed: int = 1, faults: Faults | None = None) -> World:

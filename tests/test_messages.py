@@ -84,6 +84,7 @@ def report() -> pb.RoundReport:
         phases=[pb.PhaseTime(phase="train", seconds=1.5)],
         shared_values=10,
         mean_loss=0.5,
+        rejections=[pb.Rejection(site="gamma", reason="norm 9 is 14 MADs above the median 2")],
     )
 
 
@@ -121,7 +122,14 @@ BODIES: dict[str, Callable[[], Message]] = {
     "trained": lambda: pb.Trained(round=1, scale_exponents=[-126, 0, 127]),
     "scale": lambda: pb.Scale(round=1, scale_exponents=[1], contributors=["alpha", "beta"]),
     "apply": lambda: pb.Apply(
-        round=1, contributors=["alpha", "beta"], sum_digest=DIGEST, scale_exponents=[0]
+        round=1,
+        contributors=["alpha", "beta"],
+        sum_digest=DIGEST,
+        scale_exponents=[0],
+        rejected=["gamma"],
+    ),
+    "compare": lambda: pb.Compare(
+        round=1, sites=["alpha", "beta"], products_digest=DIGEST, byzantine_sites=1
     ),
     "masking_order": lambda: pb.MaskingOrder(
         round=1,
@@ -132,6 +140,7 @@ BODIES: dict[str, Callable[[], Message]] = {
     "masking_answer": lambda: pb.MaskingAnswer(
         round=1, step=pb.SHARES, items=[pb.MaskingItem(site="beta", content=bytes(82))]
     ),
+    "compared": lambda: pb.Compared(round=1, products=[1.0, -2.5, 9e30], imaginary=["beta"]),
     "accept": lambda: pb.Accept(round=1, value=vote_body()),
     "vote": vote,
     "commit": lambda: pb.Commit(certificate=certificate(), report=report()),
@@ -254,6 +263,13 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("masking_answer", "step", pb.OUTCOME, "content is 82 bytes; expected 1 .. 80 bytes"),
     ("masking_answer", "items[0].site", "Beta", "items[0].site is 'Beta'"),
     ("apply", "sum_digest", b"", "sum_digest is 0 bytes"),
+    ("apply", "rejected[0]", "Gamma", "rejected[0] is 'Gamma'"),
+    ("compare", "sites[0]", "beta", "sites is not in ascending order"),
+    ("compare", "byzantine_sites", 65, "byzantine_sites is 65"),
+    ("compared", "products[1]", math.nan, "products[1] is nan"),
+    ("compared", "products[0]", 2.0**121, "products[0] is"),
+    ("run", "plan.robust", 9, "robust is 9; expected one of"),
+    ("commit", "report.rejections[0].reason", "x\n", "rejections[0].reason is"),
     ("vote", "signature", b"", "vote.signature is 0 bytes; expected 1 .. 80 bytes"),
     ("vote", "signature", b"x" * 81, "vote.signature is 81 bytes"),
     ("vote", "mean_loss", -1.0, "mean_loss is -1.0; expected 0 .. 1000"),

@@ -14,7 +14,8 @@ from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders, next_after, weights
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
-from tests.simulation import GENESIS, LONGEST_WORK_S, TIMING, Faults, World, coordinator, plan
+from tests.scenarios.faults import Faults
+from tests.simulation import GENESIS, LONGEST_WORK_S, TIMING, World, coordinator, plan
 
 
 def test_three_sites_commit_three_rounds_and_the_coordinator_rotates() -> None:

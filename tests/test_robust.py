@@ -145,7 +145,8 @@ def test_rules_that_need_values_are_refused_where_updates_are_encrypted(rule: st
 
 
 def test_a_rule_that_would_leave_too_few_to_hide_one_another_is_refused() -> None:
-    assert "min_participants" in objection("norm", 1, 3, 3)
+    assert "min_participants" in objection("norm", 1, 3, 3, encrypted=False)
+    assert "needs at least 4 participants" in objection("norm", 1, 3, 2)  # 2f + 1 must answer
     assert objection("norm", 1, 4, 3) == ""
     assert objection("median of medians", 1, 9, 3).startswith("there is no robust rule")
 
@@ -256,6 +257,13 @@ def test_an_error_within_the_precision_rejects_nobody() -> None:
     twins[0, 1] = twins[1, 0] = 9.3
     assert len(select("none", 0, names(4), twins.tolist(), precision=0.5).kept) == 4
     assert len(select("none", 0, names(4), twins.tolist(), precision=0.01).kept) == 2
+
+
+def test_norms_within_the_precision_of_one_another_are_equal() -> None:
+    """Updates of zeros: what is left is the noise of their dot products."""
+    noise = np.diag([0.9, -0.8, 0.0, -0.3, -0.1]).tolist()
+    for rule in ("norm", "norm_sigma"):
+        assert len(select(rule, 1, names(5), noise, precision=1.0).kept) == 5
 
 
 def test_who_is_impossible_counts_towards_f() -> None:

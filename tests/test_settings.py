@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from config.settings import SECTIONS, Settings, SettingsError, load
+from peers.robust import FROM_GRAM, objection
 
 EXAMPLE = Path(__file__).parent.parent / "config" / "fedd.example.toml"
 
@@ -300,3 +301,31 @@ def test_the_example_explains_every_option_and_tells_its_bounds() -> None:
 
 def test_every_table_is_in_the_tree() -> None:
     assert list(SECTIONS) == list(Settings.model_fields)
+
+
+# ---- robust rules -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
+def test_rules_that_need_values_in_the_clear_are_refused(tmp_path: Path, rule: str) -> None:
+    lines = refusals(tmp_path, f'[robust]\nrule = "{rule}"')
+    assert len(lines) == 1
+    assert "robust.rule" in lines[0]
+    assert f"{rule} needs every site's values in the clear" in lines[0]
+
+
+@pytest.mark.parametrize("rule", FROM_GRAM)
+@pytest.mark.parametrize("f", range(5))
+def test_a_rules_precondition_is_checked_when_the_settings_are_read(
+    tmp_path: Path, rule: str, f: int
+) -> None:
+    """Accepted exactly if the smallest federation that the plan allows is large enough."""
+    for least in range(2, 12):
+        text = f'[training]\nmin_participants = {least}\n[robust]\nrule = "{rule}"\n'
+        text += f"byzantine_sites = {f}"
+        if objection(rule, f, least + f, least):
+            (line,) = refusals(tmp_path, text)
+            assert "training.min_participants" in line
+            assert "may be rejected" in line
+        else:
+            assert load(write(tmp_path, text)).robust.byzantine_sites == f

@@ -173,12 +173,14 @@ def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]
     """
     body = certificate.body
     loss = report.mean_loss
+    reasons = {one.site: one.reason for one in report.rejections}
     return {
         "round": body.round,
         "attempt": certificate.attempt,
         "coordinator": report.coordinator,
         "key_dealer": report.key_dealer,
         "contributors": list(body.contributors),
+        "rejected": {site: reasons.get(site, "") for site in body.rejected},
         "model_digest": body.model_digest.hex(),
         "parent_digest": body.parent_digest.hex(),
         "signed_by": [vote.site for vote in certificate.votes],

@@ -119,6 +119,7 @@ def _peers_table(reply: PeersReply) -> Table:
         ">certificate",
         ">sent",
         ">received",
+        ">rejected",
         "last error",
     )
     for peer in reply.peers:
@@ -135,6 +136,7 @@ def _peers_table(reply: PeersReply) -> Table:
             _expiry(peer.certificate_expires_unix_s),
             byte_count(peer.bytes_sent),
             byte_count(peer.bytes_received),
+            f"{peer.rejected_rounds} ×" if peer.rejected_rounds else "",
             plain_text(peer.last_error),
         )
     return table
@@ -258,11 +260,17 @@ def rounds_table(found: list[dict[str, Any]]) -> Table:
             str(item["attempt"]),
             item["coordinator"] or "–",
             item["key_dealer"] or "–",
-            ", ".join(item["contributors"]),
+            _who(item),
             short(item["model_digest"]),
             "" if loss is None else f"{loss:.3f}",
         )
     return table
+
+
+def _who(item: dict[str, Any]) -> str:
+    contributors = ", ".join(item["contributors"])
+    rejected = ", ".join(item["rejected"])
+    return f"{contributors} (rejected: {rejected})" if rejected else contributors
 
 
 def phases_table(found: list[dict[str, Any]]) -> Table:
@@ -288,6 +296,7 @@ def _round_facts(item: dict[str, Any]) -> Table:
         ("coordinator", item["coordinator"] or "unknown here: this site caught up later"),
         ("key dealer", item["key_dealer"] or "unknown here"),
         ("contributors", ", ".join(item["contributors"])),
+        *((f"rejected {site}", why) for site, why in item["rejected"].items()),
         ("signed by", ", ".join(item["signed_by"])),
         ("version", item["model_digest"]),
         ("parent", item["parent_digest"]),

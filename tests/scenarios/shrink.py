@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from peers.protocol import Protocol
+from tests.scenarios.faults import Faults
 from tests.scenarios.schedule import Change, Cut, Fault, Scenario, Stop, play_in, world_of
-from tests.simulation import Faults
 
 MOST_TRIALS = 400
 
@@ -70,6 +70,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, rounds=scenario.rounds - 1)
     if scenario.down_for_good:
         yield replace(scenario, down_for_good=scenario.down_for_good[1:])
+    if scenario.way != "ckks":
+        yield replace(scenario, way="ckks")
     if scenario.skewed:
         yield replace(scenario, skewed=False)
     quiet = Faults()
@@ -99,5 +101,6 @@ def _with_sites(scenario: Scenario, sites: int) -> Scenario:
         sites=sites,
         min_participants=min(scenario.min_participants, max(2, sites // 2)),
         schedule=tuple(schedule),
+        way="ckks" if scenario.way == "norm" else scenario.way,
         down_for_good=down[: sites - max(sites // 2 + 1, 2)],
     )

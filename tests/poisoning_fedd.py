@@ -1,0 +1,41 @@
+"""`fedd` that may be Byzantine in what it contributes.
+
+    python -m tests.poisoning_fedd --config site/fedd.toml     (HANSE_TAPE=folder)
+
+As long as the folder holds a file ``poison`` with a number, the trained update is
+multiplied by it before anything else sees it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daemon import main as fedd
+from daemon.learning import jobs
+from daemon.workers import Worker
+
+
+def run() -> None:
+    """The daemon's own main, behind whose training stands an attacker."""
+    poison = Path(os.environ["HANSE_TAPE"]) / "poison"
+    original = Worker.run_reporting
+
+    async def poisoned(self: Worker, report: Any, job: Any, *arguments: Any) -> Any:
+        done = await original(self, report, job, *arguments)
+        if job is jobs.train and poison.exists():
+            path = arguments[-1]
+            update = np.load(path, allow_pickle=False)
+            update[:-1] *= np.float32(poison.read_text())  # the last value is the loss
+            np.save(path, update, allow_pickle=False)
+        return done
+
+    Worker.run_reporting = poisoned  # type: ignore[assignment,method-assign]
+    fedd.main()
+
+
+if __name__ == "__main__":
+    run()

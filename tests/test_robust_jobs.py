@@ -1,0 +1,169 @@
+"""A robust round's arithmetic, from updates on disk to the new version's bits."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.ckks import CryptoError, choose_measurable
+from crypto.quantize import Float32
+from daemon import round_crypto
+from daemon.exchange import too_large
+from daemon.round_crypto import LOSS_BOUND
+from daemon.versions import ShapeManifest, read_version, write_version
+from peers import comparison
+from peers.robust import Selection
+from peers.roles import weights
+from peers.vectors import largest_size
+from proto import federation_pb2 as pb
+
+SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,))))
+SITES = ("a", "b", "c", "d", "e", "f", "g")
+HOLDER, COORDINATOR = (1, 0), (1, 1)
+
+
+def plan(rule: pb.RobustRule.ValueType = pb.ROBUST_MULTI_KRUM) -> pb.Plan:
+    training = pb.TrainingPlan(bits=16, min_participants=4, robust=rule, byzantine_sites=2)
+    participants = [pb.Participant(site=s, num_examples=60 + 10 * k) for k, s in enumerate(SITES)]
+    return pb.Plan(participants=participants, training=training)
+
+
+def honest(seed: int) -> Float32:
+    common = np.random.default_rng(0).normal(size=SHAPE.total)
+    own = np.random.default_rng(seed).normal(size=SHAPE.total)
+    return (0.01 * (common + 0.5 * own)).astype(np.float32)
+
+
+@pytest.fixture
+def keys() -> None:
+    for left in [(2, 0), (2, 1), HOLDER, COORDINATOR]:
+        round_crypto.forget(*left)
+    dealt = round_crypto.deal_key(*HOLDER, len(SITES), 16, measurable=True)
+    round_crypto.hold_context(
+        *COORDINATOR, dealt.public, secret=False, contributors=7, bits=16, measurable=True
+    )
+
+
+def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]], int]:
+    """Every site measures and encrypts; the uploads and the common exponent."""
+    weight = weights(plan())
+    measured = []
+    for site, vector in zip(SITES, vectors, strict=True):
+        path = folder / f"{site}.npy"
+        np.save(path, np.append(vector, np.float32(0.5 / LOSS_BOUND)))
+        measured += round_crypto.measure_update(path, SHAPE.sizes, weight[site])
+    exponent = max(measured)
+    uploads = []
+    for site in SITES:
+        role = COORDINATOR if site == "a" else HOLDER
+        out = folder / f"{site}.encrypted"
+        exponents = [exponent] * len(SHAPE.sizes)
+        round_crypto.encrypt_update(
+            *role, folder / f"{site}.npy", SHAPE.sizes, weight[site], exponents, out
+        )
+        uploads.append((site, out))
+    return uploads, exponent
+
+
+def selected(
+    question: round_crypto.Question, path: Path, exponent: int, made: pb.Plan
+) -> Selection:
+    asked = pb.Compare(sites=question.sites, byzantine_sites=made.training.byzantine_sites)
+    products, imaginary = round_crypto.decrypt_products(*HOLDER, path, question.sites)
+    return comparison.choose(made, asked, products, imaginary, exponent)
+
+
+@pytest.mark.parametrize("rule", [pb.ROBUST_NORM, pb.ROBUST_MULTI_KRUM])
+def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
+    tmp_path: Path, rule: pb.RobustRule.ValueType, keys: None
+) -> None:
+    vectors = [honest(seed) for seed in range(1, 8)]
+    vectors[2] *= 30
+    vectors[5] *= -10
+    made = plan(rule)
+    uploads, exponent = upload(tmp_path, vectors)
+    asked_at = tmp_path / "products"
+    question = round_crypto.compare_updates(*COORDINATOR, uploads, SHAPE.total, asked_at)
+    assert question.sites == SITES
+    assert question.digest == hashlib.sha256(asked_at.read_bytes()).digest()
+    chosen = selected(question, asked_at, exponent, made)
+    assert {"c", "f"} <= chosen.rejected.keys()
+    if rule == pb.ROBUST_NORM:
+        assert chosen.kept == ("a", "b", "d", "e", "g")
+        norm = float(np.linalg.norm(vectors[2]))
+        said = float(chosen.rejected["c"].split()[1])
+        assert said == pytest.approx(norm, rel=0.03)  # in the update's own units
+    weight = weights(made)
+    round_crypto.start_sum(*COORDINATOR, SHAPE.sizes)
+    for site, path in uploads:
+        if site in chosen.kept:
+            round_crypto.add_update(*COORDINATOR, site, path)
+    round_crypto.finish_sum(*COORDINATOR, tmp_path / "sum")
+    versions = tmp_path / "versions"
+    parent, _ = write_version(versions, SHAPE.digest, honest(99))
+    total = sum(weight[site] for site in chosen.kept)
+    exponents = [exponent] * len(SHAPE.sizes)
+    applied = round_crypto.apply_sum(
+        *HOLDER, tmp_path / "sum", SHAPE.sizes, exponents, total, parent, SHAPE.digest, versions
+    )
+    mean = sum(weight[site] * vectors[SITES.index(site)].astype(np.float64) for site in chosen.kept)
+    new = read_version(versions, applied.model_digest, SHAPE.digest)
+    unit = 2.0**exponent / 32767
+    assert np.abs(new - honest(99) - mean / total).max() < 1.01 * unit * len(chosen.kept) / total
+    assert applied.mean_loss == pytest.approx(0.5, abs=1e-4)
+
+
+def test_a_malformed_update_is_refused_by_name_and_the_others_are_compared(
+    tmp_path: Path, keys: None
+) -> None:
+    uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
+    raw = uploads[3][1].read_bytes()
+    uploads[3][1].write_bytes(raw[:100] + b"\xff" * 8 + raw[108:])
+    uploads[6][1].write_bytes(raw[:-1])
+    question = round_crypto.compare_updates(
+        *COORDINATOR, uploads, SHAPE.total, tmp_path / "products"
+    )
+    assert question.sites == ("a", "b", "c", "e", "f")
+    assert [site for site, _ in question.refused] == ["d", "g"]
+
+
+def test_only_a_key_holder_decrypts_products(tmp_path: Path, keys: None) -> None:
+    uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
+    path = tmp_path / "products"
+    question = round_crypto.compare_updates(*COORDINATOR, uploads, SHAPE.total, path)
+    with pytest.raises(CryptoError, match="no secret key"):
+        round_crypto.decrypt_products(*COORDINATOR, path, question.sites)
+
+
+def test_what_a_robust_round_may_upload_follows_from_its_plan() -> None:
+    most = largest_size(choose_measurable(7, 16), SHAPE.total + 2)
+    for kind in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+        assert too_large(kind, most, plan(), SHAPE) is None
+        assert "more than the" in (too_large(kind, most + 1, plan(), SHAPE) or "")
+    assert too_large(pb.ENCRYPTED_PRODUCTS, 8_258_114, plan(), SHAPE) is None
+    assert "dot products" in (too_large(pb.ENCRYPTED_PRODUCTS, 8_258_115, plan(), SHAPE) or "")
+
+
+# ---- scales ------------------------------------------------------------------------------
+
+
+def test_a_site_with_a_wild_scale_is_kept_out_before_it_costs_the_others_their_bits() -> None:
+    made = plan()
+    exponents = {site: [-8, -7] for site in SITES}
+    assert comparison.wild(made, exponents) == {}
+    exponents["d"] = [-8, 0]  # within 2^6 of the others, once weights are taken out
+    assert not comparison.wild(made, exponents).keys() - {"d"}
+    exponents["d"] = [127, -7]
+    assert list(comparison.wild(made, exponents)) == ["d"]
+    assert "2^127" in comparison.wild(made, exponents)["d"]
+
+
+def test_a_small_site_is_not_wild() -> None:
+    made = plan()
+    for place, one in enumerate(made.participants):
+        one.num_examples = 1 if place < 4 else 100_000
+    exponents = {site: [-24] if place < 4 else [-8] for place, site in enumerate(SITES)}
+    assert comparison.wild(made, exponents) == {}
