@@ -28,6 +28,12 @@ ROUNDS = 10
 ATTEMPTS = 8
 SCARCE = ("Vote", "Vote", "Commit", "Accept", "Promise", "Run", "Plan", "Trained", "AttemptFailed")
 PATIENCE_S = 40_000.0
+# What fails instead of a drawn phase where updates get into the sum another way.
+_STEPS: dict[str, dict[str, str]] = {
+    "ckks": {},
+    "masking": {"key": "mask", "aggregate": "unmask"},
+    "norm": {"encrypt": "select"},
+}
 
 
 @dataclass(frozen=True)
@@ -256,8 +262,9 @@ class _Play:
                 world.slowness[site] = factor
                 world.at(world.now + for_s, self._fast, site)
             case Failing(_, for_s, site, phase):
-                world.failing.add((site, phase))
-                world.at(world.now + for_s, world.failing.discard, (site, phase))
+                fails = (site, _STEPS[self.scenario.way].get(phase, phase))
+                world.failing.add(fails)
+                world.at(world.now + for_s, world.failing.discard, fails)
             case Unwilling(_, for_s, site):
                 world.set_willing(site, willing=False)
                 world.at(world.now + for_s, self._willing, site)
