@@ -263,6 +263,7 @@ class RobustSettings(Section):
     rule: Literal["none", "norm", "norm_sigma", "krum", "multi_krum", "median", "trimmed_mean"] = (
         "none"
     )
+    required: bool = False
     byzantine_sites: int = Field(1, ge=0, le=32)
 
 
@@ -500,6 +501,13 @@ def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iter
             _toml(rule),
             "a rule for encrypted updates: norm, krum or multi_krum",
             f"{rule} needs every site's values in the clear; choose another rule",
+        )
+    elif robust.required and (rule == "none" or training.mode == "masking"):
+        yield Problem(
+            "robust.required",
+            "true",
+            'a robust.rule, and training.mode = "ckks"',
+            "choose them, or this site refuses the plans that it proposes itself",
         )
     elif rule != "none" and training.mode == "masking":
         yield Problem(

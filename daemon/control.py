@@ -144,6 +144,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         """The plan asked for; what it leaves open comes from this site's settings."""
         settings, robust = self._around.training, self._around.robust
         mode = pb.MASKING if settings.mode == "masking" else pb.CKKS
+        rule = wanted.robust or RULES[robust.rule]
         return pb.TrainingPlan(
             adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
             local_epochs=wanted.local_epochs or settings.local_epochs,
@@ -156,9 +157,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             min_participants=wanted.min_participants or settings.min_participants,
             max_num_examples=wanted.max_num_examples or settings.max_num_examples,
             mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
-            robust=wanted.robust or RULES[robust.rule],
-            byzantine_sites=wanted.byzantine_sites
-            or (robust.byzantine_sites if robust.rule != "none" else 0),
+            robust=rule,
+            byzantine_sites=(wanted.byzantine_sites or robust.byzantine_sites) if rule else 0,
         )
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:

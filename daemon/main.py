@@ -299,6 +299,7 @@ class Daemon:
                 privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
                 colluders=settings.privacy.colluders,
                 max_noise=settings.privacy.max_noise,
+                robust_required=settings.robust.required,
             ),
             timing=Timing(
                 phase_s=settings.rounds.phase_deadline_s,

@@ -37,6 +37,7 @@ class Policy:
     colluders: int = 0
     max_noise: float = LARGEST_MULTIPLIER
     masking_only: bool = False
+    robust_required: bool = False
 
     def objection(self, training: pb.TrainingPlan) -> str:
         """Why this site declines such training; empty when it does not."""
@@ -52,6 +53,11 @@ class Policy:
             )
         if self.masking_only and training.mode != pb.MASKING:
             return "the plan encrypts updates, this site only masks them (training.mode)"
+        if self.robust_required and not comparison.is_robust(training):
+            return (
+                "the plan has no rule against poisoned updates, this site requires one "
+                "(robust.required): fedctl train --robust RULE"
+            )
         if training.HasField("privacy"):
             return self._objection_to_noise(training.privacy)
         if self.privacy_required:

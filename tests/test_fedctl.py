@@ -22,6 +22,7 @@ from config import settings
 from daemon.fedctl import ingesting, main
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
+from proto import federation_pb2 as pb
 from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
 
 ROOT = Path(__file__).parents[1]
@@ -593,7 +594,13 @@ def test_train_asks_for_the_noise_that_was_typed(fedctl: Fedctl, daemon: CannedD
     assert (adaptive.noise_multiplier, adaptive.noise_floor) == (4.0, 0.4)
     budget = asked("--clip", 1, "--epsilon", 2, "--clip-quantile", 0.5)
     assert (budget.epsilon, budget.plan.privacy.clip_quantile) == (2.0, 0.5)
+    masked = asked("--mask").plan
+    assert (masked.mode, masked.robust) == (pb.MASKING, pb.ROBUST_NONE)
+    guarded = asked("--robust", "multi_krum", "--byzantine-sites", 2).plan
+    assert (guarded.robust, guarded.byzantine_sites) == (pb.ROBUST_MULTI_KRUM, 2)
     for senseless in (
+        ["--mask", "--robust", "norm"],
+        ["--byzantine-sites", 1],
         ["--noise", 1],
         ["--epsilon", 1],
         ["--clip", 1, "--noise", 1, "--epsilon", 1],

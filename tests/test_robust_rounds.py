@@ -7,6 +7,7 @@ import pytest
 from peers import effects as do
 from peers.comparison import Comparison, objection
 from peers.messages import RemoteProtocolError
+from peers.participation import Policy
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Faults
@@ -186,6 +187,19 @@ def test_a_site_declines_a_plan_whose_rule_does_not_hold() -> None:
     )
     made.training.min_participants = 2
     assert "needs at least 4 participants" in objection(made.training, 3)
+
+
+def test_a_site_that_requires_a_rule_declines_plans_without_one() -> None:
+    strict = Policy(min_participants=2, max_local_epochs=10, robust_required=True)
+    assert "--robust RULE" in strict.objection(plan(3))
+    assert strict.objection(world(5, pb.ROBUST_NORM, 1).training) == ""
+
+
+def test_masked_updates_are_not_compared() -> None:
+    here = world(5, pb.ROBUST_NORM, 1)
+    here.training.mode = pb.MASKING
+    with pytest.raises(RunRefused, match="masked ones can't be compared"):
+        here.site("a").step(do.RunRequested("r", 1, here.training), here.now)
 
 
 def test_no_two_liars_among_five_answers_move_the_numbers() -> None:

@@ -329,3 +329,17 @@ def test_a_rules_precondition_is_checked_when_the_settings_are_read(
             assert "may be rejected" in line
         else:
             assert load(write(tmp_path, text)).robust.byzantine_sites == f
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode"), [("none", "ckks"), ("none", "masking"), ("norm", "masking")]
+)
+def test_a_rule_that_is_required_must_be_one_that_rounds_can_apply(
+    tmp_path: Path, rule: str, mode: str
+) -> None:
+    text = f'[training]\nmode = "{mode}"\n[robust]\nrule = "{rule}"\nrequired = true'
+    (line,) = refusals(tmp_path, text)
+    assert "robust.required" in line
+    if rule != "none":
+        (line,) = refusals(tmp_path, text.replace("required = true", ""))
+        assert "masked updates can't be compared" in line

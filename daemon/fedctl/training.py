@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 ANSWER_WITHIN_S = 30.0
+Rule = Literal["norm", "norm_sigma", "krum", "multi_krum"]
 
 
 @command
@@ -52,6 +53,15 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(min=1e-9, max=1, help="Of AdamW.")] = None,
     hard_negatives: Annotated[
         int | None, typer.Option(min=1, max=64, help="Mined passages a pair.")
+    ] = None,
+    mask: Annotated[
+        bool, typer.Option("--mask", help="Hide updates by masks: more sites must collude.")
+    ] = False,
+    robust: Annotated[
+        Rule | None, typer.Option(help="Keep updates that stand out out of the sum.")
+    ] = None,
+    byzantine_sites: Annotated[
+        int | None, typer.Option(min=1, max=32, help="With --robust: sites that may poison.")
     ] = None,
     clip: ClipNorm = None,
     noise: Noise = None,
@@ -83,6 +93,7 @@ def train(
         "hard_negatives": hard_negatives,
     }
     plan: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    plan |= _guards(robust, byzantine_sites, mask=mask)
     noised = plan_of(
         clip=clip,
         noise=noise,
@@ -104,6 +115,27 @@ def train(
         if detach:
             return _say_run(session, started, "started")
     return _watch_until_interrupted(session)
+
+
+def _guards(rule: Rule | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
+    """How updates are hidden and compared, as fields of a training plan."""
+    if mask and rule is not None:
+        raise CommandError(
+            "masked updates can't be compared",
+            "choose one of --mask and --robust",
+            exit_code=Exit.USAGE,
+        )
+    if byzantine_sites is not None and rule is None:
+        raise CommandError(
+            "--byzantine-sites says how many a rule must withstand",
+            "Add --robust RULE",
+            exit_code=Exit.USAGE,
+        )
+    guards: dict[str, Any] = {"mode": "MASKING"} if mask else {}
+    if rule is not None:
+        guards["robust"] = f"ROBUST_{rule.upper()}"
+        guards |= {"byzantine_sites": byzantine_sites} if byzantine_sites is not None else {}
+    return guards
 
 
 def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:

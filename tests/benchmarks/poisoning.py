@@ -1,14 +1,15 @@
 """What poisoned updates do to retrieval on real questions, with and without a robust rule.
 
-    python -m tests.benchmarks.poisoning [--rounds 2]        (make bench-poisoning)
+    python -m tests.benchmarks.poisoning [--rounds 4]        (make bench-poisoning)
 
-Seven institutes of MedQuAD (HANSE_DATA, or `shared/data` beside the project), 40
-training pairs, 30 test questions and some 110 passages of each, cut at 64 tokens; two of the seven
-(f = 2, the most that multi_krum allows among seven) attack in every round. Sites train
-the head with the real training loop; rules are the real ones, on the Gram matrix of
-the updates in the clear (the encrypted one is measured in bench_robust). A site's
-weight is one. The figure is MRR@10 over all sites' test questions, each against its
-own site's passages. Rows go to docs/results/poisoning.jsonl.
+Seven institutes of MedQuAD (HANSE_DATA, or `shared/data` beside the project): 120
+training pairs, 80 test questions and some 800 passages of each, cut at 64 tokens; two of
+the seven (f = 2, the most that multi_krum allows among seven) attack in every round.
+Sites train the head with the real training loop; rules are the real ones, on the Gram
+matrix of the updates in the clear (the encrypted one is measured in bench_robust). A
+site's weight is one. The figure is MRR@10 over all sites' test questions, each against
+its own site's passages. Rows go to docs/results/poisoning.jsonl, the table to
+docs/results/poisoning.md.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from peers.robust import select
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")) / "medquad"
 RESULTS = ROOT / "docs" / "results" / "poisoning.jsonl"
+TABLE = RESULTS.with_suffix(".md")
 SITES = ("cancergov", "gard", "ghr", "mplus_topics", "nhlbi", "niddk", "ninds")
 ATTACKERS = ("gard", "niddk")
-RULES = ("none", "norm", "multi_krum")
-TRAIN, TEST, OTHERS, PARTS = 40, 30, 20, 2
+RULES = ("none", "norm", "krum", "multi_krum")
+TRAIN, TEST, OTHERS, PARTS = 120, 80, 600, 2
 OPTIONS = TrainingOptions(local_epochs=4, batch_size=16, learning_rate=1e-4, hard_negatives=4)
 
 Float32 = NDArray[np.float32]
@@ -72,13 +74,17 @@ def _sign_flip(updates: Updates, site: str, _chance: np.random.Generator) -> Flo
 
 
 def _scaled(updates: Updates, site: str, _chance: np.random.Generator) -> Float32:
+    return 30 * updates[site]
+
+
+def _backwards(updates: Updates, site: str, _chance: np.random.Generator) -> Float32:
     return -30 * updates[site]
 
 
 def _gaussian(updates: Updates, site: str, chance: np.random.Generator) -> Float32:
     own = updates[site]
     noise = chance.standard_normal(own.size)
-    sent: Float32 = (noise * 10 * np.linalg.norm(own) / np.linalg.norm(noise)).astype(np.float32)
+    sent: Float32 = (noise * 100 * np.linalg.norm(own) / np.linalg.norm(noise)).astype(np.float32)
     return sent
 
 
@@ -93,8 +99,9 @@ def _collusion(updates: Updates, _site: str, _chance: np.random.Generator) -> Fl
 ATTACKS: dict[str, Attack | None] = {
     "nobody attacks": None,
     "sign flip": _sign_flip,
-    "times -30": _scaled,
-    "Gaussian, 10 x the norm": _gaussian,
+    "times 30": _scaled,
+    "times -30": _backwards,
+    "Gaussian, 100 x the norm": _gaussian,
     "label flip": None,  # trained on shuffled answers: see `_updates`
     "collusion inside the norm": _collusion,
 }
@@ -135,6 +142,31 @@ def run(rounds: int) -> list[dict[str, Any]]:
             )
             print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """MRR@10 of each attack (down) under each rule (across), as Markdown."""
+    found = {(row["attack"], row["rule"]): row for row in rows}
+    first = rows[0]
+    lines = [
+        f"MRR@10 after {first['rounds']} rounds; before training it is {first['before']:.3f}. In "
+        f"brackets: how often an attacker / an honest site was rejected, of "
+        f"{len(ATTACKERS) * first['rounds']} / {(len(SITES) - len(ATTACKERS)) * first['rounds']}.",
+        "",
+        f"| {len(ATTACKERS)} of {len(SITES)} sites | " + " | ".join(RULES) + " |",
+        "|---" * (len(RULES) + 1) + "|",
+    ]
+    for attack in ATTACKS:
+        cells = [_cell(found[attack, rule]) for rule in RULES]
+        lines.append(f"| {attack} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    names = [name for of_round in row["rejected"] for name in of_round]
+    attackers = sum(name in ATTACKERS for name in names) if row["attack"] != "nobody attacks" else 0
+    told = f" ({attackers} / {len(names) - attackers})" if row["rule"] != "none" else ""
+    return f"{row['mrr_at_10']:.3f}{told}"
 
 
 def _aggregate(attack: str, rule: str, updates: Updates, number: int) -> tuple[Float32, list[str]]:
@@ -234,14 +266,15 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Print the rows and write them down."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
     rounds = parser.parse_args().rounds
     if not DATA.is_dir():
         sys.exit(f"skipped: no data at {DATA} (set HANSE_DATA)")
     began = time.monotonic()
     rows = run(rounds)
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print(f"{time.monotonic() - began:.0f} s")
+    TABLE.write_text(table(rows), encoding="utf-8")
+    print(f"{table(rows)}\n{time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":
