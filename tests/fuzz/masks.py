@@ -154,13 +154,18 @@ def _signed(fields: list[bytes]) -> bytes:
 def roster_seeds() -> Iterator[bytes]:
     ours = list(_roster().advertisements.values())
     small = Advertisement("s02", ours[2].channel_key, (1).to_bytes(32, "little"), bytes(32), b"")
-    for chosen in (ours, ours[1:4], ours[:2], [*ours, ours[0]], [*ours[:2], small, *ours[3:]]):
-        yield joined(
-            [
-                _signed([one.site.encode(), one.channel_key, one.mask_key, one.commitment, b""])
-                for one in chosen
-            ]
-        )
+    other = Advertisement(_TAKER, ours[0].mask_key, ours[0].channel_key, ours[0].commitment, b"")
+    for chosen in (
+        *(ours, ours[1:4], ours[:2], [*ours, ours[0]]),
+        *([*ours[:2], small, *ours[3:]], [other, *ours[1:]]),
+    ):
+        yield joined([_signed(_fields(one)) for one in chosen])
+    yield joined([*(_signed(_fields(one)) for one in ours[1:3]), joined(_fields(ours[3]))])
+
+
+def _fields(one: Advertisement) -> list[bytes]:
+    """Without its signature."""
+    return [one.site.encode(), one.channel_key, one.mask_key, one.commitment, b""]
 
 
 # ---- sealed shares -------------------------------------------------------------------------------
@@ -378,5 +383,6 @@ def opened_seeds() -> Iterator[bytes]:
     for chosen in (
         *(answers, answers[:3], answers[:2], [answers[0], wrong, *answers[2:]]),
         *([answers[0], wrong, answers[2]], [*answers, answers[0]]),
+        [*answers[:2], Opened("s02", {"s00": answers[2].seeds["s00"]}, answers[2].mask_keys)],
     ):
         yield joined([_answer(one) for one in chosen])
