@@ -122,6 +122,10 @@ class Participation:
             return objection
         if self.plan.shape_digest != shape_digest:
             return "this site's retriever differs (encoder or adaptation)"
+        # A coordinator that counts itself without the plan's clip would outweigh everybody.
+        most = self.plan.training.max_num_examples
+        if over := [p.site for p in self.plan.participants if p.num_examples > most]:
+            return f"the plan counts more examples of {over[0]} than its own bound, {most}"
         return ""
 
     def expects(self, sender: str, kind: pb.BlobKind.ValueType) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
+from crypto import parameters
 from crypto.ckks import CkksParameters, CryptoError, RoundKey, choose_parameters, deal
 from crypto.quantize import FRACTION_INTEGERS, Int64, pack, unpack
 from daemon.exchange import too_large
@@ -21,6 +25,9 @@ from proto import federation_pb2 as pb
 PARAMETERS = choose_parameters(4, 16)
 VALUES = PARAMETERS.packing.values_per_block * 2 + 7  # three blocks, the last nearly empty
 HEADER = 26
+
+# `make test` runs these; HANSE_CKKS_CASES=10000 takes some ten minutes.
+CASES = int(os.environ.get("HANSE_CKKS_CASES", "30"))
 
 
 @dataclass
@@ -223,3 +230,99 @@ def test_a_peer_may_send_what_the_plan_implies_and_not_a_byte_more() -> None:
         assert refused is not None
         assert f"more than the {most}" in refused
         assert too_large(kind, 0, None, shapes) == "the attempt is only beginning here"
+
+
+# ---- whole attempts, and who drops out of them ---------------------------------------
+
+STAYS, SILENT, CUT, DAMAGED = "stays", "sends nothing", "cut off", "damaged"
+BOUNDS = ("random", "mixed", "top", "bottom")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attempt: what becomes of each participant's update, and what is in them.
+
+    The first participant coordinates: it encrypts under the public key. ``tail``
+    values lie in a second block; 0: there is only one.
+    """
+
+    bits: int
+    fates: tuple[str, ...]
+    bounds: str
+    tail: int
+    seed: int
+
+    def inputs(self, limit: int, values: int) -> Int64:
+        """At random, or at the bounds that clipping leaves; shape [participants, values]."""
+        chance, shape = np.random.default_rng(self.seed), (len(self.fates), values)
+        if self.bounds == "random":
+            return chance.integers(-limit, limit, shape, endpoint=True)
+        if self.bounds == "mixed":
+            return limit * chance.choice(np.array([-1, 1]), shape)
+        return np.full(shape, limit if self.bounds == "top" else -limit)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    count = draw(st.integers(2, 8) | st.integers(2, 16) | st.integers(2, 16) | st.integers(2, 64))
+    # All stay, or some do not: before they send, in the midst of it, at its last bytes.
+    fate = st.sampled_from([STAYS, STAYS, STAYS, SILENT, CUT, DAMAGED])
+    fates = draw(st.just([STAYS] * count) | st.lists(fate, min_size=count, max_size=count))
+    tail = draw(st.sampled_from([0, 0, 0, 1, 5]))
+    bounds, seed = draw(st.sampled_from(BOUNDS)), draw(st.integers(0, 2**32))
+    return Case(draw(st.integers(8, 24)), tuple(fates), bounds, tail, seed)
+
+
+def sent(case: Case, key: RoundKey, integers: Int64, fate: str, path: Path) -> Path:
+    packing = key.parameters.packing
+    write_encrypted(path, key.parameters, integers.size, map(key.encrypt, pack(integers, packing)))
+    whole = path.read_bytes()
+    if fate == CUT:
+        path.write_bytes(whole[: 1 + case.seed % (len(whole) - 1)])
+    if fate == DAMAGED:  # words of the last block that are no residues: all before it is sound
+        end = -64 if key.can_decrypt else len(whole)  # a seed may be any bytes
+        path.write_bytes(whole[: end - 64] + b"\xff" * 64 + whole[end:])
+    return path
+
+
+@pytest.mark.timeout(max(300, 2 * CASES))
+@settings(
+    max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(cases())
+@example(Case(8, (STAYS, STAYS), "top", 0, 1))
+@example(Case(24, (STAYS,) * 64, "bottom", 0, 1))
+@example(Case(16, (STAYS, DAMAGED, STAYS, CUT, SILENT), "mixed", 1, 1))
+@example(Case(24, (SILENT, CUT, DAMAGED, STAYS), "random", 0, 1))
+def test_the_sum_is_exact_whoever_drops_out_at_whichever_step(tmp_path: Path, case: Case) -> None:
+    """And it is not shown where fewer than two updates are left.
+
+    The daemon offers 8, 12 and 16 bits; what is chosen for any other width is as exact.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parameters, "BITS", range(8, 25))
+        chosen = choose_parameters(len(case.fates), case.bits)
+    dealt = deal(chosen)
+    keys = [RoundKey(chosen, dealt.public, secret=False)]
+    keys += [RoundKey(chosen, dealt.secret, secret=True) for _ in range(2)]
+    values = (chosen.packing.values_per_block if case.tail else 100) + case.tail
+    inputs, path = case.inputs(chosen.packing.limit, values), tmp_path / "update"
+    total = CiphertextSum(chosen, values)
+    for number, fate in enumerate(case.fates):
+        if fate == SILENT:
+            continue
+        file = sent(case, keys[min(number, 1)], inputs[number], fate, path)
+        if fate == STAYS:
+            total.add_file(file, str(number))
+        else:
+            with pytest.raises(CryptoError, match="was refused"):
+                total.add_file(file, str(number))
+    left = [number for number, fate in enumerate(case.fates) if fate == STAYS]
+    if len(left) < 2:
+        with pytest.raises(CryptoError, match="site's own update"):
+            total.write(path)
+        return
+    total.write(path)
+    # Whoever encrypted may have left by now: any other key holder decrypts the same.
+    rows = [keys[2].decrypt(block) for block in read_encrypted(path, chosen, values)]
+    assert np.array_equal(unpack(np.stack(rows), chosen.packing, values), inputs[left].sum(axis=0))

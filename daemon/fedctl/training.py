@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.guards import ByzantineSites, Mask, Robust, guards_of
 from daemon.fedctl.options import command
 from daemon.fedctl.output import (
     CommandError,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 ANSWER_WITHIN_S = 30.0
-Rule = Literal["norm", "norm_sigma", "krum", "multi_krum"]
 
 
 @command
@@ -54,15 +54,9 @@ def train(
     hard_negatives: Annotated[
         int | None, typer.Option(min=1, max=64, help="Mined passages a pair.")
     ] = None,
-    mask: Annotated[
-        bool, typer.Option("--mask", help="Hide updates by masks: more sites must collude.")
-    ] = False,
-    robust: Annotated[
-        Rule | None, typer.Option(help="Keep updates that stand out out of the sum.")
-    ] = None,
-    byzantine_sites: Annotated[
-        int | None, typer.Option(min=1, max=32, help="With --robust: sites that may poison.")
-    ] = None,
+    mask: Mask = False,
+    robust: Robust = None,
+    byzantine_sites: ByzantineSites = None,
     clip: ClipNorm = None,
     noise: Noise = None,
     noise_schedule: Schedule = None,
@@ -93,7 +87,7 @@ def train(
         "hard_negatives": hard_negatives,
     }
     plan: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    plan |= _guards(robust, byzantine_sites, mask=mask)
+    plan |= guards_of(robust, byzantine_sites, mask=mask)
     noised = plan_of(
         clip=clip,
         noise=noise,
@@ -115,27 +109,6 @@ def train(
         if detach:
             return _say_run(session, started, "started")
     return _watch_until_interrupted(session)
-
-
-def _guards(rule: Rule | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
-    """How updates are hidden and compared, as fields of a training plan."""
-    if mask and rule is not None:
-        raise CommandError(
-            "masked updates can't be compared",
-            "choose one of --mask and --robust",
-            exit_code=Exit.USAGE,
-        )
-    if byzantine_sites is not None and rule is None:
-        raise CommandError(
-            "--byzantine-sites says how many a rule must withstand",
-            "Add --robust RULE",
-            exit_code=Exit.USAGE,
-        )
-    guards: dict[str, Any] = {"mode": "MASKING"} if mask else {}
-    if rule is not None:
-        guards["robust"] = f"ROBUST_{rule.upper()}"
-        guards |= {"byzantine_sites": byzantine_sites} if byzantine_sites is not None else {}
-    return guards
 
 
 def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:

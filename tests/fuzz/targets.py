@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import papers, transfers, vectors, wire
+from tests.fuzz import masks, papers, transfers, vectors, wire
 from tests.fuzz.mutators import Mutate
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -150,6 +150,46 @@ _ROWS = (
         vectors.version_seeds,
         vectors.mutate_version,
         2048,
+    ),
+    Target(
+        "roster",
+        "Roster.of, SiteKeys.deal: everybody's advertised keys in a masked attempt",
+        masks.judge_roster,
+        masks.roster_seeds,
+        masks.mutate_roster,
+        4096,
+    ),
+    Target(
+        "shares",
+        "Relay.take, Dealer.receive: shares, sealed for one site",
+        masks.judge_sealed_shares,
+        masks.sealed_shares_seeds,
+        masks.mutate_nested,
+        4096,
+    ),
+    Target(
+        "shamir",
+        "shamir.combine: points and shares",
+        masks.judge_shamir,
+        masks.shamir_seeds,
+        masks.mutate_nested,
+        4096,
+    ),
+    Target(
+        "outcome",
+        "Contributor.open: who is in the sum, and the signatures on that",
+        masks.judge_outcome,
+        masks.outcome_seeds,
+        masks.mutate_outcome,
+        4096,
+    ),
+    Target(
+        "opened",
+        "Unmasking.take, Unmasking.finish: what sites open of the secrets of others",
+        masks.judge_opened,
+        masks.opened_seeds,
+        masks.mutate_nested,
+        8192,
     ),
 )
 
