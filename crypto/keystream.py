@@ -21,9 +21,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-from crypto.quantize import CryptoError, Int32, Int64
+from crypto.quantize import CryptoError, Int32
 
 Words = NDArray[Any]  # unsigned, little-endian, of the ring's width
+Integers = NDArray[Any]  # signed, of the same width
 
 MAX_CONTRIBUTORS = 256
 MIN_BITS, MAX_BITS = 2, 32
@@ -96,13 +97,13 @@ class Ring:
             )
         return np.frombuffer(data, dtype=self.dtype)
 
-    def to_integers(self, words: Words, contributors: int) -> Int64:
-        """The signed sum that unmasked words stand for.
+    def to_integers(self, words: Words, contributors: int) -> Integers:
+        """The signed sum that unmasked words stand for: the same memory, no copy of it.
 
         Raises CryptoError when one is larger than ``contributors`` sites can have
         sent: then a mask is left in it, or a site sent what no honest site sends.
         """
-        integers = words.view(np.dtype(f"<i{self.word_bits // 8}")).astype(np.int64)
+        integers = words.view(np.dtype(f"<i{self.word_bits // 8}"))
         if max(int(integers.max()), -int(integers.min())) > contributors * self.limit:
             raise CryptoError(
                 "the unmasked sum was refused: an integer exceeds what the contributors can have "

@@ -31,6 +31,7 @@ MAX_EXPONENT = 127
 # integers under this key; parameters are chosen so that noise stays below it.
 RESIDUAL_LIMIT = 0.4
 
+_STRIPE = 1 << 15  # values
 
 FRACTION_INTEGERS = 2  # what `quantise_fraction` makes of a number
 
@@ -122,11 +123,13 @@ def quantise(
     limit = (1 << (bits - 1)) - 1
     integers = np.empty(vector.shape, dtype=np.int32)
     for group, exponent in zip(_groups(sizes), exponents, strict=True):
-        scaled = vector[group] * np.float64(math.ldexp(weight * limit, -exponent))
-        scaled += rng.random(scaled.shape, dtype=np.float32)
-        np.floor(scaled, out=scaled)
-        np.clip(scaled, -limit, limit, out=scaled)
-        integers[group] = scaled
+        factor = np.float64(math.ldexp(weight * limit, -exponent))
+        for stripe in _stripes(group):
+            scaled = vector[stripe] * factor
+            scaled += rng.random(scaled.shape, dtype=np.float32)
+            np.floor(scaled, out=scaled)
+            np.clip(scaled, -limit, limit, out=scaled)
+            integers[stripe] = scaled
     return integers
 
 
@@ -171,16 +174,18 @@ def pack(integers: Int32 | Int64, packing: Packing) -> Slots:
 
     Exact: a component stays below 2^53 (`crypto.ckks.choose_parameters`).
     """
-    blocks = packing.blocks(integers.size)
-    digits = np.zeros((blocks, packing.components, packing.digits, packing.slots))
-    digits.reshape(-1)[: integers.size] = integers
-    components = digits[:, :, -1]
     base = float(1 << packing.digit_bits)
-    for digit in range(packing.digits - 2, -1, -1):
-        components = components * base + digits[:, :, digit]
-    slots = np.empty((blocks, packing.slots), dtype=np.complex128)
-    slots.real = components[:, 0]
-    slots.imag = components[:, 1] if packing.components == 2 else 0.0
+    slots = np.empty((packing.blocks(integers.size), packing.slots), dtype=np.complex128)
+    for index, block in enumerate(slots):  # one at a time: doubles of all would be two vectors
+        start = index * packing.values_per_block
+        part = integers[start : start + packing.values_per_block]
+        digits = np.zeros((packing.components, packing.digits, packing.slots))
+        digits.reshape(-1)[: part.size] = part
+        components = digits[:, -1]
+        for digit in range(packing.digits - 2, -1, -1):
+            components = components * base + digits[:, digit]
+        block.real = components[0]
+        block.imag = components[1] if packing.components == 2 else 0.0
     return slots
 
 
@@ -251,6 +256,12 @@ def _check(vector: Float32, sizes: Sequence[int], weight: float) -> None:
         raise CryptoError(
             "the update holds NaN or infinity: training diverged; lower the learning rate"
         )
+
+
+def _stripes(group: slice) -> Iterator[slice]:
+    """A group in pieces: their doubles fit a cache, and no copy of the vector is made."""
+    for start in range(group.start, group.stop, _STRIPE):
+        yield slice(start, min(start + _STRIPE, group.stop))
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[slice]:

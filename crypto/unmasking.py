@@ -6,21 +6,25 @@ refusal names the site. Its objects follow the steps there:
 
     Relay       step 2: passes sealed shares on; who dealt all of them is a sharer
     MaskedSum   step 3: adds masked inputs, each once; memory is one sum
-    Unmasking   step 5: t sites' shares -> secrets -> masks -> the exact sum
+    Unmasking   step 5: t sites' shares -> secrets -> masks -> the exact sum, in its place
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from typing import BinaryIO
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto import shamir
-from crypto.keystream import Words, add_masks
+from crypto.keystream import Integers, Words, add_masks
 from crypto.masking import SEALED_BYTES, Opened, Outcome, check_outcome
-from crypto.quantize import CryptoError, Int64
+from crypto.quantize import CryptoError
 from crypto.roster import Roster
+
+_PIECE_BYTES = 1 << 18  # of an input that comes from a file
 
 
 class Relay:
@@ -76,8 +80,7 @@ class MaskedSum:
 
     def add(self, site: str, words: Words) -> None:
         """Add one site's masked input, whole; CryptoError when it is not due or malformed."""
-        if self._closed or site not in self._sharers or site in self._added:
-            raise CryptoError(f"a masked input of {site!r} is not due: it is in, or too late")
+        self._check_due(site)
         if words.dtype != self._total.dtype or words.shape != self._total.shape:
             raise CryptoError(
                 f"the masked input of {site} has {words.dtype} of shape {words.shape}; "
@@ -85,6 +88,35 @@ class MaskedSum:
             )
         self._total += words
         self._added.add(site)
+
+    def add_from(self, site: str, file: BinaryIO) -> None:
+        """Add one site's masked input from a file, which is never in memory whole.
+
+        Raises CryptoError, the sum unchanged, when it is not due or has not exactly the
+        length that the terms imply (every word is valid). Where it can't be read to its
+        end after all, what was added can't be had again to take it back: no sum is left.
+        """
+        self._check_due(site)
+        ring, values = self._roster.terms.ring, self._roster.terms.values
+        if (size := file.seek(0, os.SEEK_END)) != ring.size(values):
+            raise CryptoError(
+                f"the masked input of {site} has {size} bytes; expected {ring.size(values)}"
+            )
+        file.seek(0)
+        step = _PIECE_BYTES // self._total.itemsize
+        try:
+            for start in range(0, values, step):
+                part = self._total[start : start + step]
+                part += ring.parse(file.read(part.nbytes), part.size)
+        except (OSError, CryptoError):
+            self._closed = True
+            self._added.clear()  # so that `close` refuses, too
+            raise
+        self._added.add(site)
+
+    def _check_due(self, site: str) -> None:
+        if self._closed or site not in self._sharers or site in self._added:
+            raise CryptoError(f"a masked input of {site!r} is not due: it is in, or too late")
 
     def close(self) -> Unmasking:
         """No input is added any more: who is not in has dropped out.
@@ -109,6 +141,7 @@ class Unmasking:
     def __init__(self, roster: Roster, outcome: Outcome, total: Words) -> None:
         self._roster = roster
         self._total = total
+        self._integers: Integers | None = None
         self._opened: dict[str, Opened] = {}
         self.outcome = outcome
         self.unfit: list[tuple[str, str]] = []
@@ -130,18 +163,36 @@ class Unmasking:
         """Whether as many sites have opened their shares as the secrets need."""
         return len(self._opened) >= self._roster.terms.threshold
 
-    def finish(self) -> Int64:
-        """The exact sum of the survivors' integers, shape [values].
+    def finish(self) -> Integers:
+        """The exact sum of the survivors' integers, shape [values], read-only.
 
+        They are as wide as the ring's words: masks are taken off where the sum lies,
+        since a copy, and one of 64 bits, would make an update's memory five of them.
         Every secret must fit what its owner advertised. One share that does not is
         worked around if there is another. Raises CryptoError, and leaves the sum
-        as it was, when there are too few shares or a secret cannot be had.
+        as it was, when there are too few shares, a secret cannot be had, or what comes
+        out is no sum.
         """
+        if self._integers is not None:
+            return self._integers
         if not self.enough:
             raise CryptoError(
                 f"{len(self._opened)} sites have opened their shares, "
                 f"{self._roster.terms.threshold} are needed: the attempt must fail"
             )
+        plus, minus = self._masks()
+        add_masks(self._total, plus, minus)
+        try:
+            integers = self._roster.terms.ring.to_integers(self._total, len(self.outcome.survivors))
+        except CryptoError:
+            add_masks(self._total, minus, plus)  # exact in the ring
+            raise
+        integers.flags.writeable = False
+        self._integers = integers
+        return integers
+
+    def _masks(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys of the masks to add to the sum, and of those to subtract."""
         roster, survivors = self._roster, self.outcome.survivors
         plus: list[bytes] = []
         minus: list[bytes] = []
@@ -157,9 +208,7 @@ class Unmasking:
             added, subtracted = roster.pair_masks(site, key, survivors)
             plus += added
             minus += subtracted
-        words = self._total.copy()
-        add_masks(words, plus, minus)
-        return roster.terms.ring.to_integers(words, len(survivors))
+        return plus, minus
 
     def _recover(
         self, owner: str, shares: Mapping[str, bytes], fits: Callable[[str, bytes], bool]

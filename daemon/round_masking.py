@@ -166,7 +166,8 @@ def apply_sum(
     ring = terms.ring
     if not 0.0 < total_weight <= len(terms.sites):
         raise CryptoError(f"a total weight lies in (0, {len(terms.sites)}], got {total_weight}")
-    integers = ring.to_integers(_read(sum_path, ring, terms.values), len(terms.sites))
+    summands = ring.to_integers(_read(sum_path, ring, terms.values), len(terms.sites))
+    integers = summands.astype(np.int64)
     return apply_integers(
         integers,
         sizes,
@@ -198,7 +199,11 @@ def add_update(round: int, attempt: int, site: str, path: Path) -> None:
     held = _sum_of(round, attempt)
     if not isinstance(held.total, MaskedSum):
         raise CryptoError("the sum is closed: this input came too late")
-    held.total.add(site, _read(path, held.terms.ring, held.terms.values))
+    try:
+        with path.open("rb") as file:
+            held.total.add_from(site, file)
+    except OSError as error:
+        raise CryptoError(f"cannot read the masked input {path.name}: {error}") from error
 
 
 def finish_sum(round: int, attempt: int) -> None:
@@ -234,7 +239,7 @@ def unmask(
         except CryptoError as error:
             wrong.append(str(error))
     ring = held.terms.ring
-    words = total.finish().astype(np.dtype(f"<i{ring.word_bits // 8}")).view(ring.dtype)
+    words = total.finish().view(ring.dtype)
     wrong += [f"the share by {holder} of a secret of {o} is wrong" for holder, o in total.unfit]
     return _write(out_path, words), wrong
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import random
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from crypto.identity import Identity, IdentityError
 from crypto.keystream import MAX_VALUES, Ring, add_masks
 from crypto.masking import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys, survivors_payload
-from crypto.quantize import CryptoError
+from crypto.quantize import CryptoError, Int32
 from crypto.roster import Advertisement, Roster, Terms, advertised, smallest_threshold
 from crypto.unmasking import MaskedSum, Relay
 from tests.authority import Federation
@@ -94,7 +96,7 @@ def test_the_sum_is_exact_up_to_n_minus_t_dropouts_and_fails_beyond(case: Case) 
     outcome, total = crowd.aggregate(case.inputs, gone)
     assert outcome.survivors == tuple(crowd.there(3, gone))
     assert outcome.dropouts == tuple(s for s in crowd.there(2, gone) if gone.get(s) == 3)
-    assert total.dtype == np.int64
+    assert total.dtype == np.dtype(f"<i{case.terms.ring.word_bits // 8}")
     assert np.array_equal(total, exact(case.inputs, outcome.survivors))
 
 
@@ -561,5 +563,77 @@ def test_an_input_beyond_the_bounds_is_found_in_the_sum() -> None:
     unmasking = total.close()
     crowd.confirm(unmasking.outcome, roster.sites)
     crowd.open(unmasking, roster.sites)
+    masked = unmasking._total.copy()
     with pytest.raises(CryptoError, match="the unmasked sum was refused"):
         unmasking.finish()
+    assert np.array_equal(unmasking._total, masked)
+
+
+# ---- a coordinator's memory ------------------------------------------------------------
+
+
+def test_a_sum_from_files_is_opened_in_the_memory_of_one_update() -> None:
+    crowd = Crowd(terms(3, values=1_000_000))
+    inputs = random_inputs(crowd.terms)
+    update, roster = crowd.terms.ring.size(1_000_000), crowd.advertise(crowd.terms.sites)
+    crowd.receive(crowd.deal(roster.sites), roster.sites)
+    masked = {s: io.BytesIO(crowd.contributors[s].mask(inputs[s]).tobytes()) for s in inputs}
+    tracemalloc.start()
+    try:
+        total = MaskedSum(roster, roster.sites)
+        for site, file in masked.items():
+            total.add_from(site, file)
+        unmasking = total.close()
+        crowd.confirm(unmasking.outcome, roster.sites)
+        crowd.open(unmasking, roster.sites)
+        opened = unmasking.finish()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * update
+    assert np.array_equal(opened, exact(inputs, roster.sites))
+    assert unmasking.finish() is opened  # and masks are not taken off twice
+    with pytest.raises(ValueError, match="read-only"):
+        opened += 1
+
+
+@pytest.mark.parametrize("change", [-1, 1, -(1 << 20)])
+def test_an_input_of_another_length_leaves_the_sum_as_it_was(change: int) -> None:
+    crowd, total, inputs, masked = sum_from_files()
+    total.add_from("s00", io.BytesIO(masked["s00"]))
+    wrong = masked["s01"][:change] if change < 0 else masked["s01"] + b"0"
+    with pytest.raises(CryptoError, match=f"of s01 has {len(wrong)} bytes"):
+        total.add_from("s01", io.BytesIO(wrong))
+    with pytest.raises(CryptoError, match=r"s00.*not due"):
+        total.add_from("s00", io.BytesIO(masked["s00"]))
+    for site in ("s01", "s02"):
+        total.add_from(site, io.BytesIO(masked[site]))
+    unmasking = total.close()
+    crowd.confirm(unmasking.outcome, crowd.terms.sites)
+    crowd.open(unmasking, crowd.terms.sites)
+    assert np.array_equal(unmasking.finish(), exact(inputs, crowd.terms.sites))
+
+
+def test_a_file_that_ends_while_it_is_added_leaves_no_sum_behind() -> None:
+    class Shrinking(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(size) if self.tell() == 0 else b""
+
+    _, total, _, masked = sum_from_files()
+    for site in ("s00", "s01"):
+        total.add_from(site, io.BytesIO(masked[site]))
+    with pytest.raises(CryptoError, match="bytes, not 0"):
+        total.add_from("s02", Shrinking(masked["s02"]))
+    with pytest.raises(CryptoError, match="0 sites are in the sum"):
+        total.close()
+    with pytest.raises(CryptoError, match="too late"):
+        total.add_from("s02", io.BytesIO(masked["s02"]))
+
+
+def sum_from_files() -> tuple[Crowd, MaskedSum, dict[str, Int32], dict[str, bytes]]:
+    """Three sites' masked inputs, of more than one piece each, and a sum without any."""
+    crowd = Crowd(terms(3, values=300_000))
+    inputs, roster = random_inputs(crowd.terms), crowd.advertise(crowd.terms.sites)
+    crowd.receive(crowd.deal(roster.sites), roster.sites)
+    masked = {s: crowd.contributors[s].mask(inputs[s]).tobytes() for s in inputs}
+    return crowd, MaskedSum(roster, roster.sites), inputs, masked

@@ -34,6 +34,17 @@ def test_exponent_is_the_smallest_power_of_two_that_holds_the_group() -> None:
     assert scale_exponents(vector[6:], [1], 1.0) == [-126]
 
 
+def test_a_long_group_is_rounded_as_if_it_were_one_piece() -> None:
+    sizes, exponents = [70_001, 3, 40_000], [0, -2, 1]
+    vector = rng().uniform(-0.2, 0.2, sum(sizes)).astype(np.float32)
+    chance, expected = rng(2), []
+    for part, exponent in zip(np.split(vector, np.cumsum(sizes)[:-1]), exponents, strict=True):
+        scaled = part * np.float64(0.5 * 127 * 2.0**-exponent)
+        expected.append(np.floor(scaled + chance.random(part.shape, dtype=np.float32)))
+    integers = quantise(vector, sizes, 0.5, exponents, 8, rng(2))
+    assert np.array_equal(integers, np.concatenate(expected))
+
+
 def test_a_value_beyond_two_to_127_is_refused() -> None:
     with pytest.raises(CryptoError, match="beyond 2\\^127"):
         scale_exponents(np.array([3e38], dtype=np.float32), [1], 1.0)

@@ -6,6 +6,12 @@ to disk. The time of a round is from one commit to the next, as one site sees
 it. The same daemons then train, and the event loops' lag is read. The control
 averages the same vectors in the clear: three processes, plain TCP, no disk.
 
+Memory of a daemon is that of all its processes: workers, the one that they are forked
+from, multiprocessing's own. What forks share must not count once each, as it would if
+resident sizes were added (they are the control), and what three daemons on one machine
+share must count in each, as it would at a site. So: anonymous pages by their share
+(Pss_Anon), and of each file that is mapped, the most that any one process has of it.
+
     python -m tests.benchmarks.bench_round [--json]
 """
 
@@ -38,6 +44,7 @@ VALUES = 1_182_336  # 2 x 384 + 384 x 1536 + 1536 + 1536 x 384 + 384
 ROUNDS = 10
 TRAINED_ROUNDS = 3
 CONTROL = "plain TCP, no encryption, no TLS, no disk, no votes: three processes average the vectors"
+RESIDENT = "the sum of its processes' resident sizes, in which shared pages count several times"
 
 
 # ---- the control ---------------------------------------------------------------
@@ -86,6 +93,26 @@ def plain_averaging(rounds: int) -> float:
     return statistics.median(seconds)
 
 
+# ---- memory -----------------------------------------------------------------------
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """Bytes of memory of a daemon's processes together, and the sum of their resident sizes."""
+    daemon = psutil.Process(pid)
+    anonymous = resident = 0
+    files: dict[str, int] = {}
+    for process in [daemon, *daemon.children(recursive=True)]:
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        anonymous += next(
+            int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss_Anon:")
+        )
+        resident += process.memory_info().rss
+        for mapped in process.memory_maps():  # one for each path
+            clean = mapped.rss - mapped.anonymous
+            files[mapped.path] = max(files.get(mapped.path, 0), clean)
+    return anonymous * 1024 + sum(files.values()), resident
+
+
 # ---- the federation --------------------------------------------------------------
 
 
@@ -105,7 +132,8 @@ async def _measure(work: Path) -> dict[str, float]:
                 file.write("\n[training]\nlocal_epochs = 0\n")
         async with demo_sites.running(sites) as daemons:
             await _until_connected(sites)
-            idle = [psutil.Process(d.process.pid).memory_info().rss for d in daemons]
+            alone = [psutil.Process(d.process.pid).memory_info().rss for d in daemons]
+            idle = [_memory(d.process.pid) for d in daemons]
             for site, corpus in zip(sites, corpora, strict=True):
                 async with connected(site.socket) as stub:
                     await send(stub, list(corpus.files), lambda _: None)
@@ -113,18 +141,21 @@ async def _measure(work: Path) -> dict[str, float]:
                 moments = await _rounds(stub, {}, ROUNDS + 1)
                 exchanged = await stub.Status(control.StatusRequest())
                 await _rounds(stub, {"local_epochs": 4}, TRAINED_ROUNDS)
-            lags, resident = [], []
+            trained = [_memory(d.process.pid) for d in daemons]
+            lags = []
             for site in sites:
                 async with connected(site.socket) as stub:
                     status = await stub.Status(control.StatusRequest())
                     lags.append(status.loop_lag_p99_ms)
-                    resident.append(status.resident_bytes)
     gaps = [after - before for before, after in itertools.pairwise(moments)]
     return {
         "round_s": statistics.median(gaps),
         "lag_p99_ms": max(lags),
-        "idle_mib": statistics.median(idle) / 2**20,
-        "resident_mib": statistics.median(resident) / 2**20,
+        "alone_mib": statistics.median(alone) / 2**20,
+        "idle_mib": statistics.median(own for own, _ in idle) / 2**20,
+        "idle_rss_mib": statistics.median(rss for _, rss in idle) / 2**20,
+        "trained_mib": statistics.median(own for own, _ in trained) / 2**20,
+        "trained_rss_mib": statistics.median(rss for _, rss in trained) / 2**20,
         "sent_mib": exchanged.bytes_sent / (ROUNDS + 1) / 2**20,
     }
 
@@ -166,9 +197,14 @@ def figures() -> list[dict[str, Any]]:
         row("committed round, 1.18 M values, 3 daemons", measured["round_s"], "s", CONTROL, plain),
         row("sent by a site per round", measured["sent_mib"], "MiB", CONTROL, clear),
         row("event-loop lag p99 while training and encrypting", measured["lag_p99_ms"], "ms"),
-        row("resident memory of an idle daemon, without workers", measured["idle_mib"], "MiB"),
-        row("resident memory with all workers, after training", measured["resident_mib"], "MiB"),
+        row("resident memory of an idle daemon's main process", measured["alone_mib"], "MiB"),
+        row("memory of an idle daemon, all processes", *_beside(measured, "idle")),
+        row("memory of a daemon, all processes, after training", *_beside(measured, "trained")),
     ]
+
+
+def _beside(measured: dict[str, float], when: str) -> tuple[float, str, str, float]:
+    return measured[f"{when}_mib"], "MiB", RESIDENT, measured[f"{when}_rss_mib"]
 
 
 if __name__ == "__main__":
