@@ -323,8 +323,7 @@ async def test_a_second_upload_does_not_displace_the_first(
                 path.write_bytes(content)
                 await here.work.arrived(VICTIM, name, Received(len(content), b"", path=path))
                 assert not path.exists()
-            content = here.folder / f"encrypted-{VICTIM}.bin"
-            return content.read_bytes()
+            return (here.folder / f"encrypted-{VICTIM}.bin").read_bytes()
 
     assert await held_after_two(tmp_path / "defended") == b"first"
     without(monkeypatch, AttemptWork, "arrived", "if sender in held.updates:")
