@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Held:
     folder: Path
     plan: pb.Plan | None = None
     sum_digest: bytes = b""
+    updates: set[str] = field(default_factory=set)  # whose have arrived
     next_clip_norm: float = 0.0  # from the sum; 0: unknown
     products_digest: bytes = b""
 
@@ -140,7 +141,16 @@ class AttemptWork:
         if (name.round, name.attempt) != (held.round, held.attempt) or blob.path is None:
             return
         if name.kind == pb.ENCRYPTED_UPDATE:
-            await asyncio.to_thread(blob.path.replace, held.folder / f"encrypted-{sender}.bin")
+            # The first one counts: it may be on its way into the sum at this moment.
+            if sender in held.updates:
+                await asyncio.to_thread(blob.path.unlink, missing_ok=True)
+                return
+            held.updates.add(sender)
+            try:
+                await asyncio.to_thread(blob.path.replace, held.folder / f"encrypted-{sender}.bin")
+            except OSError:
+                held.updates.discard(sender)  # it will be sent again
+                raise
             await self._feed(do.UpdateArrived(name.round, name.attempt, sender))
         elif name.kind == pb.ENCRYPTED_PRODUCTS:
             await asyncio.to_thread(blob.path.replace, self._products_path)

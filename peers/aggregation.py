@@ -6,9 +6,10 @@ Memory is one block to read and one sum to add, whatever the number of contribut
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from crypto.ckks import CkksParameters, CryptoError, RunningSum
-from peers.vectors import BlobInfo, read_encrypted, write_encrypted
+from peers.vectors import BlobInfo, blocks_of, open_vector, write_encrypted
 
 # With one contributor the "sum" would be its update, readable to every key holder.
 MIN_CONTRIBUTORS = 2
@@ -51,15 +52,23 @@ class CiphertextSum:
                 f"the sum has all {len(self._contributors)} contributors that the round's "
                 f"parameters allow; the update of {contributor} was refused"
             )
-        added = 0
         try:
-            for block in read_encrypted(path, self._parameters, self._values):
-                self._total.add(added, block)
-                added += 1
+            # Opened once: another file of that name must not be what is taken back.
+            with open_vector(path) as file:
+                self._add_blocks(file)
         except (CryptoError, OSError) as error:
-            self._take_back(path, added)
             raise CryptoError(f"the update of {contributor} was refused: {error}") from error
         self._contributors.add(contributor)
+
+    def _add_blocks(self, file: BinaryIO) -> None:
+        added = 0
+        try:
+            for block in blocks_of(file, self._parameters, self._values):
+                self._total.add(added, block)
+                added += 1
+        except (CryptoError, OSError):
+            self._take_back(file, added)
+            raise
 
     def write(self, path: Path) -> BlobInfo:
         """Write the sum. Raises CryptoError when fewer than two updates are in it."""
@@ -72,13 +81,13 @@ class CiphertextSum:
         blocks = (self._total.block(index) for index in range(self._blocks))
         return write_encrypted(path, self._parameters, self._values, blocks)
 
-    def _take_back(self, path: Path, added: int) -> None:
+    def _take_back(self, file: BinaryIO, added: int) -> None:
         if not self._contributors:  # nothing else is in it; and a zero sum is not a ciphertext
             self._total = RunningSum(self._parameters, self._blocks)
             return
         self._broken = True  # until every block is out again
         if added:
-            blocks = read_encrypted(path, self._parameters, self._values)
+            blocks = blocks_of(file, self._parameters, self._values)
             for index, block in zip(range(added), blocks, strict=False):
                 self._total.subtract(index, block)
         self._broken = False

@@ -62,10 +62,16 @@ def read_encrypted(path: Path, parameters: CkksParameters, values: int) -> Itera
     The whole frame is checked before the first block comes. Raises CryptoError
     when it is not exactly as expected.
     """
-    with _opened(path) as file:
-        _check_frame(file, parameters, values)
-        for _ in range(parameters.packing.blocks(values)):
-            yield file.read(_LENGTH.unpack(file.read(_LENGTH.size))[0])
+    with open_vector(path) as file:
+        yield from blocks_of(file, parameters, values)
+
+
+def blocks_of(file: BinaryIO, parameters: CkksParameters, values: int) -> Iterator[bytes]:
+    """As `read_encrypted`, of a file that is open: from its beginning, however often."""
+    file.seek(0)
+    _check_frame(file, parameters, values)
+    for _ in range(parameters.packing.blocks(values)):
+        yield file.read(_LENGTH.unpack(file.read(_LENGTH.size))[0])
 
 
 def largest_size(parameters: CkksParameters, values: int) -> int:
@@ -86,7 +92,8 @@ def _header(parameters: CkksParameters, values: int) -> bytes:
     return _HEADER.pack(_MAGIC, _VERSION, parameters.identity, values, blocks)
 
 
-def _opened(path: Path) -> BinaryIO:
+def open_vector(path: Path) -> BinaryIO:
+    """Raises CryptoError where there is none."""
     try:
         return path.open("rb")
     except OSError as error:

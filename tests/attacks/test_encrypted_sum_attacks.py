@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from crypto import ckks, quantize
-from crypto.ckks import DealtKey, RoundKey
+from crypto.ckks import DealtKey, RoundKey, RunningSum
 from crypto.parameters import CkksParameters, choose_parameters
 from crypto.quantize import FRACTION_INTEGERS, CryptoError, Int64, pack, unpack
 from crypto.seal import Seal
@@ -33,7 +33,7 @@ from daemon.workers import Worker
 from peers import effects as do
 from peers import frames, vectors
 from peers.aggregation import CiphertextSum
-from peers.frames import receive_in_memory
+from peers.frames import Received, receive_in_memory
 from peers.messages import RemoteProtocolError
 from peers.protocol import Protocol
 from peers.vectors import read_encrypted, write_encrypted
@@ -68,7 +68,9 @@ class Member:
 
 
 @asynccontextmanager
-async def members(root: Path, plan: pb.Plan, federation: Federation) -> AsyncIterator[Any]:
+async def members(
+    root: Path, plan: pb.Plan, federation: Federation
+) -> AsyncIterator[dict[str, Member]]:
     """All participants with the plan in hand; what one pushes, the other takes in."""
     found: dict[str, Member] = {}
     async with AsyncExitStack() as stack:
@@ -263,6 +265,69 @@ def test_the_same_update_twice_in_one_attempt(
         sent_twice()
     without(monkeypatch, CiphertextSum, "add_file", "if contributor in self._contributors:")
     assert np.array_equal(sent_twice(), 2 * INTEGERS[0] + INTEGERS[1])
+
+
+def test_another_update_in_its_place_while_the_first_is_taken_back(
+    honest: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last block is malformed, and while it is added its sender uploads noughts.
+
+    If these were what is taken back, the first blocks would stay in a sum that does not
+    name their sender among its contributors.
+    """
+
+    def attacked() -> Int64:
+        a, b, c = (honest.update(s, x) for s, x in zip("abc", INTEGERS, strict=True))
+        noughts = honest.update("noughts", np.zeros(VALUES, np.int64))
+        raw, seed = bytearray(a.read_bytes()), 64
+        raw[-seed - 64 : -seed] = bad = b"\xff" * 64
+        a.write_bytes(bytes(raw))
+
+        def meanwhile(self: RunningSum, index: int, block: bytes) -> None:
+            if block[-seed - 64 : -seed] == bad:
+                noughts.rename(a)
+            add(self, index, block)
+
+        monkeypatch.setattr(RunningSum, "add", meanwhile)
+        round_crypto.start_sum(*SUMMING, SIZES)
+        for site, path in (("b", b), ("c", c)):
+            round_crypto.add_update(*SUMMING, site, path)
+        with pytest.raises(CryptoError, match="the update of a was refused"):
+            round_crypto.add_update(*SUMMING, "a", a)
+        round_crypto.finish_sum(*SUMMING, honest.folder / "sum")
+        return honest.decrypted(honest.folder / "sum")
+
+    add = RunningSum.add
+    assert np.array_equal(attacked(), INTEGERS[1] + INTEGERS[2])
+    again = "blocks_of(open_vector(Path(file.name)), self._parameters, self._values)"
+    text = "blocks_of(file, self._parameters, self._values)"
+    without(monkeypatch, CiphertextSum, "_take_back", text, instead=again)
+    extra, kept = attacked() - INTEGERS[1] - INTEGERS[2], 2 * PARAMETERS.packing.values_per_block
+    assert np.array_equal(extra[:kept], INTEGERS[0][:kept])
+    assert not extra[kept:].any()
+
+
+async def test_a_second_upload_does_not_displace_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport takes it, for until the first is in the sum an update is still due."""
+
+    async def held_after_two(folder: Path) -> bytes:
+        federation = Federation.found(folder / "federation", COORDINATOR, VICTIM)
+        plan = pb.Plan(round=7, participants=[pb.Participant(site=COORDINATOR)])
+        name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=AT[0], attempt=AT[1])
+        async with members(folder / "sites", plan, federation) as sites:
+            here = sites[COORDINATOR]
+            for content in (b"first", b"second"):
+                path = folder / content.decode()
+                path.write_bytes(content)
+                await here.work.arrived(VICTIM, name, Received(len(content), b"", path=path))
+                assert not path.exists()
+            return (here.folder / f"encrypted-{VICTIM}.bin").read_bytes()
+
+    assert await held_after_two(tmp_path / "defended") == b"first"
+    without(monkeypatch, AttemptWork, "arrived", "if sender in held.updates:")
+    assert await held_after_two(tmp_path / "undefended") == b"second"
 
 
 def test_an_update_of_another_attempt_is_not_even_received(
