@@ -347,8 +347,8 @@ def judge_opened(data: bytes) -> bool:
     Accepted: three of them gave a sum, and it is the sum.
     """
     crowd, closed = _attempt()
-    unmasking = Unmasking(_roster(), closed.outcome, closed._total)
-    before = closed._total.copy()
+    masked = closed._total.copy()  # masks are taken off where the sum lies
+    unmasking = Unmasking(_roster(), closed.outcome, masked)
     for item in pieces(data):
         site, seeds, mask_keys = [*pieces(item), *[b""] * 3][:3]
         opened = Opened(_name(site), _pairs(seeds), _pairs(mask_keys))
@@ -361,7 +361,7 @@ def judge_opened(data: bytes) -> bool:
     try:
         total = unmasking.finish()
     except CryptoError:
-        assert np.array_equal(closed._total, before)
+        assert np.array_equal(masked, closed._total)
         return False
     assert unmasking.enough
     assert np.array_equal(total, exact(_INPUTS, closed.outcome.survivors))
