@@ -45,7 +45,8 @@ LARGEST = (1 << 24) - 1
 _DIGEST_BYTES = 32
 _WORD = 8  # bytes of keystream that make an element of F_p
 _LIMBS = 4  # of 16 bits, in each such word
-_STEP = 1 << 13  # elements at a time: 2^13 (2^24 - 1)(2^16 - 1) < 2^53, so float64 is exact
+_STEP = 1 << 13  # elements at a time
+assert _STEP * LARGEST * 0xFFFF < 1 << 53  # noqa: S101  so float64 is exact, in any order
 assert BLOCK_BYTES % (_STEP * _WORD) == 0  # noqa: S101  no element lies across two blocks
 
 
