@@ -23,6 +23,15 @@ from pathlib import Path
 
 import numpy as np
 
+from crypto.checksum import (
+    NONCE_BYTES,
+    Check,
+    CheckKey,
+    Claim,
+    Tags,
+    Tally,
+    UnprovenSum,
+)
 from crypto.ckks import (
     CkksParameters,
     CryptoError,
@@ -97,11 +106,30 @@ class Summed:
     contributors: int
 
 
+@dataclass(frozen=True)
+class Encrypted(BlobInfo):
+    """An update that was written, and what proves that it is in a sum (empty: nothing does)."""
+
+    tags: bytes = b""
+
+
+@dataclass(frozen=True)
+class Finished(BlobInfo):
+    """The sum that was written, and whose updates are in it (as `Claim.nonces`)."""
+
+    nonces: tuple[tuple[str, bytes], ...] = ()
+
+
 @dataclass
 class _Attempt:
+    """A key holder has ``check_key`` and ``claimed``, the coordinator ``total`` and ``tally``."""
+
     parameters: CkksParameters
     key: RoundKey
     total: CiphertextSum | None = None
+    tally: Tally | None = None
+    check_key: CheckKey | None = None
+    claimed: tuple[Check, Claim] | None = None
 
 
 _attempts: dict[tuple[int, int], _Attempt] = {}
@@ -128,7 +156,12 @@ def deal_key(
     """
     parameters = parameters_of(contributors, bits, measurable=measurable)
     dealt = deal(parameters)
-    _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, dealt.secret, secret=True)))
+    key = RoundKey(parameters, dealt.secret, secret=True)
+    _hold(
+        round,
+        attempt,
+        _Attempt(parameters, key, check_key=CheckKey(dealt.secret, round, attempt)),
+    )
     return dealt
 
 
@@ -148,7 +181,9 @@ def hold_context(
     Raises CryptoError unless it is exactly what the round's plan implies.
     """
     parameters = parameters_of(contributors, bits, measurable=measurable)
-    _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, context, secret=secret)))
+    key = RoundKey(parameters, context, secret=secret)
+    check_key = CheckKey(context, round, attempt) if secret else None
+    _hold(round, attempt, _Attempt(parameters, key, check_key=check_key))
 
 
 def forget(round: int, attempt: int) -> None:
@@ -187,7 +222,8 @@ def encrypt_update(
     *,
     noise: NoiseTerms | None = None,
     seeded: bool = True,
-) -> BlobInfo:
+    check: Check | None = None,
+) -> Encrypted:
     """Quantise and encrypt this site's update under the attempt's key.
 
     With ``residual_path`` (for bits < 16) what rounding dropped in earlier
@@ -198,6 +234,8 @@ def encrypt_update(
     With ``noise`` the update is clipped, and this site's share of noise is added to
     the integers before anything is encrypted; there is no error feedback then.
 
+    With ``check`` a key holder gets the tags that must go with the update.
+
     Raises CryptoError when the update is missing, of the wrong length or not
     finite, or when the agreed scale is too small for it.
     """
@@ -207,7 +245,13 @@ def encrypt_update(
     blocks = (
         held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
     )
-    return write_encrypted(out_path, held.parameters, integers.size, blocks)
+    blob = write_encrypted(out_path, held.parameters, integers.size, blocks)
+    if held.tally is not None:
+        held.tally.own(integers)
+    tags = b""
+    if check is not None and held.check_key is not None:
+        tags = held.check_key.tags(check, exponents, integers, os.urandom(NONCE_BYTES))
+    return Encrypted(blob.digest, blob.size, tags)
 
 
 def integers_of(
@@ -322,21 +366,60 @@ def decrypt_products(
     return products, tuple(site for site, imaginary in marked if imaginary)
 
 
-def start_sum(round: int, attempt: int, sizes: Sequence[int]) -> None:
-    """Begin the coordinator's sum of updates of this length."""
+def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check | None = None) -> None:
+    """Begin the coordinator's sum of updates of this length; ``check``: to be proven."""
     held = _held(round, attempt)
     held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
+    held.tally = Tally(check) if check else None
 
 
 @reads("the update of {site}")
-def add_update(round: int, attempt: int, site: str, path: Path) -> None:
-    """Add a site's update. Raises CryptoError, the sum unchanged, when it is refused."""
-    _sum_of(round, attempt).add_file(path, site)
+def add_update(round: int, attempt: int, site: str, path: Path, tags: bytes = b"") -> None:
+    """Add a site's update, which came with these tags; they are ignored with our own.
+
+    Raises CryptoError, the sum unchanged, when one of them is refused.
+    """
+    held, total = _held(round, attempt), _sum_of(round, attempt)
+    if held.tally is None or site == held.tally.check.coordinator:
+        total.add_file(path, site)
+        return
+    parsed = Tags.parse(tags, len(held.tally.check.holders))
+    total.add_file(path, site)
+    held.tally.add(site, parsed)
 
 
-def finish_sum(round: int, attempt: int, out_path: Path) -> BlobInfo:
+def finish_sum(round: int, attempt: int, out_path: Path) -> Finished:
     """Write the sum for the key holders. Raises CryptoError below two contributors."""
-    return _sum_of(round, attempt).write(out_path)
+    tally, total = _held(round, attempt).tally, _sum_of(round, attempt)
+    written = total.write(out_path)
+    nonces = tally.nonces(total.contributors) if tally else ()
+    return Finished(written.digest, written.size, nonces)
+
+
+def challenge(round: int, attempt: int, check: Check, claim: Claim) -> bytes:
+    """At a key holder: what it asks about the sum that the coordinator says it made.
+
+    Told once: from then on `apply_sum` takes no other sum. Raises CryptoError when
+    another was claimed before.
+    """
+    held = _held(round, attempt)
+    claim.check(check)
+    if held.check_key is None:
+        raise CryptoError("only a key holder can ask for the proof of a sum")
+    if held.claimed not in (None, (check, claim)):
+        raise CryptoError(
+            f"{check.coordinator} claims a second sum after it was told the challenge: refused"
+        )
+    held.claimed = (check, claim)
+    return held.check_key.challenge(check.site)
+
+
+def answer_challenge(round: int, attempt: int, holder: str, challenge: bytes) -> bytes:
+    """At the coordinator: the answer for one key holder. Raises CryptoError."""
+    tally = _held(round, attempt).tally
+    if tally is None:
+        raise CryptoError(f"{holder} asks for a proof, which this attempt's plan does not offer")
+    return tally.answer(_sum_of(round, attempt).contributors, holder, challenge)
 
 
 @reads("the coordinator's sum")
@@ -351,14 +434,16 @@ def apply_sum(
     shape_digest: bytes,
     versions: Path,
     summed: Summed | None = None,
+    answer: bytes | None = None,
 ) -> Applied:
     """Decrypt the sum and make the new version: parent + sum / total weight.
 
     Every key holder computes the same bits: the integers are exact, and the rest
     is one IEEE double operation after the other on each value, rounded to
-    float32 at the end. ``summed``: its noise. Raises CryptoError when the sum is
-    malformed, is no sum under this key, or this site is no key holder; VersionError
-    when the parent is missing or damaged.
+    float32 at the end. ``summed``: its noise. ``answer``: the coordinator's, to our
+    `challenge`. Raises CryptoError when the sum is malformed, is no sum under this key,
+    or this site is no key holder; UnprovenSum, which is one, when it is not what was
+    claimed; VersionError when the parent is missing or damaged.
     """
     held = _held(round, attempt)
     packing = held.parameters.packing
@@ -367,6 +452,7 @@ def apply_sum(
             f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
         )
     integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    _check_proof(held, sum_path, exponents, integers, answer)
     return apply_integers(
         integers,
         sizes,
@@ -415,6 +501,28 @@ def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:
     for row, block in zip(slots, read_encrypted(path, held.parameters, values), strict=True):
         row[:] = held.key.decrypt(block)
     return unpack(slots, packing, values)
+
+
+def _check_proof(
+    held: _Attempt,
+    path: Path,
+    exponents: Sequence[int],
+    integers: Int64,
+    answer: bytes | None,
+) -> None:
+    if held.claimed is None and answer is None:
+        return
+    if held.claimed is None or answer is None or held.check_key is None:
+        raise CryptoError("a sum is proven with a challenge and its answer; one is missing")
+    check, claim = held.claimed
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if digest != claim.sum_digest:
+        raise UnprovenSum(
+            f"the encrypted sum is not the one that {check.coordinator} claimed before it was "
+            "told the challenge"
+        )
+    held.check_key.verify(check, claim, exponents, integers, answer)
 
 
 def _hold(round: int, attempt: int, held: _Attempt) -> None:
