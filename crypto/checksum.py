@@ -216,6 +216,11 @@ def _joined(*parts: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
+def size_of_tags(holders: int) -> int:
+    """Bytes of the tags that go with an update when there are so many key holders."""
+    return NONCE_BYTES + holders * (VALUE_BYTES + COMMITMENT_BYTES)
+
+
 # ---- coordinator ----------------------------------------------------------------
 
 
@@ -278,7 +283,7 @@ class Tags:
     def parse(cls, data: bytes, holders: int) -> Tags:
         """Raises CryptoError unless there is one for each holder, canonical."""
         step = VALUE_BYTES + COMMITMENT_BYTES
-        expected = NONCE_BYTES + holders * step
+        expected = size_of_tags(holders)
         if len(data) != expected:
             raise CryptoError(
                 f"tags for {holders} key holders have {expected} bytes, not {len(data)}"

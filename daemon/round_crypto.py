@@ -31,6 +31,7 @@ from crypto.checksum import (
     Tags,
     Tally,
     UnprovenSum,
+    size_of_tags,
 )
 from crypto.ckks import (
     CkksParameters,
@@ -69,7 +70,7 @@ from crypto.quantize import (
 from daemon.versions import read_version, write_version
 from daemon.workers import reads
 from peers.aggregation import CiphertextSum
-from peers.vectors import BlobInfo, read_encrypted, write_encrypted
+from peers.vectors import BlobInfo, read_encrypted, read_trailer, write_encrypted
 
 LOSS_BOUND = 64.0
 
@@ -104,13 +105,6 @@ class Summed:
     terms: NoiseTerms
     quantile: float
     contributors: int
-
-
-@dataclass(frozen=True)
-class Encrypted(BlobInfo):
-    """An update that was written, and what proves that it is in a sum (empty: nothing does)."""
-
-    tags: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -178,8 +172,12 @@ def hold_context(
 ) -> None:
     """Take the dealer's context: the secret one at a key holder, the public one at the coordinator.
 
-    Raises CryptoError unless it is exactly what the round's plan implies.
+    Raises CryptoError unless it is exactly what the round's plan implies, or when a
+    sum was claimed already: to hold the key anew would be to forget that claim.
     """
+    before = _attempts.get((round, attempt))
+    if before is not None and before.claimed is not None:
+        raise CryptoError("a round context came after a sum was claimed: it was refused")
     parameters = parameters_of(contributors, bits, measurable=measurable)
     key = RoundKey(parameters, context, secret=secret)
     check_key = CheckKey(context, round, attempt) if secret else None
@@ -220,10 +218,10 @@ def encrypt_update(
     out_path: Path,
     residual_path: Path | None = None,
     *,
+    check: Check,
     noise: NoiseTerms | None = None,
     seeded: bool = True,
-    check: Check | None = None,
-) -> Encrypted:
+) -> BlobInfo:
     """Quantise and encrypt this site's update under the attempt's key.
 
     With ``residual_path`` (for bits < 16) what rounding dropped in earlier
@@ -234,7 +232,8 @@ def encrypt_update(
     With ``noise`` the update is clipped, and this site's share of noise is added to
     the integers before anything is encrypted; there is no error feedback then.
 
-    With ``check`` a key holder gets the tags that must go with the update.
+    Behind a key holder's update stand its tags (docs/decisions/0014); the coordinator
+    keeps its own integers until the challenges come.
 
     Raises CryptoError when the update is missing, of the wrong length or not
     finite, or when the agreed scale is too small for it.
@@ -245,13 +244,12 @@ def encrypt_update(
     blocks = (
         held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
     )
-    blob = write_encrypted(out_path, held.parameters, integers.size, blocks)
-    if held.tally is not None:
-        held.tally.own(integers)
     tags = b""
-    if check is not None and held.check_key is not None:
+    if held.check_key is not None:
         tags = held.check_key.tags(check, exponents, integers, os.urandom(NONCE_BYTES))
-    return Encrypted(blob.digest, blob.size, tags)
+    elif held.tally is not None:
+        held.tally.own(integers)
+    return write_encrypted(out_path, held.parameters, integers.size, blocks, tags)
 
 
 def integers_of(
@@ -342,8 +340,9 @@ def compare_updates(
     sketches = Sketches(held.key, draw_signs(held.parameters.packing.blocks(integers)))
     refused: list[tuple[str, str]] = []
     for site, path in updates:
+        behind = _tags_behind(held, site)
         try:
-            sketches.add(site, read_encrypted(path, held.parameters, integers))
+            sketches.add(site, read_encrypted(path, held.parameters, integers, trailer=behind))
         except CryptoError as error:
             refused.append((site, str(error)))
     sites = tuple(site for site, _ in updates if site not in dict(refused))
@@ -366,34 +365,42 @@ def decrypt_products(
     return products, tuple(site for site, imaginary in marked if imaginary)
 
 
-def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check | None = None) -> None:
-    """Begin the coordinator's sum of updates of this length; ``check``: to be proven."""
+def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check) -> None:
+    """Begin the coordinator's sum of updates of this length, which it will have to prove."""
     held = _held(round, attempt)
     held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
-    held.tally = Tally(check) if check else None
+    held.tally = Tally(check)
 
 
 @reads("the update of {site}")
-def add_update(round: int, attempt: int, site: str, path: Path, tags: bytes = b"") -> None:
-    """Add a site's update, which came with these tags; they are ignored with our own.
+def add_update(round: int, attempt: int, site: str, path: Path) -> None:
+    """Add a site's update, behind which stand its tags; behind our own there are none.
 
     Raises CryptoError, the sum unchanged, when one of them is refused.
     """
-    held, total = _held(round, attempt), _sum_of(round, attempt)
-    if held.tally is None or site == held.tally.check.coordinator:
+    held = _held(round, attempt)
+    total, tally = _sum_of(held, round, attempt)
+    behind = _tags_behind(held, site)
+    if not behind:
         total.add_file(path, site)
         return
-    parsed = Tags.parse(tags, len(held.tally.check.holders))
-    total.add_file(path, site)
-    held.tally.add(site, parsed)
+    tags = Tags.parse(read_trailer(path, behind), len(tally.check.holders))
+    total.add_file(path, site, trailer=behind)
+    tally.add(site, tags)
+
+
+def _tags_behind(held: _Attempt, site: str) -> int:
+    """Bytes of the tags behind a site's update."""
+    if held.tally is None or site == held.tally.check.coordinator:
+        return 0
+    return size_of_tags(len(held.tally.check.holders))
 
 
 def finish_sum(round: int, attempt: int, out_path: Path) -> Finished:
     """Write the sum for the key holders. Raises CryptoError below two contributors."""
-    tally, total = _held(round, attempt).tally, _sum_of(round, attempt)
+    total, tally = _sum_of(_held(round, attempt), round, attempt)
     written = total.write(out_path)
-    nonces = tally.nonces(total.contributors) if tally else ()
-    return Finished(written.digest, written.size, nonces)
+    return Finished(written.digest, written.size, tally.nonces(total.contributors))
 
 
 def challenge(round: int, attempt: int, check: Check, claim: Claim) -> bytes:
@@ -416,10 +423,8 @@ def challenge(round: int, attempt: int, check: Check, claim: Claim) -> bytes:
 
 def answer_challenge(round: int, attempt: int, holder: str, challenge: bytes) -> bytes:
     """At the coordinator: the answer for one key holder. Raises CryptoError."""
-    tally = _held(round, attempt).tally
-    if tally is None:
-        raise CryptoError(f"{holder} asks for a proof, which this attempt's plan does not offer")
-    return tally.answer(_sum_of(round, attempt).contributors, holder, challenge)
+    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    return tally.answer(total.contributors, holder, challenge)
 
 
 @reads("the coordinator's sum")
@@ -434,7 +439,8 @@ def apply_sum(
     shape_digest: bytes,
     versions: Path,
     summed: Summed | None = None,
-    answer: bytes | None = None,
+    *,
+    answer: bytes,
 ) -> Applied:
     """Decrypt the sum and make the new version: parent + sum / total weight.
 
@@ -508,12 +514,10 @@ def _check_proof(
     path: Path,
     exponents: Sequence[int],
     integers: Int64,
-    answer: bytes | None,
+    answer: bytes,
 ) -> None:
-    if held.claimed is None and answer is None:
-        return
-    if held.claimed is None or answer is None or held.check_key is None:
-        raise CryptoError("a sum is proven with a challenge and its answer; one is missing")
+    if held.claimed is None or held.check_key is None:
+        raise CryptoError("nothing was claimed of this sum: it was refused")
     check, claim = held.claimed
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
@@ -546,11 +550,10 @@ def _held(round: int, attempt: int) -> _Attempt:
     return held
 
 
-def _sum_of(round: int, attempt: int) -> CiphertextSum:
-    total = _held(round, attempt).total
-    if total is None:
+def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, Tally]:
+    if held.total is None or held.tally is None:
         raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
-    return total
+    return held.total, held.tally
 
 
 def _read_update(path: Path, sizes: Sequence[int]) -> tuple[Float32, float]:

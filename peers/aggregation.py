@@ -36,8 +36,8 @@ class CiphertextSum:
         """Sites whose updates are in the sum."""
         return frozenset(self._contributors)
 
-    def add_file(self, path: Path, contributor: str) -> None:
-        """Add one site's update.
+    def add_file(self, path: Path, contributor: str, *, trailer: int = 0) -> None:
+        """Add one site's update, behind which so many bytes follow.
 
         Raises CryptoError, and leaves the sum as it was, when the file is not a
         well-formed update of this round, when the contributor is in the sum
@@ -53,11 +53,11 @@ class CiphertextSum:
             )
         added = 0
         try:
-            for block in read_encrypted(path, self._parameters, self._values):
+            for block in read_encrypted(path, self._parameters, self._values, trailer=trailer):
                 self._total.add(added, block)
                 added += 1
         except (CryptoError, OSError) as error:
-            self._take_back(path, added)
+            self._take_back(path, added, trailer)
             raise CryptoError(f"the update of {contributor} was refused: {error}") from error
         self._contributors.add(contributor)
 
@@ -72,13 +72,13 @@ class CiphertextSum:
         blocks = (self._total.block(index) for index in range(self._blocks))
         return write_encrypted(path, self._parameters, self._values, blocks)
 
-    def _take_back(self, path: Path, added: int) -> None:
+    def _take_back(self, path: Path, added: int, trailer: int) -> None:
         if not self._contributors:  # nothing else is in it; and a zero sum is not a ciphertext
             self._total = RunningSum(self._parameters, self._blocks)
             return
         self._broken = True  # until every block is out again
         if added:
-            blocks = read_encrypted(path, self._parameters, self._values)
+            blocks = read_encrypted(path, self._parameters, self._values, trailer=trailer)
             for index, block in zip(range(added), blocks, strict=False):
                 self._total.subtract(index, block)
         self._broken = False

@@ -127,7 +127,10 @@ BODIES: dict[str, Callable[[], Message]] = {
         sum_digest=DIGEST,
         scale_exponents=[0],
         rejected=["gamma"],
+        nonces=[b"", bytes(16)],
     ),
+    "challenge": lambda: pb.Challenge(round=1, challenge=bytes(32)),
+    "proof": lambda: pb.Proof(round=1, answer=bytes(8)),
     "compare": lambda: pb.Compare(
         round=1, sites=["alpha", "beta"], products_digest=DIGEST, byzantine_sites=1
     ),
