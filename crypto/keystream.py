@@ -33,8 +33,8 @@ MAX_VALUES = 2**32
 
 # Bytes of keystream at a time: fits the second-level cache (measured 5.2 to 6.2 GB/s from
 # 64 KiB to 256 KiB, 1.1 GB/s with 8 MiB), and bounds the memory whatever a vector's length.
-_BLOCK_BYTES = 128 * 1024
-_ZEROS = bytes(_BLOCK_BYTES)
+BLOCK_BYTES = 128 * 1024
+_ZEROS = bytes(BLOCK_BYTES)
 _KEY_BYTES = 32
 
 
@@ -121,11 +121,11 @@ def add_masks(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> No
     1.2 M 32-bit words take 5 ms).
     """
     streams: list[tuple[Callable[[Any], object], np.ufunc]] = [
-        *((_stream(key), np.add) for key in plus),
-        *((_stream(key), np.subtract) for key in minus),
+        *((keystream(key), np.add) for key in plus),
+        *((keystream(key), np.subtract) for key in minus),
     ]
-    buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
-    step = _BLOCK_BYTES // words.itemsize
+    buffer = np.empty(BLOCK_BYTES, dtype=np.uint8)
+    step = BLOCK_BYTES // words.itemsize
     for start in range(0, words.size, step):
         block = words[start : start + step]
         for fill, operation in streams:
@@ -133,8 +133,8 @@ def add_masks(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> No
             operation(block, buffer.view(words.dtype)[: block.size], out=block)
 
 
-def _stream(key: bytes) -> Callable[[Any], object]:
-    """Fills a buffer of _BLOCK_BYTES with the next bytes of a keystream."""
+def keystream(key: bytes) -> Callable[[Any], object]:
+    """Fills a buffer of BLOCK_BYTES with the next bytes of a keystream."""
     if len(key) != _KEY_BYTES:
         raise CryptoError(f"a mask's key has {_KEY_BYTES} bytes, not {len(key)}")
     # `cryptography` takes counter and nonce in one: 16 zero bytes (see the module's text).

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from crypto.checksum import Check, Claim
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon import round_crypto, round_masking
@@ -30,13 +31,14 @@ from daemon.progress import ProgressBoard
 from daemon.round_crypto import sealing_context
 from daemon.tasks import being_cancelled
 from daemon.versions import ShapeManifest
-from daemon.workers import Worker
+from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.comparison import is_robust
 from peers.frames import Received
 from peers.masking_steps import is_masked
-from peers.messages import RemoteProtocolError
+from peers.messages import RemoteProtocolError, one_line
 from peers.privacy import terms_of
+from peers.proving import check_of
 from peers.roles import key_holders
 from proto import federation_pb2 as pb
 
@@ -155,9 +157,10 @@ class AttemptWork:
         elif name.kind == pb.ENCRYPTED_PRODUCTS:
             await asyncio.to_thread(blob.path.replace, self._products_path)
             held.products_digest = blob.digest
-        else:
-            await asyncio.to_thread(blob.path.replace, self._sum_path)
+        elif not held.sum_digest:  # the first is the only one: what is claimed does not change
             held.sum_digest = blob.digest
+            await asyncio.to_thread(blob.path.replace, self._sum_path)
+            await self._feed(do.SumArrived(name.round, name.attempt, blob.digest))
 
     # ---- key ---------------------------------------------------------------------
 
@@ -214,7 +217,8 @@ class AttemptWork:
             measurable=is_robust(plan.training),
         )
         if not secret:
-            await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes)
+            check = self._check(self._identity.site_id)
+            await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes, check)
         await self._feed(do.ContextHeld(*at))
 
     # ---- masking -----------------------------------------------------------------
@@ -283,12 +287,10 @@ class AttemptWork:
         Booked first: from here on the update counts as told, whatever becomes of it.
         """
         plan = self._plan
-        masked = is_masked(plan)
         terms = terms_of(plan)
         await self._privacy.spend(effect.round, effect.attempt, terms)
         own = self._held.folder / f"encrypted-{self._identity.site_id}.bin"
-        await self._crypto.run(
-            round_masking.mask_update if masked else round_crypto.encrypt_update,
+        common = (
             effect.round,
             effect.attempt,
             self._update_path,
@@ -297,8 +299,13 @@ class AttemptWork:
             list(effect.scale_exponents),
             own,
             self._residual_path(plan.training.bits),
-            noise=terms,
         )
+        if is_masked(plan):
+            await self._crypto.run(round_masking.mask_update, *common, noise=terms)
+        else:
+            check = self._check(effect.coordinator)
+            encrypt = round_crypto.encrypt_update
+            await self._crypto.run(encrypt, *common, check=check, noise=terms)
         if terms:
             await self._spent()
         if effect.coordinator == self._identity.site_id:
@@ -338,9 +345,16 @@ class AttemptWork:
 
     async def send_products(self, effect: do.SendProducts) -> None:
         """The products to every key holder, and behind them the order to decrypt them."""
-        await self._send_behind(
-            pb.ENCRYPTED_PRODUCTS, effect.holders, effect.compare, self._products_path
-        )
+        at = (effect.compare.round, effect.compare.attempt)
+        name = pb.BlobName(kind=pb.ENCRYPTED_PRODUCTS, round=at[0], attempt=at[1])
+
+        async def send(holder: str) -> None:
+            await self._push(holder, name, self._products_path)
+            self._send(holder, effect.compare)
+
+        async with asyncio.TaskGroup() as group:
+            for holder in effect.holders:
+                group.create_task(send(holder))
 
     async def decrypt_products(self, effect: do.DecryptProducts) -> None:
         """Decrypt the products: these numbers, and nothing else of any update."""
@@ -351,24 +365,6 @@ class AttemptWork:
             round_crypto.decrypt_products, *at, self._products_path, effect.sites
         )
         await self._feed(do.ProductsDecrypted(*at, products, imaginary))
-
-    async def _send_behind(
-        self,
-        kind: pb.BlobKind.ValueType,
-        holders: tuple[str, ...],
-        order: pb.Apply | pb.Compare,
-        path: Path,
-    ) -> None:
-        """A large object to each holder, and as soon as it has it, this message."""
-        name = pb.BlobName(kind=kind, round=order.round, attempt=order.attempt)
-
-        async def send(holder: str) -> None:
-            await self._push(holder, name, path)
-            self._send(holder, order)
-
-        async with asyncio.TaskGroup() as group:
-            for holder in holders:
-                group.create_task(send(holder))
 
     @property
     def _products_path(self) -> Path:
@@ -384,11 +380,41 @@ class AttemptWork:
             await self._feed(do.SumFinished(*at, b""))
             return
         written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
-        await self._feed(do.SumFinished(*at, written.digest))
+        await self._feed(do.SumFinished(*at, written.digest, written.nonces))
 
     async def send_sum(self, effect: do.SendSum) -> None:
-        """The sum to every key holder, and behind it the order to apply it."""
-        await self._send_behind(pb.ENCRYPTED_SUM, effect.holders, effect.apply, self._sum_path)
+        """What is claimed to every key holder, and behind it the sum."""
+        at = (effect.apply.round, effect.apply.attempt)
+        name = pb.BlobName(kind=pb.ENCRYPTED_SUM, round=at[0], attempt=at[1])
+        async with asyncio.TaskGroup() as group:
+            for holder in effect.holders:
+                self._send(holder, effect.apply)
+                group.create_task(self._push(holder, name, self._sum_path))
+
+    def _check(self, coordinator: str) -> Check:
+        here = self._identity
+        return check_of(self._plan, here.federation_id, coordinator, here.site_id)
+
+    async def challenge(self, effect: do.Challenge) -> None:
+        """Bind the crypto worker to the claim; what it then asks goes to the coordinator."""
+        at = (effect.round, effect.attempt)
+        claim = Claim(effect.sum_digest, effect.nonces)
+        check = self._check(effect.coordinator)
+        asked = await self._crypto.run(round_crypto.challenge, *at, check, claim)
+        await self._feed(do.Challenging(*at, asked))
+
+    async def answer_challenge(self, effect: do.AnswerChallenge) -> None:
+        """Prove the sum to one key holder; one that can't be answered costs only that holder."""
+        at = (effect.round, effect.attempt)
+        try:
+            answer = await self._crypto.run(
+                round_crypto.answer_challenge, *at, effect.holder, effect.challenge
+            )
+        except (CryptoError, WorkerCrashed) as error:
+            log.warning("challenge refused", peer=effect.holder, cause=str(error))
+            await self._feed(do.ChallengeRefused(*at, effect.holder, one_line(str(error))))
+        else:
+            await self._feed(do.ChallengeAnswered(*at, effect.holder, answer))
 
     @property
     def _sum_path(self) -> Path:
@@ -397,7 +423,7 @@ class AttemptWork:
     # ---- apply, vote ---------------------------------------------------------------
 
     async def apply_sum(self, effect: do.ApplySum) -> None:
-        """Decrypt the sum and apply it to the parent: a new version on this disk."""
+        """Decrypt the sum and, once it is proven, apply it: a new version on this disk."""
         if self._held.sum_digest != effect.sum_digest:
             raise RemoteProtocolError("the sum is not the one that was announced")
         common = (
@@ -414,9 +440,9 @@ class AttemptWork:
             masks = masking_terms(self._plan, self._identity.federation_id, self._shapes)
             applied = await self._crypto.run(round_masking.apply_sum, masks, *common)
         else:
-            applied = await self._crypto.run(
-                round_crypto.apply_sum, effect.round, effect.attempt, *common
-            )
+            job = round_crypto.apply_sum
+            at, proof = (effect.round, effect.attempt), effect.answer
+            applied = await self._crypto.run(job, at[0], at[1], *common, answer=proof)
         self._held.next_clip_norm = applied.next_clip_norm
         await self._feed(
             do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)

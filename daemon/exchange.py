@@ -23,6 +23,7 @@ from typing import Protocol
 
 import structlog
 
+from crypto.checksum import size_of_tags
 from crypto.gram import question_size
 from crypto.keystream import Ring
 from crypto.quantize import FRACTION_INTEGERS
@@ -385,7 +386,8 @@ def too_large(
     elif kind == pb.ENCRYPTED_PRODUCTS:
         most = question_size(parameters, contributors)
     else:
-        most = largest_size(parameters, values)
+        tags = size_of_tags(contributors) if kind == pb.ENCRYPTED_UPDATE else 0
+        most = largest_size(parameters, values, trailer=tags)
     if size <= most:
         return None
     name = "the dot products" if kind == pb.ENCRYPTED_PRODUCTS else "a vector"

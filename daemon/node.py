@@ -278,6 +278,10 @@ class Node:
                 self._start(effect, effect, "unmask", self._work.unmask(effect))
             case do.SendSum():
                 self._start(effect, effect.apply, "aggregate", self._work.send_sum(effect))
+            case do.Challenge():
+                self._start(effect, effect, "apply", self._work.challenge(effect))
+            case do.AnswerChallenge():
+                self._start(effect, effect, "prove", self._work.answer_challenge(effect))
             case do.ApplySum():
                 self._start(effect, effect, "apply", self._work.apply_sum(effect))
             case do.SignVote():
@@ -432,6 +436,8 @@ class Node:
         | do.CompareUpdates
         | do.DecryptProducts
         | do.FinishSum
+        | do.Challenge
+        | do.AnswerChallenge
         | do.ApplySum
         | do.Mask
         | do.Unmask

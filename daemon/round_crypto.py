@@ -23,6 +23,16 @@ from pathlib import Path
 
 import numpy as np
 
+from crypto.checksum import (
+    NONCE_BYTES,
+    Check,
+    CheckKey,
+    Claim,
+    Tags,
+    Tally,
+    UnprovenSum,
+    size_of_tags,
+)
 from crypto.ckks import (
     CkksParameters,
     CryptoError,
@@ -60,7 +70,7 @@ from crypto.quantize import (
 from daemon.versions import read_version, write_version
 from daemon.workers import reads
 from peers.aggregation import CiphertextSum
-from peers.vectors import BlobInfo, read_encrypted, write_encrypted
+from peers.vectors import BlobInfo, read_encrypted, read_trailer, write_encrypted
 
 LOSS_BOUND = 64.0
 
@@ -97,11 +107,23 @@ class Summed:
     contributors: int
 
 
+@dataclass(frozen=True)
+class Finished(BlobInfo):
+    """The sum that was written, and whose updates are in it (as `Claim.nonces`)."""
+
+    nonces: tuple[tuple[str, bytes], ...] = ()
+
+
 @dataclass
 class _Attempt:
+    """A key holder has ``check_key`` and ``claimed``, the coordinator ``total`` and ``tally``."""
+
     parameters: CkksParameters
     key: RoundKey
     total: CiphertextSum | None = None
+    tally: Tally | None = None
+    check_key: CheckKey | None = None
+    claimed: tuple[Check, Claim] | None = None
 
 
 _attempts: dict[tuple[int, int], _Attempt] = {}
@@ -128,7 +150,12 @@ def deal_key(
     """
     parameters = parameters_of(contributors, bits, measurable=measurable)
     dealt = deal(parameters)
-    _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, dealt.secret, secret=True)))
+    key = RoundKey(parameters, dealt.secret, secret=True)
+    _hold(
+        round,
+        attempt,
+        _Attempt(parameters, key, check_key=CheckKey(dealt.secret, round, attempt)),
+    )
     return dealt
 
 
@@ -145,10 +172,16 @@ def hold_context(
 ) -> None:
     """Take the dealer's context: the secret one at a key holder, the public one at the coordinator.
 
-    Raises CryptoError unless it is exactly what the round's plan implies.
+    Raises CryptoError unless it is exactly what the round's plan implies, or when a
+    sum was claimed already: to hold the key anew would be to forget that claim.
     """
+    before = _attempts.get((round, attempt))
+    if before is not None and before.claimed is not None:
+        raise CryptoError("a round context came after a sum was claimed: it was refused")
     parameters = parameters_of(contributors, bits, measurable=measurable)
-    _hold(round, attempt, _Attempt(parameters, RoundKey(parameters, context, secret=secret)))
+    key = RoundKey(parameters, context, secret=secret)
+    check_key = CheckKey(context, round, attempt) if secret else None
+    _hold(round, attempt, _Attempt(parameters, key, check_key=check_key))
 
 
 def forget(round: int, attempt: int) -> None:
@@ -185,6 +218,7 @@ def encrypt_update(
     out_path: Path,
     residual_path: Path | None = None,
     *,
+    check: Check,
     noise: NoiseTerms | None = None,
     seeded: bool = True,
 ) -> BlobInfo:
@@ -198,6 +232,9 @@ def encrypt_update(
     With ``noise`` the update is clipped, and this site's share of noise is added to
     the integers before anything is encrypted; there is no error feedback then.
 
+    Behind a key holder's update stand its tags (docs/decisions/0014); the coordinator
+    keeps its own integers until the challenges come.
+
     Raises CryptoError when the update is missing, of the wrong length or not
     finite, or when the agreed scale is too small for it.
     """
@@ -207,7 +244,12 @@ def encrypt_update(
     blocks = (
         held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
     )
-    return write_encrypted(out_path, held.parameters, integers.size, blocks)
+    tags = b""
+    if held.check_key is not None:
+        tags = held.check_key.tags(check, exponents, integers, os.urandom(NONCE_BYTES))
+    elif held.tally is not None:
+        held.tally.own(integers)
+    return write_encrypted(out_path, held.parameters, integers.size, blocks, tags)
 
 
 def integers_of(
@@ -298,8 +340,9 @@ def compare_updates(
     sketches = Sketches(held.key, draw_signs(held.parameters.packing.blocks(integers)))
     refused: list[tuple[str, str]] = []
     for site, path in updates:
+        behind = _tags_behind(held, site)
         try:
-            sketches.add(site, read_encrypted(path, held.parameters, integers))
+            sketches.add(site, read_encrypted(path, held.parameters, integers, trailer=behind))
         except CryptoError as error:
             refused.append((site, str(error)))
     sites = tuple(site for site, _ in updates if site not in dict(refused))
@@ -322,21 +365,66 @@ def decrypt_products(
     return products, tuple(site for site, imaginary in marked if imaginary)
 
 
-def start_sum(round: int, attempt: int, sizes: Sequence[int]) -> None:
-    """Begin the coordinator's sum of updates of this length."""
+def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check) -> None:
+    """Begin the coordinator's sum of updates of this length, which it will have to prove."""
     held = _held(round, attempt)
     held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
+    held.tally = Tally(check)
 
 
 @reads("the update of {site}")
 def add_update(round: int, attempt: int, site: str, path: Path) -> None:
-    """Add a site's update. Raises CryptoError, the sum unchanged, when it is refused."""
-    _sum_of(round, attempt).add_file(path, site)
+    """Add a site's update, behind which stand its tags; behind our own there are none.
+
+    Raises CryptoError, the sum unchanged, when one of them is refused.
+    """
+    held = _held(round, attempt)
+    total, tally = _sum_of(held, round, attempt)
+    behind = _tags_behind(held, site)
+    if not behind:
+        total.add_file(path, site)
+        return
+    tags = Tags.parse(read_trailer(path, behind), len(tally.check.holders))
+    total.add_file(path, site, trailer=behind)
+    tally.add(site, tags)
 
 
-def finish_sum(round: int, attempt: int, out_path: Path) -> BlobInfo:
+def _tags_behind(held: _Attempt, site: str) -> int:
+    """Bytes of the tags behind a site's update."""
+    if held.tally is None or site == held.tally.check.coordinator:
+        return 0
+    return size_of_tags(len(held.tally.check.holders))
+
+
+def finish_sum(round: int, attempt: int, out_path: Path) -> Finished:
     """Write the sum for the key holders. Raises CryptoError below two contributors."""
-    return _sum_of(round, attempt).write(out_path)
+    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    written = total.write(out_path)
+    return Finished(written.digest, written.size, tally.nonces(total.contributors))
+
+
+def challenge(round: int, attempt: int, check: Check, claim: Claim) -> bytes:
+    """At a key holder: what it asks about the sum that the coordinator says it made.
+
+    Told once: from then on `apply_sum` takes no other sum. Raises CryptoError when
+    another was claimed before.
+    """
+    held = _held(round, attempt)
+    claim.check(check)
+    if held.check_key is None:
+        raise CryptoError("only a key holder can ask for the proof of a sum")
+    if held.claimed not in (None, (check, claim)):
+        raise CryptoError(
+            f"{check.coordinator} claims a second sum after it was told the challenge: refused"
+        )
+    held.claimed = (check, claim)
+    return held.check_key.challenge(check.site)
+
+
+def answer_challenge(round: int, attempt: int, holder: str, challenge: bytes) -> bytes:
+    """At the coordinator: the answer for one key holder. Raises CryptoError."""
+    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    return tally.answer(total.contributors, holder, challenge)
 
 
 @reads("the coordinator's sum")
@@ -351,14 +439,17 @@ def apply_sum(
     shape_digest: bytes,
     versions: Path,
     summed: Summed | None = None,
+    *,
+    answer: bytes,
 ) -> Applied:
     """Decrypt the sum and make the new version: parent + sum / total weight.
 
     Every key holder computes the same bits: the integers are exact, and the rest
     is one IEEE double operation after the other on each value, rounded to
-    float32 at the end. ``summed``: its noise. Raises CryptoError when the sum is
-    malformed, is no sum under this key, or this site is no key holder; VersionError
-    when the parent is missing or damaged.
+    float32 at the end. ``summed``: its noise. ``answer``: the coordinator's, to our
+    `challenge`. Raises CryptoError when the sum is malformed, is no sum under this key,
+    or this site is no key holder; UnprovenSum, which is one, when it is not what was
+    claimed; VersionError when the parent is missing or damaged.
     """
     held = _held(round, attempt)
     packing = held.parameters.packing
@@ -367,6 +458,7 @@ def apply_sum(
             f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
         )
     integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    _check_proof(held, sum_path, exponents, integers, answer)
     return apply_integers(
         integers,
         sizes,
@@ -417,6 +509,26 @@ def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:
     return unpack(slots, packing, values)
 
 
+def _check_proof(
+    held: _Attempt,
+    path: Path,
+    exponents: Sequence[int],
+    integers: Int64,
+    answer: bytes,
+) -> None:
+    if held.claimed is None or held.check_key is None:
+        raise CryptoError("nothing was claimed of this sum: it was refused")
+    check, claim = held.claimed
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if digest != claim.sum_digest:
+        raise UnprovenSum(
+            f"the encrypted sum is not the one that {check.coordinator} claimed before it was "
+            "told the challenge"
+        )
+    held.check_key.verify(check, claim, exponents, integers, answer)
+
+
 def _hold(round: int, attempt: int, held: _Attempt) -> None:
     _attempts[round, attempt] = held
     for oldest in sorted(_attempts)[:-_ATTEMPTS_HELD]:
@@ -438,11 +550,10 @@ def _held(round: int, attempt: int) -> _Attempt:
     return held
 
 
-def _sum_of(round: int, attempt: int) -> CiphertextSum:
-    total = _held(round, attempt).total
-    if total is None:
+def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, Tally]:
+    if held.total is None or held.tally is None:
         raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
-    return total
+    return held.total, held.tally
 
 
 def _read_update(path: Path, sizes: Sequence[int]) -> tuple[Float32, float]:

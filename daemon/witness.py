@@ -89,6 +89,8 @@ class WitnessedTransport(Transport):
         match envelope.WhichOneof("body"):
             case "plan_answer":
                 await self._plan(to, envelope.plan_answer)
+            case "attempt_failed":
+                await self._failed(envelope.attempt_failed)
             case "vote":
                 await self._vote(envelope.vote)
             case "commit":
@@ -115,6 +117,18 @@ class WitnessedTransport(Transport):
             coordinator=to,
             reason=answer.reason,
         )
+
+    async def _failed(self, message: pb.AttemptFailed) -> None:
+        """Above all, that a sum was refused, and under whose lead."""
+        if self._is_new("attempt", message.round, message.attempt):
+            await self._audit.record_or_owe(
+                DAEMON,
+                "attempt",
+                "failed",
+                round=message.round,
+                attempt=message.attempt,
+                reason=message.reason,
+            )
 
     async def _vote(self, vote: pb.Vote, certificate: pb.Certificate | None = None) -> None:
         body = vote.body if certificate is None else certificate.body

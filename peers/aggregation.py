@@ -37,8 +37,8 @@ class CiphertextSum:
         """Sites whose updates are in the sum."""
         return frozenset(self._contributors)
 
-    def add_file(self, path: Path, contributor: str) -> None:
-        """Add one site's update.
+    def add_file(self, path: Path, contributor: str, *, trailer: int = 0) -> None:
+        """Add one site's update, behind which so many bytes follow.
 
         Raises CryptoError, and leaves the sum as it was, when the file is not a
         well-formed update of this round, when the contributor is in the sum
@@ -55,19 +55,19 @@ class CiphertextSum:
         try:
             # Opened once: another file of that name must not be what is taken back.
             with open_vector(path) as file:
-                self._add_blocks(file)
+                self._add_blocks(file, trailer)
         except (CryptoError, OSError) as error:
             raise CryptoError(f"the update of {contributor} was refused: {error}") from error
         self._contributors.add(contributor)
 
-    def _add_blocks(self, file: BinaryIO) -> None:
+    def _add_blocks(self, file: BinaryIO, trailer: int) -> None:
         added = 0
         try:
-            for block in blocks_of(file, self._parameters, self._values):
+            for block in blocks_of(file, self._parameters, self._values, trailer):
                 self._total.add(added, block)
                 added += 1
         except (CryptoError, OSError):
-            self._take_back(file, added)
+            self._take_back(file, added, trailer)
             raise
 
     def write(self, path: Path) -> BlobInfo:
@@ -81,13 +81,13 @@ class CiphertextSum:
         blocks = (self._total.block(index) for index in range(self._blocks))
         return write_encrypted(path, self._parameters, self._values, blocks)
 
-    def _take_back(self, file: BinaryIO, added: int) -> None:
+    def _take_back(self, file: BinaryIO, added: int, trailer: int) -> None:
         if not self._contributors:  # nothing else is in it; and a zero sum is not a ciphertext
             self._total = RunningSum(self._parameters, self._blocks)
             return
         self._broken = True  # until every block is out again
         if added:
-            blocks = blocks_of(file, self._parameters, self._values)
+            blocks = blocks_of(file, self._parameters, self._values, trailer)
             for index, block in zip(range(added), blocks, strict=False):
                 self._total.subtract(index, block)
         self._broken = False

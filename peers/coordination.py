@@ -13,6 +13,7 @@ The phases, in order:
   there one phase after the plan ends the attempt: training would be in vain.
 * with a robust rule, updates wait until all are here; select has the key holders decrypt
   their dot products (peers/gathering.py), and only what is selected is added.
+* apply hands out the sum; who is to decrypt it has it proven before (peers/proving.py).
 * vote ends with equal votes of a majority of the manifest.
 
 The coordinator never holds the round's secret key: key holders are the
@@ -35,11 +36,10 @@ from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingSteps, is_masked
 from peers.messages import RemoteProtocolError, one_line
 from peers.planning import common_scale, make_plan
+from peers.proving import Challenges
 from peers.roles import key_holders, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
-
-Answer = pb.Promise | pb.PlanAnswer | pb.Trained | pb.Compared | pb.Vote | pb.MaskingAnswer
 
 
 class AttemptFails(Exception):
@@ -74,6 +74,7 @@ class Coordination:
     _trained: dict[str, pb.Trained] = field(default_factory=dict)
     _context_held: bool = False
     _updates: Gathering | None = None
+    _challenges: Challenges | None = None
     _extended: bool = False
     _unable: set[str] = field(default_factory=set)
     _bound: set[int] = field(default_factory=set)
@@ -86,7 +87,7 @@ class Coordination:
         self._phase_began = self.now
         self.deadline = self.now + self.timing.phase(self.attempt)
 
-    def answered(self, sender: str, message: Answer, now: float) -> list[do.Effect]:
+    def answered(self, sender: str, message: do.Answer, now: float) -> list[do.Effect]:
         """A site answers; a vote is verified already."""
         match message:
             case pb.Promise():
@@ -99,6 +100,8 @@ class Coordination:
                 return self.masking_answered(sender, message, now)
             case pb.Compared():
                 return self.compared(sender, message)
+            case pb.Challenge():
+                return self._challenges.asked(sender, message) if self._challenges else []
             case pb.Vote():
                 return self.voted(message, now)
 
@@ -116,10 +119,16 @@ class Coordination:
             case do.QuestionReady():
                 return self.question_ready(event)
             case do.SumFinished():
-                return self.sum_finished(event.sum_digest, now)
+                return self.sum_finished(event, now)
             case do.Unmasked():
-                return self._hand_out(event.sum_digest, now) if self.phase == "unmask" else []
-            case do.WorkFailed(phase="key" | "aggregate" | "select" | "unmask"):
+                return self._hand_out(event, now) if self.phase == "unmask" else []
+            case do.ChallengeAnswered():
+                proof = pb.Proof(round=self.round, attempt=self.attempt, answer=event.answer)
+                return [do.Send(event.holder, proof)]
+            case do.ChallengeRefused():
+                self._refusals[event.holder] = event.reason
+                return self._refused_to_apply(event.holder)
+            case do.WorkFailed(phase="key" | "aggregate" | "select" | "unmask" | "prove"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
         return []
 
@@ -446,19 +455,20 @@ class Coordination:
 
     # ---- the sum -----------------------------------------------------------------
 
-    def sum_finished(self, digest: bytes, now: float) -> list[do.Effect]:
+    def sum_finished(self, finished: do.SumFinished, now: float) -> list[do.Effect]:
         """The sum is written: to the key holders with it. A masked one is opened first."""
         if self.phase not in ("aggregate", "select"):
             return []
         if self._masking is not None:
             self._enter("unmask", now, self.timing.phase(self.attempt))
             return self._masking.conclude(self._gathered.added, self._promises)
-        return self._hand_out(digest, now)
+        return self._hand_out(finished, now)
 
-    def _hand_out(self, digest: bytes, now: float) -> list[do.Effect]:
+    def _hand_out(self, finished: do.SumFinished | do.Unmasked, now: float) -> list[do.Effect]:
         self._enter("apply", now, self.timing.phase(self.attempt))
-        message = self._gathered.apply_message(digest)
+        message = self._gathered.claim(finished)
         holders = key_holders(self._plan, self.site)
+        self._challenges = Challenges(self._plan, holders)
         sending = do.SendSum(tuple(site for site in holders if site != self.site), message)
         return [sending, *(do.Send(site, message) for site in holders if site == self.site)]
 
@@ -475,6 +485,7 @@ class Coordination:
             self._enter("vote", now, self.timing.phase(self.attempt))
             self._proposed = vote.body
             holders = set(key_holders(self._plan, self.site)) - self._unable
+            holders -= self._challenges.silent if self._challenges else set()
             proposal = pb.Accept(round=self.round, attempt=self.attempt, value=vote.body)
             result = [
                 do.Send(site, proposal) for site in self.manifest.enabled_ids if site not in holders

@@ -36,6 +36,19 @@ Body = (
     | pb.MaskingAnswer
     | pb.Compare
     | pb.Compared
+    | pb.Challenge
+    | pb.Proof
+)
+
+# Those of them that go to an attempt's coordinator.
+Answer = (
+    pb.Promise
+    | pb.PlanAnswer
+    | pb.Trained
+    | pb.MaskingAnswer
+    | pb.Compared
+    | pb.Challenge
+    | pb.Vote
 )
 
 
@@ -179,9 +192,40 @@ class ProductsDecrypted(Worked):
 
 @dataclass(frozen=True)
 class SumFinished(Worked):
-    """The encrypted sum is written; this is its digest."""
+    """The encrypted sum is written; its digest, and the contributors' nonces (`Challenge`)."""
 
     sum_digest: bytes
+    nonces: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class SumArrived(Worked):
+    """The coordinator's sum is here, whole; this is its digest. There is one an attempt."""
+
+    sum_digest: bytes
+
+
+@dataclass(frozen=True)
+class Challenging(Worked):
+    """What this key holder asks about the claimed sum; from now on it takes no other."""
+
+    challenge: bytes
+
+
+@dataclass(frozen=True)
+class ChallengeAnswered(Worked):
+    """The coordinator's answer to one key holder is computed."""
+
+    holder: str
+    answer: bytes
+
+
+@dataclass(frozen=True)
+class ChallengeRefused(Worked):
+    """The coordinator can't answer a key holder, or must not."""
+
+    holder: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -260,6 +304,10 @@ Event = (
     | QuestionReady
     | ProductsDecrypted
     | SumFinished
+    | SumArrived
+    | Challenging
+    | ChallengeAnswered
+    | ChallengeRefused
     | Masked
     | Unmasked
     | Applied
@@ -410,15 +458,43 @@ class Unmask:
 
 @dataclass(frozen=True)
 class SendSum:
-    """Stream the encrypted sum to the key holders, then this message to each."""
+    """Send this message to each key holder, and behind it stream the sum."""
 
     holders: tuple[str, ...]
     apply: pb.Apply
 
 
 @dataclass(frozen=True)
+class Challenge:
+    """Bind this key holder to what was claimed, and only then make its challenge.
+
+    ``nonces``: the contributors, sorted, each with the nonce of its tags.
+    Answer with `Challenging`.
+    """
+
+    round: int
+    attempt: int
+    coordinator: str
+    sum_digest: bytes
+    nonces: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class AnswerChallenge:
+    """Prove the sum to one key holder; ends with `ChallengeAnswered` or `ChallengeRefused`."""
+
+    round: int
+    attempt: int
+    holder: str
+    challenge: bytes
+
+
+@dataclass(frozen=True)
 class ApplySum:
-    """Decrypt the sum, apply it to the parent, persist the new version."""
+    """Decrypt the sum, check its proof, apply it to the parent, persist the new version.
+
+    ``answer``: the coordinator's, to our challenge; empty in masking mode.
+    """
 
     round: int
     attempt: int
@@ -427,6 +503,7 @@ class ApplySum:
     parent_digest: bytes
     sum_digest: bytes
     contributors: int = 0
+    answer: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -509,6 +586,8 @@ Effect = (
     | FinishSum
     | Unmask
     | SendSum
+    | Challenge
+    | AnswerChallenge
     | ApplySum
     | FetchVersion
     | SignVote

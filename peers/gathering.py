@@ -163,15 +163,17 @@ class Gathering:
         self._finishing = True
         return [do.FinishSum(self.plan.round, self.plan.attempt)]
 
-    def apply_message(self, sum_digest: bytes) -> pb.Apply:
+    def claim(self, finished: do.SumFinished | do.Unmasked) -> pb.Apply:
         """What key holders are told of the sum."""
+        nonces = dict(finished.nonces) if isinstance(finished, do.SumFinished) else {}
         return pb.Apply(
             round=self.plan.round,
             attempt=self.plan.attempt,
             contributors=sorted(self.added),
-            sum_digest=sum_digest,
+            sum_digest=finished.sum_digest,
             scale_exponents=self.exponents,
             rejected=sorted(self.rejected),
+            nonces=[nonces[site] for site in sorted(nonces)],
         )
 
     def rejections(self) -> list[pb.Rejection]:

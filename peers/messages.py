@@ -399,7 +399,10 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "sum_digest": _DIGEST,
         "scale_exponents": _EXPONENTS,
         "rejected": _REJECTED,
+        "nonces": _each(_octets(0, 16), 0, MAX_SITES),
     },
+    pb.Challenge: {"round": _ROUND, "attempt": _ATTEMPT, "challenge": _octets(32, 32)},
+    pb.Proof: {"round": _ROUND, "attempt": _ATTEMPT, "answer": _octets(8, 8)},
     pb.Compare: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
@@ -566,6 +569,14 @@ def _trained(path: str, trained: pb.Trained) -> None:
         _EXPONENTS(f"{path}.scale_exponents", trained.scale_exponents)
 
 
+def _apply(path: str, apply: pb.Apply) -> None:
+    if apply.nonces and len(apply.nonces) != len(apply.contributors):
+        raise _refuse(f"{path}.nonces", f"{len(apply.nonces)} long", "as long as contributors")
+    for position, nonce in enumerate(apply.nonces):
+        if len(nonce) not in (0, 16):  # none of the coordinator's own
+            raise _refuse(f"{path}.nonces[{position}]", f"{len(nonce)} bytes", "0 or 16 bytes")
+
+
 _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.Frame: _frame,
     pb.BlobName: _blob_name,
@@ -578,6 +589,7 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.Trained: _trained,
     pb.MaskingOrder: _masking_order,
     pb.MaskingAnswer: _masking_answer,
+    pb.Apply: _apply,
 }
 
 

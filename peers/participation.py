@@ -1,6 +1,6 @@
 """What a participant of one attempt knows and does. PURE, like the protocol.
 
-    plan -> (key) -> train -> encrypt -> (compare) -> apply -> vote
+    plan -> (key) -> train -> encrypt -> (compare) -> claim -> proof -> apply -> vote
 
 In masking mode the key's place is taken by keys and shares, and between the update
 and the sum the site helps to open it (peers/masking_steps.py); then all apply.
@@ -12,7 +12,7 @@ holders are the participants other than the coordinator; only they apply.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crypto.privacy import LARGEST_MULTIPLIER
 from peers import comparison
@@ -20,11 +20,12 @@ from peers import effects as do
 from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingPart, is_masked
 from peers.messages import RemoteProtocolError, one_line
+from peers.proving import Opening
 from peers.robust import Selection
 from peers.roles import key_holders, value_of, weights
 from proto import federation_pb2 as pb
 
-Order = pb.Scale | pb.MaskingOrder | pb.Compare | pb.Apply
+Order = pb.Scale | pb.MaskingOrder | pb.Compare | pb.Apply | pb.Proof
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ class Participation:
     _encrypting: bool = False
     _compare: pb.Compare | None = None
     _selection: Selection | None = None
-    _apply: pb.Apply | None = None
+    _opening: Opening = field(init=False)
     _masking: MaskingPart | None = None
 
     def __post_init__(self) -> None:
+        self._opening = Opening(self.plan, self.coordinator)
         if is_masked(self.plan):
             self._masking = MaskingPart(self.site, self.plan)
 
@@ -135,6 +137,8 @@ class Participation:
             return from_dealer and self.holds_key
         if kind == pb.ENCRYPTED_PRODUCTS and not comparison.is_robust(self.plan.training):
             return False
+        if kind == pb.ENCRYPTED_SUM and self._opening.sum_here:
+            return False
         from_coordinator = (pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS)
         return kind in from_coordinator and self.holds_key and sender == self.coordinator
 
@@ -151,6 +155,11 @@ class Participation:
                 return [do.Send(self.coordinator, event.answer), *self._masking.done()]
             case do.ProductsDecrypted():
                 return self.decrypted(event)
+            case do.SumArrived() | do.Unmasked():  # the coordinator of a masked sum has it
+                self._opening.sum_here = True
+                return self._apply_when_ready()
+            case do.Challenging():
+                return self._opening.challenging(event)
             case do.WorkFailed():
                 return self.failed(event)
         return []
@@ -214,6 +223,9 @@ class Participation:
                 return self.compare(message)
             case pb.Apply():
                 return self.apply(message)
+            case pb.Proof():
+                self._opening.proven(message)
+                return self._apply_when_ready()
 
     # ---- encrypt ---------------------------------------------------------------
 
@@ -304,8 +316,8 @@ class Participation:
         return self.site in key_holders(self.plan, self.coordinator)
 
     def apply(self, message: pb.Apply) -> list[do.Effect]:
-        """The encrypted sum is here: decrypt it and apply it to the parent."""
-        if self._apply is not None or not self.holds_key:
+        """The coordinator says what it summed: from now on it is held to that."""
+        if not self.holds_key or message == self._opening.claim:
             return []
         weight = weights(self.plan)
         contributors = sorted(set(message.contributors))
@@ -319,30 +331,40 @@ class Participation:
         if self._masking and self._masking.outcome not in ((), tuple(contributors)):
             raise RemoteProtocolError(f"{self.coordinator} sends another sum than was opened")
         self._check_selection(message)
-        self._apply = message
+        self._opening.check(message)
+        progress = self._progress("apply", contributors=tuple(contributors))
+        return [progress, *self._opening.claimed(message), *self._apply_when_ready()]
+
+    def _apply_when_ready(self) -> list[do.Effect]:
+        """Claim, sum and proof are here: decrypt the sum and apply it to the parent."""
+        claim = self._opening.begin()
+        if claim is None:
+            return []
+        weight = weights(self.plan)
         return [
-            self._progress("apply", contributors=tuple(contributors)),
             do.ApplySum(
-                message.round,
-                message.attempt,
-                tuple(message.scale_exponents),
-                sum(weight[site] for site in contributors),
+                claim.round,
+                claim.attempt,
+                tuple(claim.scale_exponents),
+                sum(weight[site] for site in claim.contributors),
                 self.plan.parent_digest,
-                message.sum_digest,
-                len(contributors),
-            ),
+                claim.sum_digest,
+                len(claim.contributors),
+                self._opening.answer,
+            )
         ]
 
     def applied(self, event: do.Applied) -> pb.VoteBody | None:
         """The new version is on our disk: this is what we vote for."""
-        if self._apply is None:
+        claim = self._opening.claim
+        if claim is None:
             return None
         return value_of(
             self.plan,
             self.federation_id,
-            sorted(set(self._apply.contributors)),
+            sorted(claim.contributors),
             event.model_digest,
-            tuple(self._apply.rejected),
+            tuple(claim.rejected),
         )
 
     def _answer(self, objection: str) -> pb.PlanAnswer:

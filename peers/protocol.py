@@ -32,7 +32,7 @@ from peers import answers, expulsion, objections, privacy, runs
 from peers import effects as do
 from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
-from peers.coordination import Answer, AttemptFails, Coordination
+from peers.coordination import AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
 from peers.manifest import FederationManifest
 from peers.masking_steps import is_beside_training
@@ -234,7 +234,7 @@ class Protocol:
                 self._on_prepare(sender, body)
             case pb.Promise() | pb.PlanAnswer() | pb.Trained() | pb.Vote():
                 self._on_answer(sender, body)
-            case pb.Compared() | pb.MaskingAnswer():
+            case pb.Compared() | pb.MaskingAnswer() | pb.Challenge():
                 self._on_answer(sender, body)
             case pb.Nack():
                 self._on_nack(body)
@@ -244,7 +244,7 @@ class Protocol:
                 self._on_ahead(sender, body)
             case pb.Plan():
                 self._on_plan(sender, body)
-            case pb.Scale() | pb.MaskingOrder() | pb.Compare() | pb.Apply():
+            case pb.Scale() | pb.MaskingOrder() | pb.Compare() | pb.Apply() | pb.Proof():
                 self._on_order(sender, body)
             case pb.Accept():
                 self._on_accept(sender, body)
@@ -428,7 +428,7 @@ class Protocol:
         situation = answers.UNDER_OLDER_MANIFEST if self._tenure.outdated else self._situation
         return answers.promise(self.durable, situation, self._shape_digest, self._own_certificate)
 
-    def _on_answer(self, sender: str, message: Answer) -> None:
+    def _on_answer(self, sender: str, message: do.Answer) -> None:
         """An answer to the attempt that we coordinate; of another attempt: too late."""
         round_ = message.body.round if isinstance(message, pb.Vote) else message.round
         coordination = self._coordinated(round_, message.attempt)

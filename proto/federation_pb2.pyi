@@ -40,7 +40,7 @@ class _BlobKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlobKind.Val
     SEALED_CONTEXT: _BlobKind.ValueType  # 2
     """key dealer -> one key holder, sealed for it; <= 8 MiB"""
     ENCRYPTED_UPDATE: _BlobKind.ValueType  # 3
-    """participant -> coordinator, encrypted or masked; <= 64 GiB"""
+    """participant -> coordinator, encrypted (and its tags, 16 + 24 bytes a key holder) or masked; <= 64 GiB"""
     ENCRYPTED_SUM: _BlobKind.ValueType  # 4
     """coordinator -> key holders (masking: participants, exact integers); <= 64 GiB"""
     MODEL_VERSION: _BlobKind.ValueType  # 5
@@ -60,7 +60,7 @@ PUBLIC_CONTEXT: BlobKind.ValueType  # 1
 SEALED_CONTEXT: BlobKind.ValueType  # 2
 """key dealer -> one key holder, sealed for it; <= 8 MiB"""
 ENCRYPTED_UPDATE: BlobKind.ValueType  # 3
-"""participant -> coordinator, encrypted or masked; <= 64 GiB"""
+"""participant -> coordinator, encrypted (and its tags, 16 + 24 bytes a key holder) or masked; <= 64 GiB"""
 ENCRYPTED_SUM: BlobKind.ValueType  # 4
 """coordinator -> key holders (masking: participants, exact integers); <= 64 GiB"""
 MODEL_VERSION: BlobKind.ValueType  # 5
@@ -450,6 +450,8 @@ class Envelope(_message.Message):
     MASKING_ANSWER_FIELD_NUMBER: _builtins.int
     COMPARE_FIELD_NUMBER: _builtins.int
     COMPARED_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters; must equal the receiver's"""
     sender: _builtins.str
@@ -532,6 +534,14 @@ class Envelope(_message.Message):
     def compared(self) -> Global___Compared:
         """answer to compare"""
 
+    @_builtins.property
+    def challenge(self) -> Global___Challenge:
+        """answer to apply"""
+
+    @_builtins.property
+    def proof(self) -> Global___Proof:
+        """answer to challenge"""
+
     def __init__(
         self,
         *,
@@ -557,12 +567,14 @@ class Envelope(_message.Message):
         masking_answer: Global___MaskingAnswer | None = ...,
         compare: Global___Compare | None = ...,
         compared: Global___Compared | None = ...,
+        challenge: Global___Challenge | None = ...,
+        proof: Global___Proof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "compare", b"compare", "compared", b"compared", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "challenge", b"challenge", "commit", b"commit", "compare", b"compare", "compared", b"compared", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "proof", b"proof", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "commit", b"commit", "compare", b"compare", "compared", b"compared", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "challenge", b"challenge", "commit", b"commit", "compare", b"compare", "compared", b"compared", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "proof", b"proof", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed", "masking_order", "masking_answer", "compare", "compared"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed", "masking_order", "masking_answer", "compare", "compared", "challenge", "proof"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1341,7 +1353,9 @@ Global___Compared: _TypeAlias = Compared  # noqa: Y015
 
 @_typing.final
 class Apply(_message.Message):
-    """Goes with the ENCRYPTED_SUM to the key holders."""
+    """What the coordinator says it summed. It goes before the ENCRYPTED_SUM to the key
+    holders, at most once an attempt: a second one would be claimed of another sum.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1351,6 +1365,7 @@ class Apply(_message.Message):
     SUM_DIGEST_FIELD_NUMBER: _builtins.int
     SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
+    NONCES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1369,6 +1384,10 @@ class Apply(_message.Message):
     def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """whose updates the plan's robust rule keeps out; sorted"""
 
+    @_builtins.property
+    def nonces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the contributors' tags, in their order; 16 bytes, none of the coordinator's own; empty in masking mode"""
+
     def __init__(
         self,
         *,
@@ -1378,14 +1397,75 @@ class Apply(_message.Message):
         sum_digest: _builtins.bytes = ...,
         scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
         rejected: _abc.Iterable[_builtins.str] | None = ...,
+        nonces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "rejected", b"rejected", "round", b"round", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "nonces", b"nonces", "rejected", b"rejected", "round", b"round", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Apply: _TypeAlias = Apply  # noqa: Y015
+
+@_typing.final
+class Challenge(_message.Message):
+    """A key holder has the claim and tells what it is to be proven with; never in masking mode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    challenge: _builtins.bytes
+    """32 bytes: what makes the holder's vector (docs/decisions/0014)"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        challenge: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "challenge", b"challenge", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Challenge: _TypeAlias = Challenge  # noqa: Y015
+
+@_typing.final
+class Proof(_message.Message):
+    """The inner product of that vector with the sum, and with it the contributors' pads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    answer: _builtins.bytes
+    """8 bytes, little-endian: a number below 2^61 - 1"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        answer: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "attempt", b"attempt", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proof: _TypeAlias = Proof  # noqa: Y015
 
 @_typing.final
 class Accept(_message.Message):

@@ -37,13 +37,13 @@ _HAPPENINGS: dict[str, Callable[[], None]] = {"crash": _crash, "hang": _hang, "b
 def _set_trap(folder: Path) -> None:
     add_file = CiphertextSum.add_file
 
-    def trapped(self: CiphertextSum, path: Path, contributor: str) -> None:
+    def trapped(self: CiphertextSum, path: Path, contributor: str, *, trailer: int = 0) -> None:
         trap = folder / "trap"
         what, _, whose = trap.read_text().partition(" ") if trap.exists() else ("", "", "")
         if whose == contributor:
             trap.unlink()
             _HAPPENINGS[what]()
-        add_file(self, path, contributor)
+        add_file(self, path, contributor, trailer=trailer)
 
     CiphertextSum.add_file = trapped  # type: ignore[method-assign]
 

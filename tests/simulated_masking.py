@@ -53,7 +53,7 @@ class SimulatedMasking:
                 shares = dict.fromkeys([*survivors, *dropouts], bytes(33))
                 return do.Masked(*at, self._answer(at, pb.OPENING, shares))
 
-    def unmask(self, effect: do.Unmask) -> do.Unmasked:
+    def unmask(self, _site: str, effect: do.Unmask) -> do.Unmasked:
         """What the coordinator's worker makes of the shares."""
         at = (effect.round, effect.attempt)
         claim(len(effect.opened) >= threshold_of(self.plans[at]), f"{at}: opened by too few")

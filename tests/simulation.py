@@ -44,6 +44,7 @@ from tests.scenarios.faults import Clock, Faults
 from tests.scenarios.invariants import Disk, Watch
 from tests.scenarios.updates import products_of
 from tests.simulated_masking import SimulatedMasking
+from tests.simulated_proofs import SimulatedProofs
 
 FEDERATION = "simulated"
 GENESIS = hashlib.sha256(b"genesis").digest()
@@ -116,6 +117,7 @@ class World:
         self.machines: dict[str, Protocol] = {}
         self.watch = Watch(self.disks, self.manifests)
         self.masking = SimulatedMasking()
+        self.proofs = SimulatedProofs(self.masking.plans, self.random)
         self._copies = copies
         self._skewed = skewed
         self._machine = machine
@@ -357,18 +359,17 @@ class World:
             case do.DealKey(deal_plan, coordinator):
                 self._work(name, "key", deal_plan, self._deal, name, deal_plan, coordinator)
             case do.Mask():
-                self._work(name, "mask", effect, self._mask, name, effect)
+                self._work(name, "mask", effect, self._job, self.masking.step, name, effect)
             case do.Unmask():
-                self._work(name, "unmask", effect, self._unmask, name, effect)
+                self._work(name, "unmask", effect, self._job, self.masking.unmask, name, effect)
             case do.Train(train_plan):
                 self.masking.plans[train_plan.round, train_plan.attempt] = train_plan
                 done = do.LocalTrained(train_plan.round, train_plan.attempt, (1, 2))
                 self._work(name, "train", train_plan, self._feed, name, done)
             case do.EncryptUpdate():
                 self._work(name, "encrypt", effect, self._upload, name, effect)
-            case do.AddUpdate(round_, attempt, site):
-                added = do.UpdateAdded(round_, attempt, site)
-                self._work(name, "aggregate", effect, self._feed, name, added)
+            case do.AddUpdate():
+                self._work(name, "aggregate", effect, self._job, self.proofs.add, name, effect)
             case do.CompareUpdates(round_, attempt, sites):
                 digest = self.random.randbytes(32)
                 asked = do.QuestionReady(round_, attempt, sites, (), digest)
@@ -379,16 +380,15 @@ class World:
                     self._push_blob(name, holder, kind, compare, self._send, compare)
             case do.DecryptProducts():
                 self._work(name, "select", effect, self._decrypt, name, effect)
-            case do.FinishSum(round_, attempt):
-                digest = self.random.randbytes(32)
-                finished = do.SumFinished(round_, attempt, digest)
-                self._work(name, "aggregate", effect, self._feed, name, finished)
+            case do.FinishSum():
+                self._work(name, "aggregate", effect, self._job, self.proofs.finish, name, effect)
             case do.SendSum(holders, apply):
-                self.watch.sent(name, apply, self.steps)
                 for holder in holders:
-                    self._push_blob(name, holder, pb.ENCRYPTED_SUM, apply, self._send, apply)
+                    self._send(name, holder, apply)
+                    self._push_blob(name, holder, pb.ENCRYPTED_SUM, apply, self._sum, apply)
             case do.ApplySum():
                 self.watch.decrypts(name, effect.round, effect.attempt)
+                self.proofs.applies(name, effect)
                 self._work(name, "apply", effect, self._apply, name, effect)
             case do.SignVote():
                 self._vote(name, effect)
@@ -396,6 +396,10 @@ class World:
                 self._fetch(name, effect)
             case do.FetchCertificates(site, after):
                 self._at(name, 0.05, self._certificates, name, site, after)
+            case do.Challenge():
+                self._work(name, "apply", effect, self._job, self.proofs.challenge, name, effect)
+            case do.AnswerChallenge():
+                self._work(name, "prove", effect, self._job, self.proofs.answer, name, effect)
             case do.Progress() if self.recording:
                 if effect.message or effect.phase == "committed":
                     at = f"{effect.round}.{effect.attempt}"
@@ -472,6 +476,8 @@ class World:
         | do.CompareUpdates
         | do.DecryptProducts
         | do.FinishSum
+        | do.Challenge
+        | do.AnswerChallenge
         | do.ApplySum
         | do.Mask
         | do.Unmask,
@@ -485,7 +491,10 @@ class World:
             if isinstance(at, do.AddUpdate):
                 refused = do.UpdateRefused(at.round, at.attempt, at.site, "malformed")
                 arguments = (name, refused)
-        self._at(name, self._drawn(name, LONGEST_WORK_S), self._unless_over, name,
+            if isinstance(at, do.AnswerChallenge):
+                arguments = (name, do.ChallengeRefused(at.round, at.attempt, at.holder, "no"))
+        longest = 0.1 if isinstance(at, do.Challenge | do.AnswerChallenge) else LONGEST_WORK_S
+        self._at(name, self._drawn(name, longest), self._unless_over, name,
                  self._attempts[name], done, arguments)  # fmt: skip
 
     def _unless_over(
@@ -505,11 +514,11 @@ class World:
     def _key(self, _dealer: str, holder: str, deal_plan: pb.Plan) -> None:
         self._feed(holder, do.ContextHeld(deal_plan.round, deal_plan.attempt))
 
-    def _mask(self, name: str, effect: do.Mask) -> None:
-        self._feed(name, self.masking.step(name, effect))
+    def _job(self, job: Callable[[str, Any], do.Event], name: str, effect: do.Effect) -> None:
+        self._feed(name, job(name, effect))
 
-    def _unmask(self, name: str, effect: do.Unmask) -> None:
-        self._feed(name, self.masking.unmask(effect))
+    def _sum(self, _sender: str, to: str, apply: pb.Apply) -> None:
+        self._feed(to, do.SumArrived(apply.round, apply.attempt, apply.sum_digest))
 
     def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
         if effect.coordinator == name:

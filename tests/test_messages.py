@@ -127,7 +127,10 @@ BODIES: dict[str, Callable[[], Message]] = {
         sum_digest=DIGEST,
         scale_exponents=[0],
         rejected=["gamma"],
+        nonces=[b"", bytes(16)],
     ),
+    "challenge": lambda: pb.Challenge(round=1, challenge=bytes(32)),
+    "proof": lambda: pb.Proof(round=1, answer=bytes(8)),
     "compare": lambda: pb.Compare(
         round=1, sites=["alpha", "beta"], products_digest=DIGEST, byzantine_sites=1
     ),
@@ -264,6 +267,10 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("masking_answer", "items[0].site", "Beta", "items[0].site is 'Beta'"),
     ("apply", "sum_digest", b"", "sum_digest is 0 bytes"),
     ("apply", "rejected[0]", "Gamma", "rejected[0] is 'Gamma'"),
+    ("apply", "nonces[1]", bytes(17), "nonces[1] is 17 bytes; expected 0 .. 16 bytes"),
+    ("apply", "nonces[1]", bytes(15), "nonces[1] is 15 bytes; expected 0 or 16 bytes"),
+    ("challenge", "challenge", bytes(31), "challenge is 31 bytes; expected 32 bytes"),
+    ("proof", "answer", bytes(9), "answer is 9 bytes; expected 8 bytes"),
     ("compare", "sites[0]", "beta", "sites is not in ascending order"),
     ("compare", "byzantine_sites", 65, "byzantine_sites is 65"),
     ("compared", "products[1]", math.nan, "products[1] is nan"),

@@ -13,6 +13,7 @@ from crypto.quantize import CryptoError
 from daemon import round_crypto
 from daemon.round_crypto import LOSS_BOUND, Applied, Summed
 from daemon.versions import Float32, ShapeManifest, read_version, write_version
+from tests.proofs import LEAD, check_of, proven
 
 SHAPE = ShapeManifest("private", (("a", (150, 100)), ("b", (5000,))))
 HOLDER, COORDINATOR = (1, 0), (1, 1)
@@ -36,22 +37,25 @@ def summed(
 ) -> tuple[Applied, Float32]:
     """One round of these updates; the outcome, and the sum as the holders read it."""
     weights = weights or [1.0] * len(vectors)
-    round_crypto.start_sum(*COORDINATOR, SHAPE.sizes)
+    sites = [f"site-{number}" for number in range(len(vectors))]
+    round_crypto.start_sum(*COORDINATOR, SHAPE.sizes, check_of(LEAD, sites))
     exponents: list[int] = []
     for number, (vector, weight) in enumerate(zip(vectors, weights, strict=True)):
         path = folder / f"{number}.npy"
         np.save(path, np.append(vector, loss / LOSS_BOUND).astype(np.float32))
         exponents = round_crypto.measure_update(path, SHAPE.sizes, weight, None, (TERMS, 16))
         blob = folder / f"{number}.bin"
+        check = check_of(sites[number], sites)
         round_crypto.encrypt_update(
-            *HOLDER, path, SHAPE.sizes, weight, exponents, blob, noise=TERMS
+            *HOLDER, path, SHAPE.sizes, weight, exponents, blob, check=check, noise=TERMS
         )
-        round_crypto.add_update(*COORDINATOR, f"site-{number}", blob)
-    round_crypto.finish_sum(*COORDINATOR, folder / "sum")
+        round_crypto.add_update(*COORDINATOR, sites[number], blob)
+    finished = round_crypto.finish_sum(*COORDINATOR, folder / "sum")
     zero, _ = write_version(folder, SHAPE.digest, np.zeros(SHAPE.total, dtype=np.float32))
     applied = round_crypto.apply_sum(
         *(*HOLDER, folder / "sum", SHAPE.sizes, exponents, sum(weights), zero),
         *(SHAPE.digest, folder, Summed(TERMS, 0.0, len(vectors))),
+        answer=proven(HOLDER, COORDINATOR, check_of(sites[0], sites), finished),
     )
     got = read_version(folder, applied.model_digest, SHAPE.digest)
     return applied, got * np.float32(sum(weights))
@@ -122,6 +126,7 @@ def test_another_scale_than_the_plans_is_refused(folder: Path) -> None:
         with pytest.raises(CryptoError, match="under this plan's noise every scale exponent"):
             round_crypto.encrypt_update(
                 *(*HOLDER, folder / "u.npy", SHAPE.sizes, 1.0, exponents, folder / "u.bin"),
+                check=check_of("site-0", ["site-0"]),
                 noise=TERMS,
             )
     assert not (folder / "u.bin").exists()
@@ -134,6 +139,7 @@ def test_error_feedback_is_off_under_noise(folder: Path) -> None:
     round_crypto.encrypt_update(
         *(*HOLDER, folder / "u.npy", SHAPE.sizes, 1.0, exponents, folder / "u.bin"),
         folder / "residual.npy",
+        check=check_of("site-0", ["site-0"]),
         noise=TERMS,
     )
     assert not list(folder.glob("residual*"))

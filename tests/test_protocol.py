@@ -31,15 +31,15 @@ def test_three_sites_commit_three_rounds_and_the_coordinator_rotates() -> None:
 
 
 def test_a_round_speaks_its_phases_in_order() -> None:
-    world = World(sites=3, seed=4, faults=Faults(delay_s=(0.01, 0.01)))
+    world = World(sites=3, seed=1, faults=Faults(delay_s=(0.01, 0.01)))
     world.train("b", rounds=1)
     world.run_until_committed(1)
     sent_by_b = [line.split(": ")[1].split()[0] for line in world.transcript if " b -> c: " in line]
     # At one delay for all; the first two leave together.
     assert sorted(sent_by_b[:2]) == ["Prepare", "Run"]
-    assert sent_by_b[2:] == ["Plan", "Scale", "Apply", "Commit"]
+    assert sent_by_b[2:] == ["Plan", "Scale", "Apply", "Proof", "Commit"]
     sent_by_c = [line.split(": ")[1].split()[0] for line in world.transcript if " c -> b: " in line]
-    assert sent_by_c == ["Promise", "PlanAnswer", "Trained", "Vote"]
+    assert sent_by_c == ["Promise", "PlanAnswer", "Trained", "Challenge", "Vote"]
 
 
 def test_the_report_names_every_phase_and_the_seconds_it_took() -> None:

@@ -19,6 +19,7 @@ from peers.robust import Selection
 from peers.roles import weights
 from peers.vectors import largest_size
 from proto import federation_pb2 as pb
+from tests.proofs import check_of, proven
 
 SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,))))
 SITES = ("a", "b", "c", "d", "e", "f", "g")
@@ -49,6 +50,7 @@ def keys() -> None:
 
 def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]], int]:
     """Every site measures and encrypts; the uploads and the common exponent."""
+    round_crypto.start_sum(*COORDINATOR, SHAPE.sizes, check_of("a", SITES, "a"))
     weight = weights(plan())
     measured = []
     for site, vector in zip(SITES, vectors, strict=True):
@@ -62,7 +64,8 @@ def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]]
         out = folder / f"{site}.encrypted"
         exponents = [exponent] * len(SHAPE.sizes)
         round_crypto.encrypt_update(
-            *role, folder / f"{site}.npy", SHAPE.sizes, weight[site], exponents, out
+            *(*role, folder / f"{site}.npy", SHAPE.sizes, weight[site], exponents, out),
+            check=check_of(site, SITES, "a"),
         )
         uploads.append((site, out))
     return uploads, exponent
@@ -97,17 +100,19 @@ def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
         said = float(chosen.rejected["c"].split()[1])
         assert said == pytest.approx(norm, rel=0.03)  # in the update's own units
     weight = weights(made)
-    round_crypto.start_sum(*COORDINATOR, SHAPE.sizes)
     for site, path in uploads:
         if site in chosen.kept:
             round_crypto.add_update(*COORDINATOR, site, path)
-    round_crypto.finish_sum(*COORDINATOR, tmp_path / "sum")
+    finished = round_crypto.finish_sum(*COORDINATOR, tmp_path / "sum")
+    assert tuple(site for site, _ in finished.nonces) == chosen.kept
     versions = tmp_path / "versions"
     parent, _ = write_version(versions, SHAPE.digest, honest(99))
     total = sum(weight[site] for site in chosen.kept)
     exponents = [exponent] * len(SHAPE.sizes)
     applied = round_crypto.apply_sum(
-        *HOLDER, tmp_path / "sum", SHAPE.sizes, exponents, total, parent, SHAPE.digest, versions
+        *(*HOLDER, tmp_path / "sum", SHAPE.sizes, exponents, total, parent, SHAPE.digest),
+        versions,
+        answer=proven(HOLDER, COORDINATOR, check_of("b", SITES, "a"), finished),
     )
     mean = sum(weight[site] * vectors[SITES.index(site)].astype(np.float64) for site in chosen.kept)
     new = read_version(versions, applied.model_digest, SHAPE.digest)

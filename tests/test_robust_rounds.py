@@ -142,7 +142,7 @@ def test_a_coordinator_that_selects_otherwise_gets_no_vote() -> None:
     site = here.site(holder)
     part = site._part
     assert part is not None
-    part._apply = None
+    part._opening.claim = None
     kept = [name for name in "abcde" if name != "c"]
     for contributors, rejected in (
         (list("abcde"), []),

@@ -12,17 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.checksum import Claim, UnprovenSum, size_of_tags
 from crypto.ckks import CryptoError
 from daemon import round_crypto
 from daemon.round_crypto import LOSS_BOUND, Applied
 from daemon.versions import Float32, ShapeManifest, VersionError, read_version, write_version
 from daemon.workers import Worker
+from tests.proofs import LEAD, check_of, proven
 
 SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,)), ("c", (1,))))
 SIZES = SHAPE.sizes
 EXPONENTS = [-3, 2, 0]
 WEIGHTS = [1.0, 0.4, 0.75]
 LOSSES = [0.31, 1.7, 0.9]
+SITES = ["site-0", "site-1", "site-2"]
+CHECK = check_of(SITES[0], SITES)
 
 
 def delta(seed: int) -> Float32:
@@ -50,7 +54,7 @@ async def three_workers() -> AsyncIterator[list[Worker]]:
 
 
 async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> list[Path]:
-    """Site 0 coordinates, site 1 deals the key; returns updates and, last, the sum."""
+    """Site 0 coordinates, site 1 deals the key; returns the updates, which are in the sum."""
     coordinator, dealer, holder = workers
     dealt = await dealer.run(round_crypto.deal_key, 7, 0, 3, bits)
     await holder.run(
@@ -59,6 +63,7 @@ async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> lis
     await coordinator.run(
         round_crypto.hold_context, 7, 0, dealt.public, secret=False, contributors=3, bits=bits
     )
+    await coordinator.run(round_crypto.start_sum, 7, 0, SIZES, check_of(SITES[0], SITES, SITES[0]))
     measured = []
     for number, worker in enumerate(workers):
         path = write_update(folder / f"{number}.npy", delta(number), LOSSES[number])
@@ -70,39 +75,48 @@ async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> lis
         blob = await worker.run(
             round_crypto.encrypt_update,
             *(7, 0, folder / f"{number}.npy", SIZES, WEIGHTS[number], agreed, updates[number]),
+            check=check_of(SITES[number], SITES, SITES[0]),
         )
         assert blob.digest == hashlib.sha256(updates[number].read_bytes()).digest()
-    await coordinator.run(round_crypto.start_sum, 7, 0, SIZES)
     for number, update in enumerate(updates):
-        await coordinator.run(round_crypto.add_update, 7, 0, f"site-{number}", update)
-    await coordinator.run(round_crypto.finish_sum, 7, 0, folder / "sum")
-    return [*updates, folder / "sum"]
+        await coordinator.run(round_crypto.add_update, 7, 0, SITES[number], update)
+    return updates
 
 
 @pytest.mark.parametrize("bits", [8, 16])
 async def test_three_sites_apply_the_same_bits(tmp_path: Path, bits: int) -> None:
     async with three_workers() as workers:
         coordinator, *holders = workers
-        *updates, total = await encrypted_round(tmp_path, workers, bits)
+        updates, total = await encrypted_round(tmp_path, workers, bits), tmp_path / "sum"
+        finished = await coordinator.run(round_crypto.finish_sum, 7, 0, total)
+        claim = Claim(finished.digest, finished.nonces)
         applied = []
         for number, holder in enumerate(holders):
+            check = check_of(SITES[number + 1], SITES, SITES[0])
+            asked = await holder.run(round_crypto.challenge, 7, 0, check, claim)
+            answer = await coordinator.run(round_crypto.answer_challenge, 7, 0, check.site, asked)
             versions = tmp_path / f"versions-{number}"
             parent = parent_in(versions)
             applied.append(
                 await holder.run(
                     round_crypto.apply_sum,
                     *(7, 0, total, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                    answer=answer,
                 )
             )
         assert applied[0] == applied[1]
         check_result(applied[0], tmp_path / "versions-0", bits)
 
         # The coordinator holds every ciphertext and can open none of them.
-        for blob in (*updates, total):
+        for number, update in enumerate(updates):  # as bare vectors, without their tags
+            blob = update.read_bytes()
+            update.write_bytes(blob if number == 0 else blob[: -size_of_tags(2)])
+        for path in (*updates, total):
             with pytest.raises(CryptoError, match="only the round's public key"):
                 await coordinator.run(
                     round_crypto.apply_sum,
-                    *(7, 0, blob, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                    *(7, 0, path, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                    answer=answer,
                 )
         assert not leaked(tmp_path)
 
@@ -152,15 +166,17 @@ def test_the_result_is_the_exact_integer_sum(roles: Path) -> None:
     chance = np.random.default_rng(3)
     integers = [chance.integers(-32767, 32768, 1000) for _ in range(3)]
     unit = 2.0**15 / 32767
-    round_crypto.start_sum(*COORDINATOR, shape.sizes)
+    round_crypto.start_sum(*COORDINATOR, shape.sizes, check_of(LEAD, SITES))
     for number, part in enumerate(integers):
         path = write_update(roles / "u.npy", (part * unit * (1 - 2**-20)).astype(np.float32), 1.0)
-        round_crypto.encrypt_update(*HOLDER, path, shape.sizes, 1.0, [15], roles / "u")
-        round_crypto.add_update(*COORDINATOR, str(number), roles / "u")
-    round_crypto.finish_sum(*COORDINATOR, roles / "sum")
+        check = check_of(SITES[number], SITES)
+        round_crypto.encrypt_update(*HOLDER, path, shape.sizes, 1.0, [15], roles / "u", check=check)
+        round_crypto.add_update(*COORDINATOR, SITES[number], roles / "u")
+    finished = round_crypto.finish_sum(*COORDINATOR, roles / "sum")
     zero, _ = write_version(roles, shape.digest, np.zeros(1000, dtype=np.float32))
     applied = round_crypto.apply_sum(
-        *HOLDER, roles / "sum", shape.sizes, [15], 3.0, zero, shape.digest, roles
+        *(*HOLDER, roles / "sum", shape.sizes, [15], 3.0, zero, shape.digest, roles),
+        answer=proven(HOLDER, COORDINATOR, check_of(SITES[0], SITES), finished),
     )
     got = read_version(roles, applied.model_digest, shape.digest).astype(np.float64)
     units = got * 3 / unit
@@ -187,7 +203,8 @@ def test_a_bad_update_is_refused_at_its_own_site(
         round_crypto.measure_update(roles / "u.npy", SIZES, 1.0)
     with pytest.raises(CryptoError, match=refusal):
         round_crypto.encrypt_update(
-            *HOLDER, roles / "u.npy", SIZES, 1.0, EXPONENTS, roles / "u.encrypted"
+            *(*HOLDER, roles / "u.npy", SIZES, 1.0, EXPONENTS, roles / "u.encrypted"),
+            check=CHECK,
         )
     assert not (roles / "u.encrypted").exists()
 
@@ -204,7 +221,7 @@ def test_a_scale_below_our_own_is_refused(roles: Path) -> None:
     path = write_update(roles / "u.npy", delta(0), 0.1)
     lowered = [EXPONENTS[0], EXPONENTS[1] - 1, EXPONENTS[2]]
     with pytest.raises(CryptoError, match="group 1 is below ours"):
-        round_crypto.encrypt_update(*HOLDER, path, SIZES, 1.0, lowered, roles / "u")
+        round_crypto.encrypt_update(*HOLDER, path, SIZES, 1.0, lowered, roles / "u", check=CHECK)
 
 
 def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
@@ -218,7 +235,7 @@ def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
         exponents = round_crypto.measure_update(update, sizes, 1.0, residual)
         before = round_crypto._with_residual(meant, residual)
         round_crypto.encrypt_update(
-            2, 0, update, sizes, 1.0, exponents, roles / "u", residual_path=residual
+            *(2, 0, update, sizes, 1.0, exponents, roles / "u", residual), check=CHECK
         )
         assert residual.exists() == (round_ > 0)  # a round that fails leaves it as it was
         round_crypto.keep_residual(residual)
@@ -237,8 +254,8 @@ def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
 def test_two_attempts_are_held_and_older_ones_forgotten(roles: Path) -> None:
     round_crypto.deal_key(2, 0, 3, 16)
     with pytest.raises(CryptoError, match="no key is held for round 1, attempt 0"):
-        round_crypto.start_sum(*HOLDER, SIZES)
-    round_crypto.start_sum(*COORDINATOR, SIZES)
+        round_crypto.start_sum(*HOLDER, SIZES, CHECK)
+    round_crypto.start_sum(*COORDINATOR, SIZES, check_of(LEAD, SITES))
     round_crypto.forget(*COORDINATOR)
     round_crypto.forget(*COORDINATOR)
     with pytest.raises(CryptoError, match="no key is held"):
@@ -258,32 +275,47 @@ def test_a_context_for_other_parameters_is_refused(roles: Path) -> None:
                 2, 1, dealt.secret, secret=True, contributors=contributors, bits=bits
             )
     with pytest.raises(CryptoError, match="no key is held"):
-        round_crypto.start_sum(2, 1, SIZES)
+        round_crypto.start_sum(2, 1, SIZES, CHECK)
 
 
 def apply(
-    role: tuple[int, int], folder: Path, *, weight: float = 2.0, parent: bytes | None = None
+    role: tuple[int, int],
+    folder: Path,
+    answer: bytes,
+    *,
+    weight: float = 2.0,
+    parent: bytes | None = None,
 ) -> Applied:
     digest = parent_in(folder / "versions") if parent is None else parent
     return round_crypto.apply_sum(
-        *role, folder / "sum", SIZES, EXPONENTS, weight, digest, SHAPE.digest, folder / "versions"
+        *(*role, folder / "sum", SIZES, EXPONENTS, weight, digest, SHAPE.digest),
+        folder / "versions",
+        answer=answer,
     )
 
 
 def test_a_sum_under_another_key_is_refused_and_no_version_written(roles: Path) -> None:
-    round_crypto.start_sum(*COORDINATOR, SIZES)
+    round_crypto.start_sum(*COORDINATOR, SIZES, check_of(LEAD, SITES))
     path = write_update(roles / "u.npy", delta(0), 0.1)
-    for site in "ab":
-        round_crypto.encrypt_update(*HOLDER, path, SIZES, 1.0, EXPONENTS, roles / "u")
+    for site in SITES[:2]:
+        check = check_of(site, SITES)
+        round_crypto.encrypt_update(*HOLDER, path, SIZES, 1.0, EXPONENTS, roles / "u", check=check)
         round_crypto.add_update(*COORDINATOR, site, roles / "u")
-    round_crypto.finish_sum(*COORDINATOR, roles / "sum")
+    finished = round_crypto.finish_sum(*COORDINATOR, roles / "sum")
+    with pytest.raises(CryptoError, match="nothing was claimed of this sum"):
+        apply(HOLDER, roles, bytes(8))
+    answer = proven(HOLDER, COORDINATOR, check_of(SITES[0], SITES), finished)
+    with pytest.raises(CryptoError, match="came after a sum was claimed"):
+        round_crypto.hold_context(*HOLDER, b"", secret=True, contributors=3, bits=16)
+    with pytest.raises(UnprovenSum):
+        apply(HOLDER, roles, bytes(8))
     round_crypto.deal_key(*COORDINATOR, 3, 16)
     with pytest.raises(CryptoError, match="under another key"):
-        apply(COORDINATOR, roles)
+        apply(COORDINATOR, roles, answer)
     for weight in (0.0, -1.0, float("nan"), float("inf"), 3.5):
         with pytest.raises(CryptoError, match="total weight"):
-            apply(HOLDER, roles, weight=weight)
+            apply(HOLDER, roles, answer, weight=weight)
     with pytest.raises(VersionError):
-        apply(HOLDER, roles, parent=bytes(32))
+        apply(HOLDER, roles, answer, parent=bytes(32))
     assert len(list((roles / "versions").iterdir())) == 1
-    assert apply(HOLDER, roles).mean_loss == pytest.approx(0.1, abs=1e-6)
+    assert apply(HOLDER, roles, answer).mean_loss == pytest.approx(0.1, abs=1e-6)

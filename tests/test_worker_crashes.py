@@ -22,6 +22,7 @@ import pytest_asyncio
 from crypto.ckks import CryptoError
 from daemon import round_crypto
 from daemon.workers import Worker, WorkerCrashed, reads
+from tests.proofs import check_of
 
 MIB = 1 << 20
 
@@ -107,4 +108,5 @@ async def test_a_key_of_noughts_is_refused_and_holds_nobody_up(
             await worker.run(
                 round_crypto.encrypt_update,
                 *(1, 1, tmp_path / "update.npy", (10,), 1.0, [0], tmp_path / "update.bin"),
+                check=check_of("beta", ["beta"]),
             )

@@ -21,6 +21,7 @@ from peers.participation import Participation
 from peers.roles import weights
 from proto import federation_pb2 as pb
 from tests.attacks.planting import without
+from tests.proofs import LEAD, check_of, proven
 from tests.simulation import World, plan
 from tests.simulation import coordinator as coordinator_of
 
@@ -60,20 +61,23 @@ def version(folder: Path, made: pb.Plan) -> np.ndarray:
     round_crypto.deal_key(1, 0, 3, 16)
     dealt = round_crypto.deal_key(1, 1, 3, 16)  # attempts stand for sites: this is a key holder
     round_crypto.hold_context(1, 0, dealt.public, secret=False, contributors=3, bits=16)
-    round_crypto.start_sum(1, 0, SHAPE.sizes)
+    round_crypto.start_sum(1, 0, SHAPE.sizes, check_of(LEAD, "abc"))
     weight, update = weights(made), folder / "update.npy"
     for site, value in (("a", 1.0), ("b", 2.0), ("c", -10.0)):
         vector = np.full(SHAPE.total + 1, value, np.float32)
         vector[-1] = 1.0 / LOSS_BOUND
         np.save(update, vector)
         path = folder / f"encrypted-{site}"
-        round_crypto.encrypt_update(1, 1, update, SHAPE.sizes, weight[site], [4], path)
+        round_crypto.encrypt_update(
+            *(1, 1, update, SHAPE.sizes, weight[site], [4], path), check=check_of(site, "abc")
+        )
         round_crypto.add_update(1, 0, site, path)
-    round_crypto.finish_sum(1, 0, folder / "sum")
+    finished = round_crypto.finish_sum(1, 0, folder / "sum")
     parent, _ = write_version(folder, SHAPE.digest, np.zeros(SHAPE.total, np.float32))
     total = sum(weight.values())
     applied = round_crypto.apply_sum(
-        1, 1, folder / "sum", SHAPE.sizes, [4], total, parent, SHAPE.digest, folder
+        *(1, 1, folder / "sum", SHAPE.sizes, [4], total, parent, SHAPE.digest, folder),
+        answer=proven((1, 1), (1, 0), check_of("a", "abc"), finished),
     )
     for attempt in (0, 1):
         round_crypto.forget(1, attempt)

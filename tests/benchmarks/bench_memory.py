@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from crypto.checksum import Check
 from crypto.masking import Opened, Outcome
 from crypto.quantize import CryptoError, Int32
 from crypto.roster import Roster
@@ -91,7 +92,7 @@ async def _encrypted(folder: Path, bits: int, say: Say) -> list[dict[str, Any]]:
         await coordinator.run(
             round_crypto.hold_context, *AT, key.public, secret=False, contributors=SITES, bits=bits
         )
-        await coordinator.run(round_crypto.start_sum, *AT, SIZES)
+        await coordinator.run(round_crypto.start_sum, *AT, SIZES, _check("own"))
         own = folder / "own"
         encrypting, update = await _growth(
             coordinator, lambda: coordinator.run(_make_update, own, 0)
@@ -120,9 +121,15 @@ def _make_update(path: Path, seed: int) -> int:
     vector = np.random.default_rng(seed).uniform(-1, 1, VALUES + 1).astype(np.float32)
     np.save(plain, np.abs(vector, out=vector), allow_pickle=False)
     del vector
-    blob = round_crypto.encrypt_update(*AT, plain, SIZES, 1 / SITES, [0], path)
+    arguments = (*AT, plain, SIZES, 1 / SITES, [0], path)
+    blob = round_crypto.encrypt_update(*arguments, check=_check(path.name))
     plain.unlink()
     return blob.size
+
+
+def _check(site: str) -> Check:
+    holders = tuple(f"s{number:02}" for number in range(SITES - 1))
+    return Check(site, "own", holders, bytes(32))
 
 
 async def _growth(worker: Worker, work: Callable[[], Awaitable[int]]) -> tuple[int, int]:

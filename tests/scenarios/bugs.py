@@ -17,8 +17,10 @@ from peers import effects as do
 from peers.adoption import Adoption
 from peers.coordination import Coordination
 from peers.manifest import FederationManifest
+from peers.masking_steps import is_masked
 from peers.participation import Participation
 from peers.protocol import Protocol
+from peers.proving import Opening
 from peers.tenure import Tenure
 from proto import federation_pb2 as pb
 from tests.simulation import World
@@ -51,6 +53,7 @@ class Bug:
 _step, _enter, _accept = Protocol.step, Protocol._enter_attempt, Protocol._accept
 _on_accept, _commit = Protocol._on_accept, Protocol._commit
 _voted, _tally = Coordination.voted, Coordination._commit_if_majority
+_begin, _apply = Opening.begin, Participation.apply
 _propose, _created = Coordination._plan_or_propose, Coordination.__post_init__
 
 
@@ -168,13 +171,27 @@ def _adopt_anything(
 
 
 def _apply_anything(self: Participation, message: pb.Apply) -> do.Effects:
-    if self._apply is not None or not self.holds_key:
+    if self._opening.claim is not None or not self.holds_key:
         return []
-    self._apply = message
-    return [
-        do.ApplySum(message.round, message.attempt, (1, 2), 1.0, self.plan.parent_digest,
-                    message.sum_digest)
-    ]  # fmt: skip
+    return [*self._opening.claimed(message), *self._apply_when_ready()]
+
+
+def _apply_unproven(self: Opening) -> pb.Apply | None:
+    """The answer is not waited for."""
+    if is_masked(self.plan):
+        return _begin(self)
+    self._told = True
+    self._answer = self._answer or bytes(8)
+    return _begin(self)
+
+
+def _take_any_claim(self: Participation, message: pb.Apply) -> do.Effects:
+    """The sum is applied as the coordinator said last, whatever was claimed before."""
+    effects = _apply(self, message)
+    self._opening.claim = pb.Apply()
+    self._opening.claim.CopyFrom(message)
+    self._opening.claim.sum_digest = bytes(32)
+    return effects
 
 
 def _need_nobody(self: Coordination, count: int, what: str) -> None:
@@ -218,7 +235,7 @@ BUGS = (
         (Protocol, "_promise", _promise_without_value),)),
     Bug("forget the accepted value", "forgets what it accepted", 100, (
         (Protocol, "_enter_attempt", _forget_value),)),
-    Bug("ignore an accepted value", "two versions of round", 1000, (
+    Bug("ignore an accepted value", "two versions of round|stuck", 1000, (
         (Coordination, "_plan_or_propose", _plan_whatever_was_accepted),)),
     Bug("count a duplicate vote", "a vote counts twice", 100, (
         (Coordination, "voted", _count_every_vote), _UNVERIFIED)),
@@ -239,6 +256,10 @@ BUGS = (
         (Protocol, "_commit", _commit_backwards), (Adoption, "committed", _adopt_anything))),
     Bug("decrypt a sum of too few", "decrypts a sum of", 200, (
         (Participation, "apply", _apply_anything), (Coordination, "_need", _need_nobody))),
+    Bug("apply without a proof", "without the proof of its claim|took no claim", 20, (
+        (Opening, "begin", _apply_unproven),)),
+    Bug("apply another sum than was claimed", "applies another sum", 20, (
+        (Participation, "apply", _take_any_claim),)),
     Bug("keep promises across attempts", "two versions of round", 1000, (
         (Coordination, "__post_init__", _keep_promises),)),
     Bug("leave the manifest of a vote", "two versions of round|stuck", 200, (

@@ -151,7 +151,7 @@ def draw(seed: int) -> Scenario:
         delay_s=(0.001, chance.choice((0.05, 0.05, 0.5, 3.0, 15.0))),
         cut=chance.choice((0.0, 0.2, 0.5)),
         fail=chance.choice((0.0, 0.0, 0.02)),
-        scarce=chance.choice(SCARCE) if chance.random() < 0.4 else "",
+        scarce=chance.choice(SCARCE) if chance.random() < 0.4 else _scarce_proofs(seed),
     )
     schedule = [_fault(chance, names, peace) for _ in range(chance.randint(0, 8))]
     if chance.random() < 0.3 and not down:
@@ -168,6 +168,12 @@ def draw(seed: int) -> Scenario:
         down_for_good=down,
         way=_way(seed, sites),
     )
+
+
+def _scarce_proofs(seed: int) -> str:
+    """Drawn apart, as is the way."""
+    apart = random.Random(f"proofs {seed}")
+    return apart.choice(("Apply", "Challenge", "Proof")) if apart.random() < 0.2 else ""
 
 
 def _way(seed: int, sites: int) -> str:
