@@ -13,8 +13,12 @@ follows, in the order of an attempt:
     aggregate updates, then the sum   P + P
     unmask    each of two answers     P, in masking mode; then P for the sum
     select    products, then the sum  P               (with a robust rule; all hear of it)
-    apply     the first vote          P
+    apply     the first vote          P               (claim, proof and the sum's transfer)
     vote      a majority              P                 4 P after the scale (3 P, and P)
+
+What is lost on the way to a proof costs the holder at most: who has not asked for one
+when the first vote comes is told to fetch that version, and who waits for an answer
+gets the version with the commit.
 
 A site's patience is the coordinator's longest silence and one P more: for the
 way of the messages and for clocks whose rates differ (a quarter at worst). So

@@ -19,7 +19,7 @@ from crypto.quantize import FRACTION_INTEGERS, Int64, pack, unpack
 from daemon.exchange import too_large
 from daemon.versions import ShapeManifest
 from peers.aggregation import CiphertextSum
-from peers.vectors import BlobInfo, largest_size, read_encrypted, write_encrypted
+from peers.vectors import BlobInfo, largest_size, read_encrypted, read_trailer, write_encrypted
 from proto import federation_pb2 as pb
 
 PARAMETERS = choose_parameters(4, 16)
@@ -190,6 +190,28 @@ def test_a_missing_update_is_refused(round_: Round) -> None:
         CiphertextSum(PARAMETERS, VALUES).add_file(round_.folder / "nowhere", "a")
 
 
+def test_what_stands_behind_a_vector_is_as_long_as_both_sides_know(round_: Round) -> None:
+    plain = round_.update("plain", integers(1))
+    path = round_.folder / "tagged"
+    blocks = list(read_encrypted(plain, PARAMETERS, VALUES))
+    blob = write_encrypted(path, PARAMETERS, VALUES, blocks, b"tags of it")
+    written = path.read_bytes()
+    assert written == plain.read_bytes() + b"tags of it"
+    assert blob == BlobInfo(hashlib.sha256(written).digest(), len(written))
+    assert list(read_encrypted(path, PARAMETERS, VALUES, trailer=10)) == blocks
+    assert read_trailer(path, 10) == b"tags of it"
+    total = two_contributors(round_)
+    before = round_.state(total)
+    for trailer in (0, 9, 11):
+        with pytest.raises(CryptoError, match=f"10 bytes follow the last block, not {trailer}"):
+            total.add_file(path, "c", trailer=trailer)
+    assert round_.state(total) == before
+    total.add_file(path, "c", trailer=10)
+    out = round_.folder / "sum"
+    total.write(out)
+    assert (round_.decrypted(out) == 2 * integers(1) + integers(2)).all()
+
+
 def test_a_file_appears_only_when_it_is_whole(round_: Round) -> None:
     def broken_off() -> list[bytes]:
         raise CryptoError("out of breath")
@@ -223,8 +245,9 @@ def test_a_peer_may_send_what_the_plan_implies_and_not_a_byte_more() -> None:
         training=pb.TrainingPlan(bits=16),
     )
     shapes = ShapeManifest("model", (("head", (VALUES - FRACTION_INTEGERS,)),))
-    most = largest_size(PARAMETERS, VALUES)
-    for kind in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+    tags = {pb.ENCRYPTED_UPDATE: 16 + 24 * 4, pb.ENCRYPTED_SUM: 0}
+    for kind, trailer in tags.items():
+        most = largest_size(PARAMETERS, VALUES, trailer=trailer)
         assert too_large(kind, most, plan, shapes) is None
         refused = too_large(kind, most + 1, plan, shapes)
         assert refused is not None

@@ -47,7 +47,8 @@ QUICK = {
 # only losers of a race send (nack, behind, ahead, accept) is the simulation's.
 BEFORE = (
     *("persist", "beginattempt", "dealkey", "train", "encryptupdate", "addupdate", "finishsum"),
-    *("sendsum", "applysum", "signvote", "fetchversion", "adopt", "fetchcertificates"),
+    *("sendsum", "challenge", "answerchallenge", "applysum", "signvote", "fetchversion"),
+    *("adopt", "fetchcertificates", "send.challenge", "send.proof"),
     *("send.prepare", "send.promise", "send.plan", "send.plananswer", "send.trained"),
     *("send.scale", "send.apply", "send.vote", "send.commit", "send.attemptfailed", "send.run"),
 )

@@ -144,8 +144,9 @@ def test_only_a_key_holder_decrypts_products(tmp_path: Path, keys: None) -> None
 
 
 def test_what_a_robust_round_may_upload_follows_from_its_plan() -> None:
-    most = largest_size(choose_measurable(7, 16), SHAPE.total + 2)
-    for kind in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM):
+    tags = {pb.ENCRYPTED_UPDATE: 16 + 24 * 7, pb.ENCRYPTED_SUM: 0}
+    for kind, trailer in tags.items():
+        most = largest_size(choose_measurable(7, 16), SHAPE.total + 2, trailer=trailer)
         assert too_large(kind, most, plan(), SHAPE) is None
         assert "more than the" in (too_large(kind, most + 1, plan(), SHAPE) or "")
     assert too_large(pb.ENCRYPTED_PRODUCTS, 8_258_114, plan(), SHAPE) is None

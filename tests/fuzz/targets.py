@@ -144,6 +144,14 @@ _ROWS = (
         256,
     ),
     Target(
+        "tags",
+        "Tags.parse, Tally.answer: what stands behind an update",
+        vectors.judge_tags,
+        vectors.edit_seeds,
+        vectors.mutate_edits,
+        256,
+    ),
+    Target(
         "version",
         "import_version: a model version as a safetensors file",
         vectors.judge_version,

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
+from crypto.checksum import NONCE_BYTES, Check, CheckKey, Tags, Tally
 from crypto.ckks import CryptoError, RoundKey, RunningSum, choose_parameters
 from daemon.versions import (
     ShapeManifest,
@@ -198,6 +201,35 @@ def judge_vector(data: bytes) -> bool:
         return False
     assert len(content) <= largest_size(PARAMETERS, _VALUES)
     assert len(list(read_encrypted(path, PARAMETERS, _VALUES))) == 2
+    return True
+
+
+# ---- tags behind an update ---------------------------------------------------------------------
+
+_CHECK = Check("beta", "alpha", ("beta", "gamma", "omega"), bytes(32))
+
+
+@cache
+def _tags() -> bytes:
+    integers = np.arange(-50, 50, dtype=np.int32)
+    return CheckKey(b"fuzz", 1, 0).tags(_CHECK, (0,), integers, bytes(range(NONCE_BYTES)))
+
+
+def judge_tags(data: bytes) -> bool:
+    """Accepted: there is one encoding of what they say. Then the coordinator can work with them."""
+    content = edited(_tags(), data[1:])
+    try:
+        tags = Tags.parse(content, len(_CHECK.holders))
+    except CryptoError:
+        return False
+    pairs = zip(tags.values, tags.commitments, strict=True)
+    again = [value.to_bytes(8, "little") + commitment for value, commitment in pairs]
+    assert b"".join([tags.nonce, *again]) == content
+    tally = Tally(replace(_CHECK, site="alpha"))
+    tally.add("beta", tags)
+    assert tally.nonces(["beta"]) == (("beta", tags.nonce),)
+    with suppress(CryptoError):  # it committed to another challenge
+        assert len(tally.answer(["beta"], "gamma", CheckKey(b"fuzz", 1, 0).challenge("gamma"))) == 8
     return True
 
 
