@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
     EmbeddingProgress,
+    LearningError,
     RetrieverDescription,
+    TrainingError,
     TrainingOptions,
     TrainingProgress,
     TrainingResult,
 )
 from daemon.retrieval.documents import Document, Pair
-from daemon.retrieval.library import IngestCounts, Library
+from daemon.retrieval.library import IngestCounts, Library, Passage
 from daemon.versions import read_version, write_version
 from daemon.workers import report
 
@@ -40,6 +43,7 @@ Rows = NDArray[np.int64]
 
 _SLICE = 256  # texts embedded between two progress reports, and stored in one transaction
 _ALL = 2**62  # no limit, as SQLite counts
+_STUDENT = "student"
 
 
 def describe(spec: RetrieverSpec) -> RetrieverDescription:
@@ -131,27 +135,38 @@ def train(
     loss over LOSS_BOUND. Reports `TrainingProgress`. Raises TrainingError when
     this site cannot train, VersionError when it lacks the parent.
     """
-    from daemon.learning.training import fit, training_seed
+    from daemon.learning.training import fit, shared_copies, training_seed
 
     started = time.monotonic()
     retriever = _retriever(spec)
     parent = _load(retriever, versions, parent_digest)
+    own = _own(spec, retriever, plan)
     mean_loss = 0.0
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, library.counts().pairs_train)  # a weight must be positive
         else:
-            pairs = _training_set(library, retriever, plan.hard_negatives)
+            pairs = _training_set(library, retriever, plan)
             count = len(pairs.positives)
+            held = shared_copies(retriever)
+            _start_from(retriever, own, plan, round)
+            seed = training_seed(plan.seed, round, site)
+            retriever.begin(round=round, dropout=plan.dropout, seed=seed)
             mean_loss = fit(
                 retriever,
                 pairs,
                 plan,
-                training_seed(plan.seed, round, site),
+                seed,
                 lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
+                held,
             )
+    trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
-    _write_update(update_path, np.append(retriever.vector() - parent, tail))
+    update = np.append(trained - parent, tail)
+    _check_update(update, count)
+    if own is not None and plan.local_epochs > 0:
+        own.keep(round, PersonalState({_STUDENT: trained}))
+    _write_update(update_path, update)
     return TrainingResult(mean_loss, count, time.monotonic() - started)
 
 
@@ -166,6 +181,42 @@ def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
     vector = read_version(versions, digest, retriever.shape_manifest.digest)
     retriever.load_vector(vector)
     return vector
+
+
+def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
+    """Where this site keeps its student; None when the plan asks for none."""
+    if plan.start_from == "global":
+        return None
+    if not spec.personal_folder:
+        raise LearningError(
+            "start_from = 'local' keeps a student of the site's own between rounds, and no folder "
+            "was given for it"
+        )
+    if spec.adapt == "lora_server":
+        raise LearningError(
+            "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
+            "projection on the parent version's factors, which a student has left"
+        )
+    return PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+
+
+def _start_from(
+    retriever: Retriever, own: PersonalStore | None, plan: TrainingOptions, round: int
+) -> None:
+    """Put the site's own student in the parent's place, where the plan says so and there is one."""
+    student = own.before(round) if own is not None and plan.start_from == "local" else None
+    if student is not None and _STUDENT in student.arrays:
+        retriever.load_vector(student.arrays[_STUDENT])
+
+
+def _check_update(update: Float32, num_examples: int) -> None:
+    """What others would have to refuse, this site refuses itself."""
+    if not np.isfinite(update).all():
+        raise TrainingError(
+            "training left values that are not finite: lower the learning rate; no update was made"
+        )
+    if num_examples <= 0:
+        raise TrainingError("an update of no example weighs nothing: no update was made")
 
 
 def _embed_missing(library: Library, retriever: Retriever) -> int:
@@ -195,9 +246,8 @@ def _embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
     return np.array([passage.rowid for passage in passages], dtype=np.int64), vectors
 
 
-def _training_set(library: Library, retriever: Retriever, hard_negatives: int) -> TrainingSet:
-    """The site's pairs with positives and mined negatives among what may be learned from."""
-    from daemon.learning.mining import mine_negatives
+def _training_set(library: Library, retriever: Retriever, plan: TrainingOptions) -> TrainingSet:
+    """The site's pairs with positives and negatives among what may be learned from."""
     from daemon.learning.models import Texts
     from daemon.learning.training import TrainingSet
 
@@ -218,14 +268,39 @@ def _training_set(library: Library, retriever: Retriever, hard_negatives: int) -
         [passage.embedding_text for passage in passages],
         _passage_features(library, retriever, [passage.rowid for passage in passages]),
     )
-    negatives = mine_negatives(
-        retriever.embed_queries(asked.texts, asked.features),
-        retriever.embed_passages(told.texts, told.features),
-        [passage.document_id for passage in passages],
-        positives,
-        hard_negatives,
-    )
-    return TrainingSet(asked, told, positives, negatives)
+    parent = None
+    negatives = [np.empty(0, dtype=np.int64) for _ in positives]
+    if plan.needs_parent and positives:
+        parent = (
+            retriever.embed_queries(asked.texts, asked.features),
+            retriever.embed_passages(told.texts, told.features),
+        )
+        negatives = _negatives(library, passages, queries, positives, parent, plan)
+    return TrainingSet(asked, told, positives, negatives, parent)
+
+
+def _negatives(
+    library: Library,
+    passages: Sequence[Passage],
+    queries: Sequence[str],
+    positives: list[Rows],
+    parent: tuple[Float32, Float32],
+    plan: TrainingOptions,
+) -> list[Rows]:
+    """Hard negatives of each query, as the plan says."""
+    from daemon.learning.mining import candidates_for, filter_ranked, mine_negatives
+
+    count = plan.hard_negatives if plan.negatives != "in_batch" else 0
+    document_ids = [passage.document_id for passage in passages]
+    if plan.negatives != "bm25" or count == 0:
+        return mine_negatives(*parent, document_ids, positives, count)
+    row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
+    ranked = []
+    for query, right in zip(queries, positives, strict=True):
+        found = library.bm25(query, candidates_for(count, right))
+        rows = [row_of[rowid] for rowid, _ in found if rowid in row_of]
+        ranked.append(np.array(rows, dtype=np.int64))
+    return filter_ranked(ranked, parent[1], document_ids, positives, count)
 
 
 def _query_features(
