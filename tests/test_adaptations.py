@@ -91,6 +91,7 @@ def test_the_mean_of_projections_is_the_projection_of_the_mean(
     if round_ == 2:  # factors of a version on the way
         parent += np.float32(0.1) * chance.standard_normal(parent.size, dtype=np.float32)
     weights = retriever.parameters()
+    torch.manual_seed(0)
     moves = [[0.01 * torch.randn(w.shape) for w in weights] for _ in range(2)]
     mean = [(a + b) / 2 for a, b in zip(*moves, strict=True)]
 
@@ -99,7 +100,7 @@ def test_the_mean_of_projections_is_the_projection_of_the_mean(
         retriever.load_vector(parent)
         with torch.no_grad():
             for weight, change in zip(weights, changes, strict=True):
-                weight += change
+                weight.add_(change)
         return retriever.vector() - parent
 
     apart = (shared(moves[0]) + shared(moves[1])) / 2

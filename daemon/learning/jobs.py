@@ -21,6 +21,7 @@ from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
+    DepthReport,
     EmbeddingProgress,
     LearningError,
     RetrieverDescription,
@@ -104,6 +105,7 @@ def build_index(
     from daemon.retrieval import index
 
     retriever = _retriever(spec)
+    newly_pinned = _pin(spec, retriever, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
         path = index.index_path(index_root, model_digest, content_digest)
@@ -112,8 +114,9 @@ def build_index(
         except index.IndexDamaged:
             pass  # missing or damaged: built below
         else:
-            return path
-        _load(retriever, versions, model_digest)
+            if not newly_pinned:
+                return path
+        load_serving(spec, retriever, versions, model_digest)
         labels, vectors = _embedded(library, retriever)
     built = index.build_index(labels, vectors, threads=spec.threads)
     return built.save(index_root, model_digest, content_digest)
@@ -141,16 +144,19 @@ def train(
     retriever = _retriever(spec)
     parent = _load(retriever, versions, parent_digest)
     own = _own(spec, retriever, plan)
-    mean_loss = 0.0
+    before = own.before(round) if own is not None else None
+    seed = training_seed(plan.seed, round, site)
+    mean_loss, depth = 0.0, None
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, library.counts().pairs_train)  # a weight must be positive
         else:
+            _take_up(retriever, before, library, plan)
             pairs = _training_set(library, retriever, plan)
             count = len(pairs.positives)
             held = shared_copies(retriever)
-            _start_from(retriever, own, plan, round)
-            seed = training_seed(plan.seed, round, site)
+            if plan.start_from == "local" and before is not None and _STUDENT in before.arrays:
+                retriever.load_vector(before.arrays[_STUDENT])
             retriever.begin(round=round, dropout=plan.dropout, seed=seed)
             mean_loss = fit(
                 retriever,
@@ -160,14 +166,34 @@ def train(
                 lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
                 held,
             )
+            kept, depth = _after(library, retriever, before, pairs, plan, mean_loss, seed)
     trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
     update = np.append(trained - parent, tail)
     _check_update(update, count)
     if own is not None and plan.local_epochs > 0:
-        own.keep(round, PersonalState({_STUDENT: trained}))
+        arrays = kept.arrays if plan.start_from == "global" else {**kept.arrays, _STUDENT: trained}
+        own.keep(round, PersonalState(arrays, kept.facts))
     _write_update(update_path, update)
-    return TrainingResult(mean_loss, count, time.monotonic() - started)
+    return TrainingResult(mean_loss, count, time.monotonic() - started, depth)
+
+
+def complexity(library_path: Path) -> float:
+    """S_i (pFedRAG, Eq. 3): how complex this site's documents are; all that others need of it."""
+    from daemon.learning.tiering import score
+
+    with Library.open(library_path) as library:
+        return score(library)
+
+
+def depth(spec: RetrieverSpec) -> DepthReport | None:
+    """The tier of this site's personal layer and why it is that one; None before any training."""
+    from daemon.learning.tiering import report_of
+
+    if spec.personal == "none":
+        return None
+    shape = _retriever(spec).shape_manifest.digest
+    return report_of(PersonalStore(Path(spec.personal_folder), shape).newest())
 
 
 @functools.lru_cache(maxsize=1)
@@ -184,15 +210,15 @@ def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
 
 
 def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
-    """Where this site keeps its student; None when the plan asks for none."""
-    if plan.start_from == "global":
+    """Where this site keeps what is its own; None when nothing is."""
+    if plan.start_from == "global" and spec.personal == "none":
         return None
     if not spec.personal_folder:
         raise LearningError(
-            "start_from = 'local' keeps a student of the site's own between rounds, and no folder "
-            "was given for it"
+            "start_from = 'local' and a personal layer keep something of the site's own between "
+            "rounds, and no folder was given for it"
         )
-    if spec.adapt == "lora_server":
+    if plan.start_from == "local" and spec.adapt == "lora_server":
         raise LearningError(
             "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
             "projection on the parent version's factors, which a student has left"
@@ -200,13 +226,72 @@ def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> Pe
     return PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
 
 
-def _start_from(
-    retriever: Retriever, own: PersonalStore | None, plan: TrainingOptions, round: int
+def _take_up(
+    retriever: Retriever, before: PersonalState | None, library: Library, plan: TrainingOptions
 ) -> None:
-    """Put the site's own student in the parent's place, where the plan says so and there is one."""
-    student = own.before(round) if own is not None and plan.start_from == "local" else None
-    if student is not None and _STUDENT in student.arrays:
-        retriever.load_vector(student.arrays[_STUDENT])
+    """The personal layer as the last round left it, or a first one by the site's score."""
+    from daemon.learning.tiers import TieredHeadRetriever
+
+    if isinstance(retriever, TieredHeadRetriever):
+        from daemon.learning import tiering
+
+        if not tiering.take_up(retriever, before):
+            tiering.assign(retriever, library, plan)
+
+
+def _after(
+    library: Library,
+    retriever: Retriever,
+    before: PersonalState | None,
+    pairs: TrainingSet,
+    plan: TrainingOptions,
+    loss: float,
+    seed: int,
+) -> tuple[PersonalState, DepthReport | None]:
+    """What is kept of the site's own, and what its depth scheduler says of the round."""
+    from daemon.learning.tiers import TieredHeadRetriever
+
+    if not isinstance(retriever, TieredHeadRetriever):
+        return PersonalState({}), None
+    from daemon.learning import tiering
+
+    recalls = (
+        _recall(library, retriever, "train", seed) or 0.0,
+        _recall(library, retriever, "valid", seed),
+    )
+    known = tiering.depth_state(before, retriever.tier)
+    state, said = tiering.judge(retriever, known, pairs, recalls, loss, plan, seed)
+    return PersonalState(*tiering.kept(retriever, state, said)), said
+
+
+def _recall(library: Library, retriever: Retriever, split: str, seed: int) -> float | None:
+    """Recall@5 on the pairs of a split, among the passages of training and validation."""
+    from daemon.learning.models import Texts
+    from daemon.learning.tiering import recall_at, rows_by_document
+
+    passages = [*library.passages(split="train"), *library.passages(split="valid")]
+    rows_of = rows_by_document(passages)
+    queries, positives = _usable(library, split, rows_of)
+    asked = Texts(queries, _query_features(library, retriever, queries))
+    told = Texts(
+        [passage.embedding_text for passage in passages],
+        _passage_features(library, retriever, [passage.rowid for passage in passages]),
+    )
+    return recall_at(retriever, asked, told, positives, seed)
+
+
+def _usable(
+    library: Library, split: str, rows_of: dict[str, list[int]]
+) -> tuple[list[str], list[Rows]]:
+    """Queries of a split, and for each the rows of its positives: those that have any."""
+    queries: list[str] = []
+    positives: list[Rows] = []
+    for pair in library.pairs(split):
+        right = [row for document in pair.positives for row in rows_of.get(document, ())]
+        if right:  # a pair whose documents are all held out teaches nothing
+            queries.append(pair.query)
+            positives.append(np.unique(np.array(right, dtype=np.int64)))
+    return queries, positives
 
 
 def _check_update(update: Float32, num_examples: int) -> None:
@@ -217,6 +302,33 @@ def _check_update(update: Float32, num_examples: int) -> None:
         )
     if num_examples <= 0:
         raise TrainingError("an update of no example weighs nothing: no update was made")
+
+
+def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> bool:
+    """Decide what personal layer a version answers with; whether that is news."""
+    if spec.personal == "none":
+        return False
+    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+    return store.pin(model_digest)
+
+
+def load_serving(
+    spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes
+) -> None:
+    """Make a version current as it answers: with the personal layer it was indexed with.
+
+    Raises VersionError when the version is missing or damaged, LearningError when the
+    site's personal parameters are; the retriever stays as it was then.
+    """
+    vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
+    if spec.personal != "none":
+        from daemon.learning.tiering import take_up
+        from daemon.learning.tiers import TieredHeadRetriever
+
+        if isinstance(retriever, TieredHeadRetriever):
+            store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+            take_up(retriever, store.serving(model_digest))
+    retriever.load_vector(vector)
 
 
 def _embed_missing(library: Library, retriever: Retriever) -> int:
@@ -249,20 +361,11 @@ def _embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
 def _training_set(library: Library, retriever: Retriever, plan: TrainingOptions) -> TrainingSet:
     """The site's pairs with positives and negatives among what may be learned from."""
     from daemon.learning.models import Texts
+    from daemon.learning.tiering import rows_by_document
     from daemon.learning.training import TrainingSet
 
     passages = library.passages(split="train")
-    rows_of: dict[str, list[int]] = {}
-    for row, passage in enumerate(passages):
-        rows_of.setdefault(passage.document_id, []).append(row)
-    queries: list[str] = []
-    positives: list[Rows] = []
-    for pair in library.pairs("train"):
-        right = [row for document in pair.positives for row in rows_of.get(document, ())]
-        if right:  # a pair whose documents are all held out teaches nothing
-            queries.append(pair.query)
-            positives.append(np.unique(np.array(right, dtype=np.int64)))
-
+    queries, positives = _usable(library, "train", rows_by_document(passages))
     asked = Texts(queries, _query_features(library, retriever, queries))
     told = Texts(
         [passage.embedding_text for passage in passages],

@@ -86,6 +86,15 @@ def open_retriever(spec: RetrieverSpec) -> Retriever:
     encoder = Encoder.load(
         spec.encoder, max_tokens=spec.max_tokens, device=spec.device, threads=spec.threads
     )
+    if spec.personal == "tiered_head":
+        from daemon.learning.tiers import TieredHeadRetriever  # which trains, and so knows us
+
+        if spec.adapt != "head":
+            raise LearningError(
+                f"personal = 'tiered_head' lies behind a shared head: it needs adapt = 'head', not "
+                f"{spec.adapt!r}"
+            )
+        return TieredHeadRetriever(encoder)
     return adapted(encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha)
 
 

@@ -59,11 +59,19 @@ class PersonalStore:
                 return state
         return None
 
+    def newest(self) -> PersonalState | None:
+        """The state of the last round that was trained for; None: there is none that fits."""
+        rounds = self._rounds()
+        return self.before(rounds[-1][0] + 1) if rounds else None
+
     def keep(self, round: int, state: PersonalState) -> None:
         """Keep what training for a round left behind, whole or not at all."""
         self._write(self._folder / f"round-{round}.safetensors", state)
-        for _, old in self._rounds()[:-_ROUNDS_KEPT]:
-            old.unlink(missing_ok=True)
+        earlier = [path for number, path in self._rounds() if number <= round]
+        # A later round than the one under way belongs to a history that was given up.
+        for number, path in self._rounds():
+            if number > round or path in earlier[:-_ROUNDS_KEPT]:
+                path.unlink(missing_ok=True)
 
     def serving(self, model_digest: bytes) -> PersonalState | None:
         """The state that a model version answers with; None: none was pinned to it."""
@@ -78,8 +86,7 @@ class PersonalStore:
         path = self._version(model_digest)
         if path.exists() and self._read(path) is not None:
             return False
-        rounds = self._rounds()
-        newest = self.before(rounds[-1][0] + 1) if rounds else None
+        newest = self.newest()
         if newest is None:
             return False
         self._write(path, newest)
