@@ -12,7 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import bench_ask, bench_crypto, bench_masking, bench_robust, bench_round
+from tests.benchmarks import (
+    bench_ask,
+    bench_crypto,
+    bench_learning_speed,
+    bench_masking,
+    bench_robust,
+    bench_round,
+)
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "bench.jsonl"
 BENCHMARKS = {
@@ -21,6 +28,7 @@ BENCHMARKS = {
     "masking": bench_masking,
     "robust": bench_robust,
     "ask": bench_ask,
+    "learning-speed": bench_learning_speed,
 }
 
 
