@@ -212,6 +212,11 @@ def test_no_update_that_is_not_finite_leaves_the_job(site: Site) -> None:
     assert np.isfinite(site.train(digest)[1]).all()
 
 
+def test_an_update_that_weighs_nothing_is_refused() -> None:
+    with pytest.raises(TrainingError, match="weighs nothing"):
+        jobs._check_update(np.zeros(3, dtype=np.float32), 0)
+
+
 def reciprocal_rank(site: Site, digest: bytes) -> float:
     path = jobs.build_index(site.spec, site.library, site.versions, digest, site.folder / "index")
     shape = jobs.describe(site.spec).shape_manifest

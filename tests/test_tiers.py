@@ -17,7 +17,7 @@ from daemon.learning.heads import HeadRetriever, ResidualHead
 from daemon.learning.models import Texts, open_retriever
 from daemon.learning.personal import PersonalStore
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import DepthOptions, LearningError, TrainingOptions
+from daemon.learning.terms import DepthOptions, LearningError, TrainingOptions, TrainingProgress
 from daemon.learning.tiers import TieredHeadRetriever, change_tier, new_tier
 from daemon.learning.training import TrainingSet, fit
 from daemon.retrieval import jobs as answering
@@ -280,6 +280,27 @@ def test_another_attempt_learns_the_same_and_the_next_round_goes_on(site: Site) 
     site.train(site.commit(site.genesis, first), 2)
     later = load_file(site.personal / "round-2.safetensors")
     assert not any(np.array_equal(later[name], value) for name, value in kept.items())
+
+
+def test_training_that_is_cut_short_leaves_nothing_and_begins_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site.train(site.genesis, 1)
+    parent = site.commit(site.genesis, first)
+    (site.folder / "update.npy").unlink()
+
+    def cut(progress: TrainingProgress) -> None:
+        if progress.epoch == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(jobs, "report", cut)
+        site.train(parent, 2)
+    assert [path.name for path in site.personal.iterdir()] == ["round-1.safetensors"]
+    assert not (site.folder / "update.npy").exists()
+    after = site.train(parent, 2).tobytes()  # the worker still has what it had half trained
+    jobs._retriever.cache_clear()
+    assert site.train(parent, 2).tobytes() == after
 
 
 def test_the_first_tier_follows_the_sites_score(site: Site) -> None:
