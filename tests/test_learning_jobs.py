@@ -14,6 +14,7 @@ import pytest
 from daemon.learning import jobs
 from daemon.learning.evaluation import evaluate_rankings
 from daemon.learning.models import open_retriever
+from daemon.learning.personal import PersonalState
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
@@ -214,7 +215,10 @@ def test_no_update_that_is_not_finite_leaves_the_job(site: Site) -> None:
 
 def test_an_update_that_weighs_nothing_is_refused() -> None:
     with pytest.raises(TrainingError, match="weighs nothing"):
-        jobs._check_update(np.zeros(3, dtype=np.float32), 0)
+        jobs._check_update(np.zeros(3, dtype=np.float32), 0, PersonalState({}))
+    with pytest.raises(TrainingError, match="not finite"):
+        own = PersonalState({"out.bias": np.array([np.inf], dtype=np.float32)})
+        jobs._check_update(np.zeros(3, dtype=np.float32), 1, own)
 
 
 def reciprocal_rank(site: Site, digest: bytes) -> float:

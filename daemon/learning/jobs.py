@@ -135,8 +135,10 @@ def train(
     """Train from the parent version on this site's pairs and write the update.
 
     ``update_path`` gets float32 [D + 1] in .npy: new minus parent, then the mean
-    loss over LOSS_BOUND. Reports `TrainingProgress`. Raises TrainingError when
-    this site cannot train, VersionError when it lacks the parent.
+    loss over LOSS_BOUND. Nothing personal is in it: the site's student and its
+    personal layer go to ``spec.personal_folder``. Reports `TrainingProgress`. Raises
+    TrainingError when this site cannot train, VersionError when it lacks the
+    parent; nothing is written then.
     """
     from daemon.learning.training import fit, shared_copies, training_seed
 
@@ -146,7 +148,7 @@ def train(
     own = _own(spec, retriever, plan)
     before = own.before(round) if own is not None else None
     seed = training_seed(plan.seed, round, site)
-    mean_loss, depth = 0.0, None
+    mean_loss, depth, kept = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, library.counts().pairs_train)  # a weight must be positive
@@ -170,10 +172,10 @@ def train(
     trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
     update = np.append(trained - parent, tail)
-    _check_update(update, count)
+    _check_update(update, count, kept)
     if own is not None and plan.local_epochs > 0:
-        arrays = kept.arrays if plan.start_from == "global" else {**kept.arrays, _STUDENT: trained}
-        own.keep(round, PersonalState(arrays, kept.facts))
+        student = {_STUDENT: trained} if plan.start_from == "local" else {}
+        own.keep(round, PersonalState({**kept.arrays, **student}, kept.facts))
     _write_update(update_path, update)
     return TrainingResult(mean_loss, count, time.monotonic() - started, depth)
 
@@ -294,9 +296,9 @@ def _usable(
     return queries, positives
 
 
-def _check_update(update: Float32, num_examples: int) -> None:
-    """What others would have to refuse, this site refuses itself."""
-    if not np.isfinite(update).all():
+def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> None:
+    """What others would have to refuse, this site refuses itself; what it keeps, too."""
+    if not all(np.isfinite(values).all() for values in (update, *kept.arrays.values())):
         raise TrainingError(
             "training left values that are not finite: lower the learning rate; no update was made"
         )
