@@ -62,6 +62,11 @@ def test_perplexity_by_hand() -> None:
     unseen = 0.9 / 3 + 0.1 / 3
     assert complexity.perplexity([["c", "b"], ["a", "b", "a"]]) == pytest.approx(1 / unseen)
     assert complexity.perplexity([["a", "b"]]) == 1.0
+    # The sixth is asked as well, and so not known: its word would be no surprise else.
+    known = [["a", "b", "a"]] * 4
+    asked = [["a", "b"], *known, ["a", "c"]]
+    chance = [0.5 * 4 / 4 + 0.4 * 4 / 12 + 0.1 / 3, 0.1 / 3]
+    assert complexity.perplexity(asked) == pytest.approx((chance[0] * chance[1]) ** -0.5)
 
 
 def test_what_is_predictable_has_less_perplexity_and_a_lower_score() -> None:

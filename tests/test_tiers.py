@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from daemon.learning import jobs
-from daemon.learning.depth import TIERS
+from daemon.learning import jobs, tiering
+from daemon.learning.depth import TIERS, DepthState
 from daemon.learning.encoder import Encoder, Float32
 from daemon.learning.heads import HeadRetriever, ResidualHead
 from daemon.learning.models import Texts, open_retriever
@@ -194,15 +194,28 @@ def test_the_new_tier_learns_to_say_what_the_old_one_said(
     distilled = change_tier(retriever, new, pairs, OPTIONS, 1)
     assert distilled.changed
     assert retriever.tier == new
-    assert 0 <= distilled.last < 0.3 * distilled.first, "divergence from the teacher"
+    assert -1e-6 <= distilled.after < 0.3 * distilled.before, "divergence from the teacher"
     assert retriever.vector().tobytes() == vector.tobytes(), "the shared head is frozen (Eq. 8)"
 
 
-def test_a_distillation_that_diverges_leaves_the_tier(encoder: Encoder) -> None:
+def test_a_layer_that_has_hardly_begun_becomes_another_at_any_rate(encoder: Encoder) -> None:
+    """Nothing was learned yet, so nothing can be lost: the identity is near enough."""
+    retriever = TieredHeadRetriever(encoder)
+    wild = replace(OPTIONS, depth=DepthOptions(kd_learning_rate=1.0, kd_epochs=3))
+    assert change_tier(retriever, "advanced", pairs_of(), wild, 1).changed
+    np.testing.assert_allclose(retriever.embed_queries([], unit(3, 6)), unit(3, 6), atol=1e-6)
+
+
+def test_a_distillation_that_diverges_leaves_the_tier_and_says_so(encoder: Encoder) -> None:
     retriever = trained(encoder, "base")
     before = retriever.embed_queries([], unit(3, 6))
-    wild = replace(OPTIONS, depth=DepthOptions(kd_learning_rate=1e30))
-    assert not change_tier(retriever, "advanced", pairs_of(), wild, 1).changed
+    wild = DepthOptions(kd_learning_rate=1e30, window=1, stable_rounds=0, momentum_weight=1.0)
+    known = DepthState("base", losses=(4.0, 3.0), recalls=(0.5, 0.5))
+    options = replace(OPTIONS, depth=wild)
+    state, report = tiering.judge(retriever, known, pairs_of(), (0.5, None), 2.0, options, 1)
+    assert (report.tier, report.decision, state.tier) == ("base", "none", "base")
+    assert "upgrade from base to advanced" in report.reason
+    assert "so base stays" in report.reason
     assert retriever.tier == "base"
     assert np.array_equal(retriever.embed_queries([], unit(3, 6)), before)
 
@@ -330,13 +343,6 @@ def test_the_scheduler_changes_the_tier_between_rounds(site: Site) -> None:
     assert tiers == ["base", "base", "advanced", "extended", "extended"]
     assert site.result.depth is not None
     assert site.result.depth.reason.startswith("API ")
-    # A distillation that fails: the decision is taken back, and said so.
-    site.train(site.genesis, 4, replace(options, depth=replace(hasty, kd_learning_rate=1e30)))
-    assert site.result.depth is not None
-    assert (site.result.depth.tier, site.result.depth.decision) == ("advanced", "none")
-    assert "so advanced stays" in site.result.depth.reason
-    site.train(site.genesis, 4, options)
-    site.train(site.genesis, 5, options)
     assert "attention.in_proj_weight" in str(
         sorted(load_file(site.personal / "round-5.safetensors"))
     )

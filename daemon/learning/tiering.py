@@ -86,7 +86,7 @@ def judge(
     if state.tier == retriever.tier:
         return state, report
     distilled = change_tier(retriever, state.tier, pairs, options, seed ^ _KD_SEED)
-    went = f"distilled from a divergence of {distilled.first:.4f} to {distilled.last:.4f}"
+    went = f"distilled from a divergence of {distilled.before:.4f} to {distilled.after:.4f} nats"
     if distilled.changed:
         return state, replace(report, reason=f"{report.reason}; {went}")
     stays = f"{report.reason}; {went}, so {retriever.tier} stays: lower the distillation's rate"

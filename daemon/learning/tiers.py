@@ -7,15 +7,16 @@ layer is new answers as the shared head does. Source: pFedRAG section 4.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from daemon.learning.batches import random_batches
+from daemon.learning.batches import in_runs, random_batches
 from daemon.learning.depth import TIERS
 from daemon.learning.encoder import Encoder, Float32
 from daemon.learning.heads import Dropout, HeadRetriever
@@ -24,10 +25,13 @@ from daemon.learning.parameters import uniform
 from daemon.learning.terms import LearningError, TrainingOptions
 from daemon.learning.training import TrainingSet
 
+Rows = NDArray[np.int64]
+
 _TOKENS = 8  # that the extended tier sees the 2d values as
 _HEADS = 4
 _FIRST_STREAM = 100  # of starting values; those before are the shared head's
 _ROWS = 4096
+_NEAR_ENOUGH = 1e-5  # nats; a layer that has learned for a round is beyond it
 
 
 class BaseTier(nn.Module):
@@ -180,13 +184,13 @@ class TieredHeadRetriever(HeadRetriever):
 
 @dataclass(frozen=True)
 class Distilled:
-    """How a distillation went: mean divergence of its first and last epoch, whether it took.
+    """How a distillation went: divergence from the old layer before and after, whether it took.
 
-    Divergence: cross entropy less the teacher's entropy, in nats.
+    Mean cross entropy less the teacher's entropy, in nats, over the site's pairs.
     """
 
-    first: float
-    last: float
+    before: float
+    after: float
     changed: bool
 
 
@@ -201,43 +205,60 @@ def change_tier(
 
     The old layer teaches (Eq. 7), the shared head stays frozen and only the new
     layer trains (Eq. 8). A text's distribution is the softmax of its cosines with
-    the batch's passages over tau times tau_KD. Where the new layer ends no nearer
-    to the old one than it began, the old one stays.
+    the batch's passages over tau times tau_KD. The new layer begins as the identity:
+    where training takes it no nearer to the old one, it stays the identity if that
+    is near enough, and else the old one stays.
     """
     depth = options.depth
+    shared = _tensors(retriever, pairs, retriever.shared_output)
+    teacher = _tensors(retriever, pairs, lambda features: retriever.embed_queries([], features))
+    old = retriever.tier, retriever.personal_arrays()
+    retriever.begin_tier(tier)
+    chance = np.random.Generator(np.random.Philox(key=seed))
+    temperature = options.temperature * depth.kd_temperature
+    count = len(pairs.positives)
+
+    def divergence(batch: Rows) -> Tensor:
+        rows = np.unique([chance.choice(pairs.positives[pair]) for pair in batch])  # [m]
+        student = [
+            retriever.personal_output(x[r]) for x, r in zip(shared, (batch, rows), strict=True)
+        ]
+        taught = (teacher[0][batch], teacher[1][rows])
+        # Less the least it can be: a constant, so that the gradient is that of Eq. 7.
+        least = distillation(taught, taught, temperature)
+        return distillation((student[0], student[1]), taught, temperature) - least
+
+    def mean_divergence() -> float:
+        with torch.inference_mode():
+            batches = in_runs(np.arange(count), options.batch_size)
+            return sum(float(divergence(batch)) * len(batch) for batch in batches) / count
+
+    before = mean_divergence()
+    optimiser = torch.optim.AdamW(
+        retriever.personal_parameters(), lr=depth.kd_learning_rate, weight_decay=0.0
+    )
+    for _ in range(depth.kd_epochs):
+        for batch in random_batches(count, options.batch_size, chance):
+            loss = divergence(batch)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    after = mean_divergence()
+    if after <= before:  # not so when it is not a number
+        return Distilled(before, after, changed=True)
+    if before <= _NEAR_ENOUGH:
+        retriever.begin_tier(tier)
+        return Distilled(before, before, changed=True)
+    retriever.load_personal(*old)
+    return Distilled(before, after, changed=False)
+
+
+def _tensors(
+    retriever: TieredHeadRetriever, pairs: TrainingSet, embed: Callable[[Float32], Float32]
+) -> tuple[Tensor, Tensor]:
+    """What ``embed`` makes of the queries' and of the passages' features."""
     asked, told = pairs.queries.features, pairs.passages.features
     if asked is None or told is None:
         raise LearningError("a personal layer trains on features: encode the texts first")
     device = retriever.encoder.device
-    shared = [torch.from_numpy(retriever.shared_output(x)).to(device) for x in (asked, told)]
-    teacher = [
-        torch.from_numpy(embed([], x)).to(device)
-        for embed, x in ((retriever.embed_queries, asked), (retriever.embed_passages, told))
-    ]
-    old = retriever.tier, retriever.personal_arrays()
-    retriever.begin_tier(tier)
-    temperature = options.temperature * depth.kd_temperature
-    chance = np.random.Generator(np.random.Philox(key=seed))
-    optimiser = torch.optim.AdamW(
-        retriever.personal_parameters(), lr=depth.kd_learning_rate, weight_decay=0.0
-    )
-    divergences: list[float] = []
-    for _ in range(depth.kd_epochs):
-        total = 0.0
-        for batch in random_batches(len(pairs.positives), options.batch_size, chance):
-            rows = np.unique([chance.choice(pairs.positives[pair]) for pair in batch])
-            student = [retriever.personal_output(shared[0][batch])]  # [b, d]
-            student.append(retriever.personal_output(shared[1][rows]))  # [m, d]
-            taught = (teacher[0][batch], teacher[1][rows])
-            loss = distillation((student[0], student[1]), taught, temperature)
-            least = distillation(taught, taught, temperature)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            total += (loss.item() - least.item()) * len(batch)
-        divergences.append(total / len(pairs.positives))
-    first, last = (divergences[0], divergences[-1]) if divergences else (0.0, 0.0)
-    changed = last <= first  # not so when it is not a number
-    if not changed:
-        retriever.load_personal(*old)
-    return Distilled(first, last, changed)
+    return torch.from_numpy(embed(asked)).to(device), torch.from_numpy(embed(told)).to(device)
