@@ -5,6 +5,10 @@ sites may add their updates only if their manifests have the same digest. A
 **model version** is such a vector on disk: a safetensors file whose name is the
 SHA-256 of the shape digest and the raw little-endian float32 values, so that
 every site that computed the same bits has the same name for them.
+
+Some rules of aggregation carry **moments** from round to round. They lie in the
+version's file and its name covers them: a site that catches up has them with the
+version, and sites that disagree about them do not agree on the version.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ Float32 = NDArray[np.float32]
 
 _MAX_GROUPS = 4096
 _TENSOR = "shared"
+_MOMENTS = "moments"
+_MOST_MOMENTS = 2  # vectors as long as the shared one
 _UNFINISHED = ".new-"
 _HEADER_BYTES = 64 * 1024  # more than safetensors writes around one tensor
 
@@ -82,24 +88,35 @@ class ShapeManifest:
         return parts
 
 
-def version_digest(shape_digest: bytes, vector: Float32) -> bytes:
+def version_digest(shape_digest: bytes, vector: Float32, moments: Float32 | None = None) -> bytes:
     """The name of a model version: SHA-256 over shape digest and raw values."""
-    raw = np.ascontiguousarray(vector, dtype="<f4")
-    return hashlib.sha256(b"hanse-version-v1\0" + shape_digest + raw.tobytes()).digest()
+    raw = np.ascontiguousarray(vector, dtype="<f4").tobytes()
+    if moments is None:
+        return hashlib.sha256(b"hanse-version-v1\0" + shape_digest + raw).digest()
+    # The vectors are of one length, so what is hashed can be cut in one way only.
+    more = len(moments).to_bytes(4, "little"), np.ascontiguousarray(moments, "<f4").tobytes()
+    outer = hashlib.sha256(b"hanse-version-v2\0" + shape_digest + more[0] + raw)
+    outer.update(more[1])
+    return outer.digest()
 
 
-def write_version(folder: Path, shape_digest: bytes, vector: Float32) -> tuple[bytes, Path]:
+def write_version(
+    folder: Path, shape_digest: bytes, vector: Float32, moments: Float32 | None = None
+) -> tuple[bytes, Path]:
     """Store a version under its digest: temp, fsync, rename, fsync of the folder.
 
     A name without a dot in front is therefore a whole version, whatever the moment
     of a crash (rename(2) is atomic; POSIX promises the order only with both
     fsyncs). A sound version that is there already is left as it is, a damaged one
-    is replaced. Returns digest and path. Raises VersionError when the values are
-    not finite, OSError when the disk can't take it; nothing stays behind then.
+    is replaced. ``moments`` [1 or 2, D]: what the rule of aggregation carries on.
+    Returns digest and path. Raises VersionError when the values are not finite,
+    OSError when the disk can't take it; nothing stays behind then.
     """
-    if not np.isfinite(vector).all():
+    if not (np.isfinite(vector).all() and (moments is None or np.isfinite(moments).all())):
         raise VersionError("a model version must be finite; this one has NaN or infinity")
-    digest = version_digest(shape_digest, vector)
+    if moments is not None and moments.shape not in _moment_shapes(vector.size):
+        raise VersionError(f"moments of shape {moments.shape} beside {vector.size} values")
+    digest = version_digest(shape_digest, vector, moments)
     path = version_path(folder, digest)
     if is_sound(folder, digest, shape_digest):
         return digest, path
@@ -107,7 +124,7 @@ def write_version(folder: Path, shape_digest: bytes, vector: Float32) -> tuple[b
     temporary = folder / f"{_UNFINISHED}{digest.hex()}.{secrets.token_hex(4)}"
     try:
         passing("version:write")
-        _save(temporary, shape_digest, vector)
+        _save(temporary, shape_digest, vector, moments)
         _fsync(temporary)
         passing("version:rename")
         temporary.rename(path)
@@ -119,13 +136,12 @@ def write_version(folder: Path, shape_digest: bytes, vector: Float32) -> tuple[b
     return digest, path
 
 
-def _save(path: Path, shape_digest: bytes, vector: Float32) -> None:
+def _save(path: Path, shape_digest: bytes, vector: Float32, moments: Float32 | None) -> None:
+    tensors = {_TENSOR: np.ascontiguousarray(vector, dtype="<f4")}
+    if moments is not None:
+        tensors[_MOMENTS] = np.ascontiguousarray(moments, dtype="<f4")
     try:
-        save_file(
-            {_TENSOR: np.ascontiguousarray(vector, dtype="<f4")},
-            path,
-            metadata={"shape_digest": shape_digest.hex()},
-        )
+        save_file(tensors, path, metadata={"shape_digest": shape_digest.hex()})
     except SafetensorError as error:  # a full disk, too, is one of these
         raise OSError(f"cannot write model version {path.name}: {error}") from error
 
@@ -150,7 +166,12 @@ def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
 
     Raises VersionError when it is missing, damaged, or of another shape.
     """
-    return _read(version_path(folder, digest), digest, shape_digest)
+    return _read(version_path(folder, digest), digest, shape_digest)[0]
+
+
+def read_moments(folder: Path, digest: bytes, shape_digest: bytes) -> Float32 | None:
+    """The moments [1 or 2, D] that a version carries, verified with it; None: none."""
+    return _read(version_path(folder, digest), digest, shape_digest)[1]
 
 
 def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes) -> None:
@@ -160,15 +181,16 @@ def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes)
     and it stays for another try, when the disk can't take it.
     """
     try:
-        vector = _read(file, digest, shape_digest)
+        vector, moments = _read(file, digest, shape_digest)
     except VersionError:
         file.unlink(missing_ok=True)
         raise
-    write_version(folder, shape_digest, vector)
+    write_version(folder, shape_digest, vector, moments)
     file.unlink(missing_ok=True)
 
 
-def _read(path: Path, digest: bytes, shape_digest: bytes) -> Float32:
+def _read(path: Path, digest: bytes, shape_digest: bytes) -> tuple[Float32, Float32 | None]:
+    moments: Float32 | None = None
     try:
         with safe_open(path, framework="numpy") as file:
             form = file.get_slice(_TENSOR)
@@ -176,12 +198,22 @@ def _read(path: Path, digest: bytes, shape_digest: bytes) -> Float32:
             # over the values alone, so a peer could send the right ones as a column.
             if form.get_dtype() != "F32" or len(form.get_shape()) != 1:
                 raise VersionError(f"model version {path} is no vector of float32")
+            if _MOMENTS in file.keys():  # noqa: SIM118  the file itself is no container
+                carried = file.get_slice(_MOMENTS)
+                shapes = _moment_shapes(form.get_shape()[0])
+                if carried.get_dtype() != "F32" or tuple(carried.get_shape()) not in shapes:
+                    raise VersionError(f"the moments in model version {path} do not fit it")
+                moments = file.get_tensor(_MOMENTS)
             vector: Float32 = file.get_tensor(_TENSOR)
     except (OSError, SafetensorError) as error:
         raise VersionError(f"cannot read model version {path}: {error}") from error
-    if version_digest(shape_digest, vector) != digest:
+    if version_digest(shape_digest, vector, moments) != digest:
         raise VersionError(f"model version {path} is damaged or of another retriever")
-    return vector
+    return vector, moments
+
+
+def _moment_shapes(values: int) -> set[tuple[int, int]]:
+    return {(rows, values) for rows in range(1, _MOST_MOMENTS + 1)}
 
 
 def version_path(folder: Path, digest: bytes) -> Path:
@@ -189,9 +221,9 @@ def version_path(folder: Path, digest: bytes) -> Path:
     return folder / f"{digest.hex()}.safetensors"
 
 
-def largest_file(shapes: ShapeManifest) -> int:
-    """Bytes that the file of a version takes at most."""
-    return 4 * shapes.total + _HEADER_BYTES
+def largest_file(shapes: ShapeManifest, moments: int = 0) -> int:
+    """Bytes that the file of a version with so many moments takes at most."""
+    return 4 * shapes.total * (1 + moments) + _HEADER_BYTES
 
 
 def _fsync(path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ import pytest
 from daemon.learning import jobs
 from daemon.learning.evaluation import evaluate_rankings
 from daemon.learning.models import open_retriever
+from daemon.learning.personal import PersonalState
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
     EmbeddingProgress,
     EncoderError,
+    LearningError,
     TrainingError,
     TrainingOptions,
     TrainingProgress,
@@ -143,6 +146,79 @@ def test_no_local_epoch_gives_an_update_of_zeros(site: Site) -> None:
     result, update = site.train(parent, replace(PLAN, local_epochs=0))
     assert not update.any()
     assert (result.mean_loss, result.num_examples) == (0.0, 10)
+
+
+def test_a_student_goes_on_from_where_it_was_and_not_twice(site: Site) -> None:
+    plan = replace(PLAN, start_from="local", local_epochs=2)
+    site = replace(site, spec=replace(site.spec, personal_folder=str(site.folder / "personal")))
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    _, first = site.train(parent, plan, round=1)
+    _, again = site.train(parent, plan, round=1)
+    assert again.tobytes() == first.tobytes(), "another attempt starts from where this one did"
+    _, second = site.train(parent, plan, round=2)
+    _, fresh = site.train(parent, replace(plan, start_from="global"), round=2)
+    assert np.linalg.norm(second[:-1]) > 1.2 * np.linalg.norm(fresh[:-1])
+    assert second[-1] < fresh[-1], "it had learned already"
+
+
+def test_a_student_needs_a_place_and_another_encoders_is_left_alone(
+    site: Site, tmp_path: Path
+) -> None:
+    plan = replace(PLAN, start_from="local", local_epochs=1)
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    with pytest.raises(LearningError, match="no folder"):
+        site.train(parent, plan)
+    placed = replace(site.spec, personal_folder=str(tmp_path / "personal"))
+    with pytest.raises(LearningError, match="do not combine"):
+        clash = replace(placed, adapt="lora_server")
+        replace(site, spec=clash).train(jobs.write_initial_version(clash, site.versions), plan)
+    replace(site, spec=placed).train(parent, plan, round=1)
+    shorter = replace(placed, max_tokens=40)  # the digest covers the length that texts are cut at
+    there = jobs.write_initial_version(shorter, site.versions)
+    _, update = replace(site, spec=shorter).train(there, plan, round=2)
+    global_plan = replace(plan, start_from="global")
+    assert (
+        update.tobytes()
+        == replace(site, spec=shorter).train(there, global_plan, round=2)[1].tobytes()
+    )
+
+
+def test_where_negatives_come_from_changes_what_is_learned(site: Site) -> None:
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    # A random encoder says nearly the same of every text: features that differ, then.
+    chance = np.random.default_rng(0)
+    digest = jobs.describe(site.spec).encoder_digest
+    passages, queries = (chance.normal(size=(10, 32)).astype(np.float32) for _ in range(2))
+    with Library.open(site.library) as library:
+        library.put_features(digest, [passage.rowid for passage in library.passages()], passages)
+        library.put_query_features(digest, [pair.query for pair in PAIRS], queries)
+    negatives: list[Literal["in_batch", "bm25", "static"]] = ["in_batch", "bm25", "static"]
+    updates = {site.train(parent, replace(PLAN, negatives=n))[1].tobytes() for n in negatives}
+    assert len(updates) == 3
+    nothing = replace(PLAN, negatives="bm25", hard_negatives=0)
+    in_batch = replace(PLAN, negatives="in_batch")
+    assert site.train(parent, nothing)[1].tobytes() == site.train(parent, in_batch)[1].tobytes()
+
+
+def test_no_update_that_is_not_finite_leaves_the_job(site: Site) -> None:
+    digest = jobs.write_initial_version(site.spec, site.versions)
+    shape = jobs.describe(site.spec).shape_manifest
+    vector = read_version(site.versions, digest, shape.digest)
+    vector[:] = 3e38  # finite, and nothing that is computed with it
+    parent, _ = write_version(site.versions, shape.digest, vector)
+    with pytest.raises(TrainingError, match=r"not finite|became nan"):
+        site.train(parent)
+    assert not (site.folder / "spool").exists()
+    # The worker keeps its retriever: what went wrong must not stay in it.
+    assert np.isfinite(site.train(digest)[1]).all()
+
+
+def test_an_update_that_weighs_nothing_is_refused() -> None:
+    with pytest.raises(TrainingError, match="weighs nothing"):
+        jobs._check_update(np.zeros(3, dtype=np.float32), 0, PersonalState({}))
+    with pytest.raises(TrainingError, match="not finite"):
+        own = PersonalState({"out.bias": np.array([np.inf], dtype=np.float32)})
+        jobs._check_update(np.zeros(3, dtype=np.float32), 1, own)
 
 
 def reciprocal_rank(site: Site, digest: bytes) -> float:

@@ -19,7 +19,7 @@ from daemon.learning.models import (
     adapted,
     open_retriever,
 )
-from daemon.learning.models import _uniform as uniform
+from daemon.learning.parameters import uniform
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.versions import VersionError

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from daemon.learning.encoder import Encoder
+from daemon.learning.losses import info_nce
 from daemon.learning.mining import mine_negatives
 from daemon.learning.models import HeadRetriever, Retriever, Texts, adapted
 from daemon.learning.terms import LOSS_BOUND, TrainingError, TrainingOptions
-from daemon.learning.training import TrainingSet, fit, info_nce, training_seed
+from daemon.learning.training import TrainingSet, fit, training_seed
 from tests.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]

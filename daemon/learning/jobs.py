@@ -17,17 +17,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
+    DepthReport,
     EmbeddingProgress,
+    LearningError,
     RetrieverDescription,
+    TrainingError,
     TrainingOptions,
     TrainingProgress,
     TrainingResult,
 )
 from daemon.retrieval.documents import Document, Pair
-from daemon.retrieval.library import IngestCounts, Library
+from daemon.retrieval.library import IngestCounts, Library, Passage
 from daemon.versions import read_version, write_version
 from daemon.workers import report
 
@@ -40,6 +44,7 @@ Rows = NDArray[np.int64]
 
 _SLICE = 256  # texts embedded between two progress reports, and stored in one transaction
 _ALL = 2**62  # no limit, as SQLite counts
+_STUDENT = "student"
 
 
 def describe(spec: RetrieverSpec) -> RetrieverDescription:
@@ -100,6 +105,7 @@ def build_index(
     from daemon.retrieval import index
 
     retriever = _retriever(spec)
+    newly_pinned = _pin(spec, retriever, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
         path = index.index_path(index_root, model_digest, content_digest)
@@ -108,8 +114,9 @@ def build_index(
         except index.IndexDamaged:
             pass  # missing or damaged: built below
         else:
-            return path
-        _load(retriever, versions, model_digest)
+            if not newly_pinned:
+                return path
+        load_serving(spec, retriever, versions, model_digest)
         labels, vectors = _embedded(library, retriever)
     built = index.build_index(labels, vectors, threads=spec.threads)
     return built.save(index_root, model_digest, content_digest)
@@ -128,31 +135,67 @@ def train(
     """Train from the parent version on this site's pairs and write the update.
 
     ``update_path`` gets float32 [D + 1] in .npy: new minus parent, then the mean
-    loss over LOSS_BOUND. Reports `TrainingProgress`. Raises TrainingError when
-    this site cannot train, VersionError when it lacks the parent.
+    loss over LOSS_BOUND. Nothing personal is in it: the site's student and its
+    personal layer go to ``spec.personal_folder``. Reports `TrainingProgress`. Raises
+    TrainingError when this site cannot train, VersionError when it lacks the
+    parent; nothing is written then.
     """
-    from daemon.learning.training import fit, training_seed
+    from daemon.learning.training import fit, shared_copies, training_seed
 
     started = time.monotonic()
     retriever = _retriever(spec)
     parent = _load(retriever, versions, parent_digest)
-    mean_loss = 0.0
+    own = _own(spec, retriever, plan)
+    before = own.before(round) if own is not None else None
+    seed = training_seed(plan.seed, round, site)
+    mean_loss, depth, kept = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, library.counts().pairs_train)  # a weight must be positive
         else:
-            pairs = _training_set(library, retriever, plan.hard_negatives)
+            _take_up(retriever, before, library, plan)
+            pairs = _training_set(library, retriever, plan)
             count = len(pairs.positives)
+            held = shared_copies(retriever)
+            if plan.start_from == "local" and before is not None and _STUDENT in before.arrays:
+                retriever.load_vector(before.arrays[_STUDENT])
+            retriever.begin(round=round, dropout=plan.dropout, seed=seed)
             mean_loss = fit(
                 retriever,
                 pairs,
                 plan,
-                training_seed(plan.seed, round, site),
+                seed,
                 lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
+                held,
             )
+            kept, depth = _after(library, retriever, before, pairs, plan, mean_loss, seed)
+    trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
-    _write_update(update_path, np.append(retriever.vector() - parent, tail))
-    return TrainingResult(mean_loss, count, time.monotonic() - started)
+    update = np.append(trained - parent, tail)
+    _check_update(update, count, kept)
+    if own is not None and plan.local_epochs > 0:
+        student = {_STUDENT: trained} if plan.start_from == "local" else {}
+        own.keep(round, PersonalState({**kept.arrays, **student}, kept.facts))
+    _write_update(update_path, update)
+    return TrainingResult(mean_loss, count, time.monotonic() - started, depth)
+
+
+def complexity(library_path: Path) -> float:
+    """S_i (pFedRAG, Eq. 3): how complex this site's documents are; all that others need of it."""
+    from daemon.learning.tiering import score
+
+    with Library.open(library_path) as library:
+        return score(library)
+
+
+def depth(spec: RetrieverSpec) -> DepthReport | None:
+    """The tier of this site's personal layer and why it is that one; None before any training."""
+    from daemon.learning.tiering import report_of
+
+    if spec.personal == "none":
+        return None
+    shape = _retriever(spec).shape_manifest.digest
+    return report_of(PersonalStore(Path(spec.personal_folder), shape).newest())
 
 
 @functools.lru_cache(maxsize=1)
@@ -166,6 +209,128 @@ def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
     vector = read_version(versions, digest, retriever.shape_manifest.digest)
     retriever.load_vector(vector)
     return vector
+
+
+def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
+    """Where this site keeps what is its own; None when nothing is."""
+    if plan.start_from == "global" and spec.personal == "none":
+        return None
+    if not spec.personal_folder:
+        raise LearningError(
+            "start_from = 'local' and a personal layer keep something of the site's own between "
+            "rounds, and no folder was given for it"
+        )
+    if plan.start_from == "local" and spec.adapt == "lora_server":
+        raise LearningError(
+            "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
+            "projection on the parent version's factors, which a student has left"
+        )
+    return PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+
+
+def _take_up(
+    retriever: Retriever, before: PersonalState | None, library: Library, plan: TrainingOptions
+) -> None:
+    """The personal layer as the last round left it, or a first one by the site's score."""
+    from daemon.learning.tiers import TieredHeadRetriever
+
+    if isinstance(retriever, TieredHeadRetriever):
+        from daemon.learning import tiering
+
+        if not tiering.take_up(retriever, before):
+            tiering.assign(retriever, library, plan)
+
+
+def _after(
+    library: Library,
+    retriever: Retriever,
+    before: PersonalState | None,
+    pairs: TrainingSet,
+    plan: TrainingOptions,
+    loss: float,
+    seed: int,
+) -> tuple[PersonalState, DepthReport | None]:
+    """What is kept of the site's own, and what its depth scheduler says of the round."""
+    from daemon.learning.tiers import TieredHeadRetriever
+
+    if not isinstance(retriever, TieredHeadRetriever):
+        return PersonalState({}), None
+    from daemon.learning import tiering
+
+    recalls = (
+        _recall(library, retriever, "train", seed) or 0.0,
+        _recall(library, retriever, "valid", seed),
+    )
+    known = tiering.depth_state(before, retriever.tier)
+    state, said = tiering.judge(retriever, known, pairs, recalls, loss, plan, seed)
+    return PersonalState(*tiering.kept(retriever, state, said)), said
+
+
+def _recall(library: Library, retriever: Retriever, split: str, seed: int) -> float | None:
+    """Recall@5 on the pairs of a split, among the passages of training and validation."""
+    from daemon.learning.models import Texts
+    from daemon.learning.tiering import recall_at, rows_by_document
+
+    passages = [*library.passages(split="train"), *library.passages(split="valid")]
+    rows_of = rows_by_document(passages)
+    queries, positives = _usable(library, split, rows_of)
+    asked = Texts(queries, _query_features(library, retriever, queries))
+    told = Texts(
+        [passage.embedding_text for passage in passages],
+        _passage_features(library, retriever, [passage.rowid for passage in passages]),
+    )
+    return recall_at(retriever, asked, told, positives, seed)
+
+
+def _usable(
+    library: Library, split: str, rows_of: dict[str, list[int]]
+) -> tuple[list[str], list[Rows]]:
+    """Queries of a split, and for each the rows of its positives: those that have any."""
+    queries: list[str] = []
+    positives: list[Rows] = []
+    for pair in library.pairs(split):
+        right = [row for document in pair.positives for row in rows_of.get(document, ())]
+        if right:  # a pair whose documents are all held out teaches nothing
+            queries.append(pair.query)
+            positives.append(np.unique(np.array(right, dtype=np.int64)))
+    return queries, positives
+
+
+def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> None:
+    """What others would have to refuse, this site refuses itself; what it keeps, too."""
+    if not all(np.isfinite(values).all() for values in (update, *kept.arrays.values())):
+        raise TrainingError(
+            "training left values that are not finite: lower the learning rate; no update was made"
+        )
+    if num_examples <= 0:
+        raise TrainingError("an update of no example weighs nothing: no update was made")
+
+
+def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> bool:
+    """Decide what personal layer a version answers with; whether that is news."""
+    if spec.personal == "none":
+        return False
+    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+    return store.pin(model_digest)
+
+
+def load_serving(
+    spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes
+) -> None:
+    """Make a version current as it answers: with the personal layer it was indexed with.
+
+    Raises VersionError when the version is missing or damaged, LearningError when the
+    site's personal parameters are; the retriever stays as it was then.
+    """
+    vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
+    if spec.personal != "none":
+        from daemon.learning.tiering import take_up
+        from daemon.learning.tiers import TieredHeadRetriever
+
+        if isinstance(retriever, TieredHeadRetriever):
+            store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+            take_up(retriever, store.serving(model_digest))
+    retriever.load_vector(vector)
 
 
 def _embed_missing(library: Library, retriever: Retriever) -> int:
@@ -195,37 +360,52 @@ def _embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
     return np.array([passage.rowid for passage in passages], dtype=np.int64), vectors
 
 
-def _training_set(library: Library, retriever: Retriever, hard_negatives: int) -> TrainingSet:
-    """The site's pairs with positives and mined negatives among what may be learned from."""
-    from daemon.learning.mining import mine_negatives
+def _training_set(library: Library, retriever: Retriever, plan: TrainingOptions) -> TrainingSet:
+    """The site's pairs with positives and negatives among what may be learned from."""
     from daemon.learning.models import Texts
+    from daemon.learning.tiering import rows_by_document
     from daemon.learning.training import TrainingSet
 
     passages = library.passages(split="train")
-    rows_of: dict[str, list[int]] = {}
-    for row, passage in enumerate(passages):
-        rows_of.setdefault(passage.document_id, []).append(row)
-    queries: list[str] = []
-    positives: list[Rows] = []
-    for pair in library.pairs("train"):
-        right = [row for document in pair.positives for row in rows_of.get(document, ())]
-        if right:  # a pair whose documents are all held out teaches nothing
-            queries.append(pair.query)
-            positives.append(np.unique(np.array(right, dtype=np.int64)))
-
+    queries, positives = _usable(library, "train", rows_by_document(passages))
     asked = Texts(queries, _query_features(library, retriever, queries))
     told = Texts(
         [passage.embedding_text for passage in passages],
         _passage_features(library, retriever, [passage.rowid for passage in passages]),
     )
-    negatives = mine_negatives(
-        retriever.embed_queries(asked.texts, asked.features),
-        retriever.embed_passages(told.texts, told.features),
-        [passage.document_id for passage in passages],
-        positives,
-        hard_negatives,
-    )
-    return TrainingSet(asked, told, positives, negatives)
+    parent = None
+    negatives = [np.empty(0, dtype=np.int64) for _ in positives]
+    if plan.needs_parent and positives:
+        parent = (
+            retriever.embed_queries(asked.texts, asked.features),
+            retriever.embed_passages(told.texts, told.features),
+        )
+        negatives = _negatives(library, passages, queries, positives, parent, plan)
+    return TrainingSet(asked, told, positives, negatives, parent)
+
+
+def _negatives(
+    library: Library,
+    passages: Sequence[Passage],
+    queries: Sequence[str],
+    positives: list[Rows],
+    parent: tuple[Float32, Float32],
+    plan: TrainingOptions,
+) -> list[Rows]:
+    """Hard negatives of each query, as the plan says."""
+    from daemon.learning.mining import candidates_for, filter_ranked, mine_negatives
+
+    count = plan.hard_negatives if plan.negatives != "in_batch" else 0
+    document_ids = [passage.document_id for passage in passages]
+    if plan.negatives != "bm25" or count == 0:
+        return mine_negatives(*parent, document_ids, positives, count)
+    row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
+    ranked = []
+    for query, right in zip(queries, positives, strict=True):
+        found = library.bm25(query, candidates_for(count, right))
+        rows = [row_of[rowid] for rowid, _ in found if rowid in row_of]
+        ranked.append(np.array(rows, dtype=np.int64))
+    return filter_ranked(ranked, parent[1], document_ids, positives, count)
 
 
 def _query_features(

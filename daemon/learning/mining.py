@@ -1,7 +1,7 @@
 """Hard negatives: passages that the parent version takes for an answer and that are none.
 
 A passage is a hard negative of a query when it is among the nearest to it by
-the parent version's embeddings, and
+the parent version's embeddings (or, to warm up, among the best by words), and
 
 - its document is none of the query's positives, nor another part of the same
   answer (``x#1`` beside ``x#0``);
@@ -50,12 +50,40 @@ def mine_negatives(
         stop = start + _QUERIES_AT_ONCE
         similarity = queries[start:stop] @ passages.T  # [<= 256, m]
         for row, right in zip(similarity, positives[start:stop], strict=True):
-            candidates = _nearest(row, count + len(right) + _SPARE)
-            other = ~np.isin(answers[candidates], answers[right])
-            candidates = candidates[other]
-            to_positive = (passages[candidates] @ passages[right].T).max(axis=1)  # [c]
-            mined.append(candidates[to_positive <= NEAR_DUPLICATE][:count])
+            candidates = _nearest(row, candidates_for(count, right))
+            mined.append(_wrong(candidates, passages, answers, right)[:count])
     return mined
+
+
+def filter_ranked(
+    ranked: Sequence[Rows],
+    passages: Float32,
+    document_ids: Sequence[str],
+    positives: Sequence[Rows],
+    count: int,
+) -> list[Rows]:
+    """As `mine_negatives`, from rankings made elsewhere (BM25: PDD-AS2's warm-up).
+
+    ``ranked[i]``: rows of passages for query i, best first.
+    """
+    answers = np.array([answer_of(document) for document in document_ids])
+    return [
+        _wrong(candidates, passages, answers, right)[:count]
+        for candidates, right in zip(ranked, positives, strict=True)
+    ]
+
+
+def candidates_for(count: int, right: Rows) -> int:
+    """How many candidates to rank for ``count`` negatives, since some are excluded."""
+    return count + len(right) + _SPARE
+
+
+def _wrong(candidates: Rows, passages: Float32, answers: NDArray[np.str_], right: Rows) -> Rows:
+    """Those candidates that are no answer to the query, in the order given."""
+    others = candidates[~np.isin(answers[candidates], answers[right])]
+    to_positive = (passages[others] @ passages[right].T).max(axis=1)  # [c]
+    kept: Rows = others[to_positive <= NEAR_DUPLICATE]
+    return kept
 
 
 def _nearest(similarity: Float32, count: int) -> Rows:

@@ -12,10 +12,22 @@ class RetrieverSpec:
 
     ``encoder`` is a Hugging Face hub id or a local path; ``max_tokens`` the
     length at which texts are cut; ``threads`` those torch may use in one worker.
+
+    ``adapt``: what trains, and so what is exchanged: a ``head`` on the frozen
+    encoder, ``lora`` factors of rank ``lora_rank``, all of the encoder (``full``), or
+    its linear layers in full, of which rank ``lora_rank`` is exchanged
+    (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
+
+    ``personal``: a layer of this site's own behind the head (``tiered_head``), which
+    lies in ``personal_folder`` and never leaves it.
     """
 
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
-    adapt: Literal["head", "lora"] = "head"
+    adapt: Literal["head", "lora", "lora_server", "full"] = "head"
     max_tokens: int = 256
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    personal: Literal["none", "tiered_head"] = "none"
+    personal_folder: str = ""

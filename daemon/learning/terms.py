@@ -7,7 +7,7 @@ the daemon's main process receives these from its workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from daemon.versions import ShapeManifest
 from proto import federation_pb2 as pb
@@ -34,6 +34,47 @@ class EvaluationError(LearningError):
 
 
 @dataclass(frozen=True)
+class DepthOptions:
+    """How DATE's depth scheduler and its distillation behave (pFedRAG, Table 8).
+
+    ``window``: rounds T_w; ``stable_rounds`` tau_s above the band for an upgrade,
+    ``low_rounds`` tau_l below it for a downgrade; ``cooling_rounds`` T_cool without
+    a change after one; ``momentum_weight`` w_L of Eq. 4 (w_O is what it lacks to 1).
+    ``kd_temperature`` tau_KD, ``kd_epochs`` and ``kd_learning_rate``: of the
+    distillation from the old tier into the new one. ``complexity_range``: lowest
+    and highest score S_i among the sites (Eq. 5), None while unknown: base.
+    """
+
+    window: int = 5
+    stable_rounds: int = 3
+    low_rounds: int = 4
+    cooling_rounds: int = 5
+    momentum_weight: float = 0.8
+    kd_temperature: float = 3.0
+    kd_epochs: int = 50
+    kd_learning_rate: float = 1e-3
+    complexity_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What becomes of the mean update (`server_side.step`).
+
+    ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
+    (momentum); ``fedadam`` scales that by a running mean of their squares.
+    ``learning_rate`` eta, ``momentum`` beta_1, ``second_momentum`` beta_2 and
+    ``floor`` tau (added to the root: the smaller, the larger the steps of values
+    that hardly move).
+    """
+
+    rule: Literal["fedavg", "fedavgm", "fedadam"] = "fedavg"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    floor: float = 1e-3
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """How a site trains in one round: the part of the plan that concerns learning.
 
@@ -42,6 +83,15 @@ class TrainingOptions:
     ``learning_rate``: AdamW's at the first step; it falls linearly to a tenth.
     ``temperature``: InfoNCE's tau, on cosines.
     ``hard_negatives``: mined passages a pair. ``seed``: of every shuffle and draw.
+
+    ``negatives``: where the hard ones come from: the parent version (``static``),
+    words (``bm25``), or nowhere (``in_batch``). ``random_negatives``: passages a pair
+    drawn anew in each step. ``batches``: of pairs at random or of one neighbourhood.
+    ``distill``: KD-GLE over the pairs or the whole matrix, times ``kd_weight``.
+    ``proximal``: FedProx's mu. ``start_from``: the parent version, or the site's own
+    student of its last round (then the parent only teaches).
+    ``dropout``: of the head's input while it trains. ``weight_decay``: AdamW's.
+    ``weigh``: a site's update counts by its pairs or as much as any other's.
     """
 
     local_epochs: int = 4
@@ -50,6 +100,24 @@ class TrainingOptions:
     temperature: float = 0.05
     hard_negatives: int = 4
     seed: int = 0
+    negatives: Literal["in_batch", "bm25", "static"] = "static"
+    random_negatives: int = 0
+    batches: Literal["random", "topic"] = "random"
+    distill: Literal["none", "pairs", "matrix"] = "none"
+    kd_weight: float = 1.0
+    proximal: float = 0.0
+    start_from: Literal["global", "local"] = "global"
+    dropout: float = 0.0
+    weight_decay: float = 0.0
+    weigh: Literal["num_examples", "uniform"] = "num_examples"
+    server: ServerOptions = ServerOptions()
+    depth: DepthOptions = DepthOptions()
+
+    @property
+    def needs_parent(self) -> bool:
+        """Whether training asks what the parent version makes of the texts."""
+        mined = self.negatives != "in_batch" and self.hard_negatives > 0
+        return mined or self.batches == "topic" or self.distill != "none"
 
     @classmethod
     def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
@@ -80,16 +148,33 @@ class EmbeddingProgress(NamedTuple):
 
 
 @dataclass(frozen=True)
+class DepthReport:
+    """The personal layer after a round: its tier, and why it is that one.
+
+    ``api``: the adaptation performance index (pFedRAG, Eq. 4), None while the
+    history is too short; ``decision``: upgrade, downgrade or none; ``reason`` says
+    it to people.
+    """
+
+    tier: str
+    decision: str
+    api: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class TrainingResult:
     """What the round needs to know of a site's training: never the update itself.
 
     ``mean_loss`` is that of the last epoch (0 when nothing was trained);
-    ``num_examples`` the pairs trained on.
+    ``num_examples`` the pairs trained on. ``depth``: what the depth scheduler saw
+    and did, where the site has a personal layer.
     """
 
     mean_loss: float
     num_examples: int
     seconds: float
+    depth: DepthReport | None = None
 
 
 @dataclass(frozen=True)

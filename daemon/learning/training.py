@@ -1,7 +1,8 @@
 """Training at one site: contrastive learning on its own question-passage pairs.
 
-The loop is `fit`; everything above it says what goes in. A site's update is the
-difference between the parameters after the loop and the parent version's.
+The loop is `fit`; everything above it says what goes in, `losses` what is
+minimised. A site's update is the difference between the shared parameters after
+the loop and the parent version's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
+from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
+from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
 from daemon.learning.models import Retriever, Texts
 from daemon.learning.terms import TrainingError, TrainingOptions
 
+Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 _MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
@@ -32,13 +35,16 @@ class TrainingSet:
     """A site's pairs as rows of two tables of texts.
 
     ``positives[i]``: rows of ``passages`` that answer query i, at least one;
-    ``negatives[i]``: its mined hard negatives, possibly none.
+    ``negatives[i]``: its mined hard negatives, possibly none. ``parent``: what
+    the parent version makes of the queries [n, d] and the passages [m, d], the
+    teacher of KD-GLE and the ground on which batches by topic are found.
     """
 
     queries: Texts
     passages: Texts
     positives: list[Rows]
     negatives: list[Rows]
+    parent: tuple[Float32, Float32] | None = None
 
 
 def fit(
@@ -47,69 +53,71 @@ def fit(
     options: TrainingOptions,
     seed: int,
     on_epoch: Callable[[int, float], None] | None = None,
+    anchor: list[Tensor] | None = None,
 ) -> float:
-    """Train the retriever in place; returns the mean loss of the last epoch (0 for no epoch).
+    """Train the retriever in place; returns the last epoch's mean InfoNCE loss (0: no epoch).
 
-    The same parameters, pairs, options, seed and number of threads give the same
-    bits. ``on_epoch(epoch, mean_loss)`` is called after each epoch, from 1.
-    Raises TrainingError for fewer than two pairs or a loss that is not finite.
+    Distillation and the proximal term are minimised with it but not counted in
+    it: the number stays comparable. ``anchor``: the parent version's shared
+    parameters, to which the proximal term holds; None: as they are now. The same
+    parameters, pairs, options, seed and number of threads give the same bits.
+    ``on_epoch(epoch, mean_loss)`` is called after each epoch, from 1. Raises
+    TrainingError for fewer than two pairs or a loss that is not finite.
     """
     count = len(pairs.positives)
     if options.local_epochs == 0:
         return 0.0
-    if count < _MIN_PAIRS:
-        raise TrainingError(
-            f"this site has {count} usable training pairs, and contrastive learning needs at "
-            f"least {_MIN_PAIRS}: ingest question-passage pairs whose documents are in the library"
-        )
+    _check_enough(count)
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.parameters()
-    # No weight decay: the shared values' zero point is the encoder, not nothing.
-    optimiser = torch.optim.AdamW(parameters, lr=options.learning_rate, weight_decay=0.0)
-    steps = options.local_epochs * len(_batches(np.arange(count), options.batch_size))
+    held = shared_copies(retriever) if anchor is None else anchor
+    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+    optimiser = torch.optim.AdamW(
+        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+    )
+    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, _FINAL_RATE, max(steps - 1, 1))
     content = _content_numbers(pairs.passages)
     mean_loss = 0.0
 
     for epoch in range(1, options.local_epochs + 1):
         losses: list[float] = []
-        order = chance.permutation(count)
-        for batch in _batches(order, options.batch_size):
+        for batch in _batches(pairs, options, chance):
             drawn = np.array([chance.choice(pairs.positives[pair]) for pair in batch])  # [b]
-            mined = [pairs.negatives[pair][: options.hard_negatives] for pair in batch]
-            rows = np.unique(np.concatenate([drawn, *mined]))  # [m] every candidate passage once
-            target = torch.from_numpy(np.searchsorted(rows, drawn))  # [b] column of each positive
+            explicit = _explicit_negatives(pairs, options, batch, chance)
+            rows = np.unique(np.concatenate([drawn, explicit]))  # [m] every candidate once
+            columns = np.searchsorted(rows, drawn)  # [b] where each positive is
             hidden = torch.from_numpy(_also_right(pairs, batch, rows, drawn, content))  # [b, m]
 
             queries = retriever.forward(pairs.queries, batch)  # [b, d] unit rows
             passages = retriever.forward(pairs.passages, rows)  # [m, d] unit rows
-            loss = info_nce(queries, passages, target, hidden, options.temperature)
+            target = torch.from_numpy(columns)
+            contrast = info_nce(queries, passages, target, hidden, options.temperature)
+            loss = contrast
+            if options.distill != "none":
+                local = (queries, passages[target.to(passages.device)])  # [b, d] each
+                teacher = _teacher(pairs, batch, drawn, queries.device)
+                distil = kd_pairs if options.distill == "pairs" else kd_matrix
+                loss = loss + options.kd_weight * distil(local, teacher)
+            if options.proximal:
+                loss = loss + options.proximal * proximal(retriever.shared_parameters(), held)
 
+            _check_finite(loss.item(), epoch)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
             optimiser.step()
             schedule.step()
-            losses.append(_finite(loss.item(), epoch) * len(batch))
+            losses.append(contrast.item() * len(batch))
         mean_loss = sum(losses) / count
         if on_epoch is not None:
             on_epoch(epoch, mean_loss)
     return mean_loss
 
 
-def info_nce(
-    queries: Tensor, passages: Tensor, target: Tensor, hidden: Tensor, temperature: float
-) -> Tensor:
-    """Cross entropy of each query's positive among the batch's passages (a scalar).
-
-    ``queries`` [b, d] and ``passages`` [m, d] have rows of length 1; ``target``
-    [b] names each query's column; ``hidden`` [b, m] is true where a passage is
-    neither the positive nor a negative of that query. Source: van den Oord et
-    al. 2018, equation 4, on cosines divided by ``temperature``.
-    """
-    scores = queries @ passages.T / temperature  # [b, m]
-    scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)
-    return functional.cross_entropy(scores, target.to(scores.device))
+def shared_copies(retriever: Retriever) -> list[Tensor]:
+    """The shared parameters as they are now, for the proximal term to hold to."""
+    return [value.detach().clone() for value in retriever.shared_parameters()]
 
 
 def training_seed(seed: int, round_number: int, site: str) -> int:
@@ -121,12 +129,53 @@ def training_seed(seed: int, round_number: int, site: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
-def _batches(order: Rows, size: int) -> list[Rows]:
-    """Runs of ``size`` pairs; a lone last one, which would lack negatives, joins the one before."""
-    parts = [order[start : start + size] for start in range(0, len(order), size)]
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [np.concatenate(parts[-2:])]
-    return parts
+def _check_enough(count: int) -> None:
+    if count < _MIN_PAIRS:
+        raise TrainingError(
+            f"this site has {count} usable training pairs, and contrastive learning needs at "
+            f"least {_MIN_PAIRS}: ingest question-passage pairs whose documents are in the library"
+        )
+
+
+def _batches(
+    pairs: TrainingSet, options: TrainingOptions, chance: np.random.Generator
+) -> list[Rows]:
+    """One epoch's batches: every pair in exactly one."""
+    if options.batches == "topic":
+        points = pair_points(*_parent(pairs), pairs.positives)
+        return topic_batches(points, options.batch_size, chance)
+    return random_batches(len(pairs.positives), options.batch_size, chance)
+
+
+def _explicit_negatives(
+    pairs: TrainingSet, options: TrainingOptions, batch: Rows, chance: np.random.Generator
+) -> Rows:
+    """Rows of the batch's mined negatives, and of passages drawn at random beside them."""
+    mined = [pairs.negatives[pair][: options.hard_negatives] for pair in batch]
+    if options.random_negatives:
+        count = options.random_negatives * len(batch)
+        mined.append(chance.integers(len(pairs.passages.texts), size=count))
+    return np.concatenate(mined).astype(np.int64)
+
+
+def _parent(pairs: TrainingSet) -> tuple[Float32, Float32]:
+    if pairs.parent is None:
+        raise TrainingError(
+            "batches by topic and distillation need what the parent version makes of the texts: "
+            "a bug"
+        )
+    return pairs.parent
+
+
+def _teacher(
+    pairs: TrainingSet, batch: Rows, drawn: Rows, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The global model's view of a batch: queries [b, d] and their positives [b, d]."""
+    queries, passages = _parent(pairs)
+    return (
+        torch.from_numpy(queries[batch]).to(device),
+        torch.from_numpy(passages[drawn]).to(device),
+    )
 
 
 def _also_right(
@@ -152,10 +201,9 @@ def _content_numbers(texts: Texts) -> Rows:
     )
 
 
-def _finite(loss: float, epoch: int) -> float:
+def _check_finite(loss: float, epoch: int) -> None:
     if not math.isfinite(loss):
         raise TrainingError(
             f"the training loss became {loss} in epoch {epoch}: lower the learning rate or raise "
             "the temperature; no update was made"
         )
-    return loss

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.learning.evaluation import Metrics, evaluate_rankings
+from daemon.learning.jobs import load_serving
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.answering import Answered, OpenVersion
 from daemon.retrieval.index import load_index
 from daemon.retrieval.library import Library, LibraryCounts
 from daemon.retrieval.search import reciprocal_rank_fusion
-from daemon.versions import read_version
 
 if TYPE_CHECKING:
     from daemon.learning.models import Retriever
@@ -63,12 +63,15 @@ def open_version(
     """
     global _open
     retriever = _retriever(spec)
-    vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
     index = load_index(index_path, model_digest)
     library = Library.open(library_path, read_only=True)
-    # Last and without a way to fail (the vector is verified): the encoder is
-    # shared with the version before, its parameters are what changes.
-    retriever.load_vector(vector)
+    # Last, all of it or nothing: the encoder is shared with the version before,
+    # its parameters are what changes.
+    try:
+        load_serving(spec, retriever, versions, model_digest)
+    except BaseException:
+        library.close()
+        raise
     previous, _open = _open, OpenVersion(retriever, index, library, model_digest)
     if previous is not None:
         previous.library.close()

@@ -1,0 +1,57 @@
+"""Trainable parameters as one flat vector, and starting values that are the same everywhere."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from daemon.versions import ShapeManifest
+
+Float32 = NDArray[np.float32]
+
+_START_SEED = 0x48414E5345  # "HANSE"; part of the family: changing it needs a new version name
+
+
+class Parameters:
+    """Named trainable parameters as one flat vector, in the order of their names."""
+
+    def __init__(self, family: str, named: dict[str, nn.Parameter]) -> None:
+        self.named = dict(sorted(named.items()))
+        self.manifest = ShapeManifest(
+            family=family,
+            groups=tuple((name, tuple(value.shape)) for name, value in self.named.items()),
+        )
+
+    def load(self, vector: Float32) -> None:
+        """Make a flat vector [D] the current values; VersionError if it has another length."""
+        parts = self.manifest.split(np.asarray(vector, dtype=np.float32))
+        with torch.no_grad():
+            for name, value in self.named.items():
+                # A copy: training must not write into the caller's array.
+                value.copy_(torch.from_numpy(parts[name].copy()))
+
+    def flat(self) -> Float32:
+        """The current values as one flat vector [D] (a copy)."""
+        values = [value.detach().cpu().numpy().reshape(-1) for value in self.named.values()]
+        return np.concatenate(values).astype(np.float32)
+
+    def values(self) -> list[nn.Parameter]:
+        """The parameters themselves, in vector order."""
+        return list(self.named.values())
+
+
+def uniform(shape: tuple[int, ...], bound: float, *, stream: int) -> Float32:
+    """Uniform values in [-bound, bound), the same bits everywhere.
+
+    The top 24 bits of each raw 64-bit word are an exact float32; scaling by a
+    power of two is exact and the last product is one correctly rounded IEEE
+    operation, so nothing depends on a library's sampling code.
+    """
+    raw = np.random.Philox(key=[_START_SEED, stream]).random_raw(math.prod(shape))
+    integers = (raw >> np.uint64(40)).astype(np.int64) - (1 << 23)  # [-2^23, 2^23)
+    unit = integers.astype(np.float32) * np.float32(2.0**-23)  # [-1, 1), exact
+    return (unit * np.float32(bound)).reshape(shape)
