@@ -157,7 +157,9 @@ class AttemptWork:
         elif name.kind == pb.ENCRYPTED_PRODUCTS:
             await asyncio.to_thread(blob.path.replace, self._products_path)
             held.products_digest = blob.digest
-        elif not held.sum_digest:  # the first is the only one: what is claimed does not change
+        elif held.sum_digest:  # two at once: the first is the one, and is not changed any more
+            await asyncio.to_thread(blob.path.unlink, missing_ok=True)
+        else:
             held.sum_digest = blob.digest
             await asyncio.to_thread(blob.path.replace, self._sum_path)
             await self._feed(do.SumArrived(name.round, name.attempt, blob.digest))
