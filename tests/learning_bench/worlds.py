@@ -69,7 +69,7 @@ class Test:
         return question.positives | (question.elsewhere if self.corpus else frozenset())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class World:
     """A data set made ready: per site a library, and the tests.
 
@@ -103,7 +103,11 @@ class _Source:
 
 
 def medquad(
-    data: Path, cache_folder: Path, sites: Sequence[str] = (), subset: str = "medquad"
+    data: Path,
+    cache_folder: Path,
+    spec: RetrieverSpec,
+    sites: Sequence[str] = (),
+    subset: str = "medquad",
 ) -> World:
     """The institutions of MedQuAD, or some of them; nothing is embedded yet."""
     root = data / subset
@@ -117,11 +121,14 @@ def medquad(
     if asked[SYNONYMS]:
         tests[SYNONYMS] = Test(asked[SYNONYMS])
     files = [path for site in chosen for path in sorted((root / site).iterdir())]
-    return _made(subset, cache_folder, sources, tests, files)
+    return _made((subset, cache_folder, spec), sources, tests, files)
 
 
-def fede4fin(data: Path, cache_folder: Path) -> World:
+def fede4fin(
+    data: Path, cache_folder: Path, spec: RetrieverSpec, sites: Sequence[str] = ()
+) -> World:
     """The five companies of FedE4FIN; the questions are FinanceBench's, of its corpus."""
+    del sites  # those of MedQuAD are chosen
     root = data / "fede4fin"
     chosen = tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
     sources = {site: _fede4fin_site(root / site, site) for site in chosen}
@@ -136,7 +143,7 @@ def fede4fin(data: Path, cache_folder: Path) -> World:
     files = [*(root / site / "pairs_train.jsonl" for site in chosen), *pages, asked]
     tests = {"test": Test(questions, _FILINGS)}
     corpus = {_FILINGS: _Source(_pages(pages, inside), (), {})}
-    return _made("fede4fin", cache_folder, sources, tests, files, corpus)
+    return _made(("fede4fin", cache_folder, spec), sources, tests, files, corpus)
 
 
 def embed(world: World, spec: RetrieverSpec, told: Told) -> None:
@@ -287,14 +294,14 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _made(
-    name: str,
-    cache_folder: Path,
+    what: tuple[str, Path, RetrieverSpec],
     sources: dict[str, _Source],
     tests: dict[str, Test],
     files: Sequence[Path],
     corpora: dict[str, _Source] | None = None,
 ) -> World:
-    outer = hashlib.sha256(f"{_FORMAT}\0{PASSAGE_TOKENS}\0".encode())
+    name, cache_folder, spec = what
+    outer = hashlib.sha256(f"{_FORMAT}\0{PASSAGE_TOKENS}\0".encode() + encoder_of(spec).digest)
     for path in files:
         outer.update(f"{path.parent.name}/{path.name}\0".encode() + _digest(path))
     digest = outer.hexdigest()[:16]
@@ -306,9 +313,8 @@ def _made(
     everything = {**sources, POOLED: _Source(documents, pairs, {}), **(corpora or {})}
     for site, source in everything.items():
         if not (folder / f"{site}.whole").exists():
-            jobs.ingest(
-                RetrieverSpec(), world.library(site), source.documents, source.pairs, PASSAGE_TOKENS
-            )
+            world.library(site).unlink(missing_ok=True)
+            jobs.ingest(spec, world.library(site), source.documents, source.pairs, PASSAGE_TOKENS)
             (folder / f"{site}.whole").touch()
     return world
 
