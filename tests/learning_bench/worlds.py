@@ -151,7 +151,7 @@ def embed(world: World, spec: RetrieverSpec, told: Told) -> None:
 
     Done in slices of 256 texts that stay: an interrupted run goes on where it was.
     """
-    known: dict[str, Float32] = {}
+    known = _known_elsewhere(world, spec)
     smallest_first = sorted(world.sites, key=lambda site: world.library(site).stat().st_size)
     for name in dict.fromkeys((*smallest_first, *world.libraries)):
         asked = [
@@ -175,6 +175,21 @@ def embed(world: World, spec: RetrieverSpec, told: Told) -> None:
 def encoder_of(spec: RetrieverSpec) -> Encoder:
     """The frozen encoder, loaded once a process."""
     return jobs._retriever(spec).encoder
+
+
+def _known_elsewhere(world: World, spec: RetrieverSpec) -> dict[str, Float32]:
+    """Features in other worlds' libraries: the same sites, in another selection."""
+    known: dict[str, Float32] = {}
+    for path in sorted(world.folder.parent.glob(f"{world.name.split('_')[0]}*/*.sqlite")):
+        if path.parent != world.folder and path.with_suffix(".whole").exists():
+            with Library.open(path, read_only=True) as library:
+                labels, vectors = library.features(encoder_of(spec).digest)
+                texts = library.passages_by_rowid(labels.tolist())
+            known |= {
+                texts[label].embedding_text: vector
+                for label, vector in zip(labels.tolist(), vectors, strict=True)
+            }
+    return known
 
 
 def _copy_known(library: Library, spec: RetrieverSpec, known: dict[str, Float32]) -> None:
