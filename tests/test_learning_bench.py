@@ -45,7 +45,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for site, words in TOPICS.items():
         folder = root / site
         folder.mkdir(parents=True)
-        documents, pairs = [], {"train": [], "valid": [], "test": []}
+        documents: list[dict[str, str]] = []
+        pairs: dict[str, list[dict[str, object]]] = {"train": [], "valid": [], "test": []}
         for number, word in enumerate(words):
             for split in ("train", "test"):
                 name = f"{site}/{split}{number}#0"
