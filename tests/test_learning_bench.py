@@ -52,7 +52,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 name = f"{site}/{split}{number}#0"
                 text = f"{word} {split} says what {word} number {number} does."
                 documents.append({"id": name, "title": word, "text": text, "split": split})
-                pair = {"query": f"what is {word} {split}", "doc_id": name, "positives": [name]}
+                pair: dict[str, object] = {
+                    "query": f"what is {word} {split}",
+                    "doc_id": name,
+                    "positives": [name],
+                }
                 pairs[split].append(pair)
         # A question that another site answers, too: shared by all three.
         pairs["train"].append(

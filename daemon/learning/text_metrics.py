@@ -132,7 +132,8 @@ def perplexity(model: Any, tokenizer: Any, texts: Sequence[str], *, max_tokens: 
 
 
 def _sacrebleu(answers: Sequence[str], references: Sequence[str], scores: TextScores) -> None:
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF()), ("chrf++", CHRF(word_order=2))):
         scores.corpus[name] = float(metric.corpus_score(list(answers), [list(references)]).score)
