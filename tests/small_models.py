@@ -63,7 +63,7 @@ class Letters:
     """A tokenizer of single characters, for small causal models made on the spot."""
 
     def __init__(self) -> None:
-        signs = [*string.ascii_lowercase, *string.ascii_uppercase, *string.digits, *" .,?!'-:\n"]
+        signs = [*string.ascii_letters, *string.digits, *" .,?!'-:\n"]
         vocabulary = {sign: n for n, sign in enumerate(["<pad>", "<s>", "</s>", "<unk>", *signs])}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

@@ -107,6 +107,9 @@ def test_other_sites_answers_count_only_where_they_can_be_found(world: worlds.Wo
         asked = "what does north say"
         (alone,) = [pair for pair in own.pairs("train") if pair.query == asked]
         (pooled,) = [pair for pair in all_.pairs("train") if pair.query == asked]
+    question = worlds.Question("north", asked, frozenset({"a"}), elsewhere=frozenset({"b"}))
+    assert world.tests["test"].right(question) == {"a"}
+    assert world.tests["pooled"].right(question) == {"a", "b"}
     assert alone.positives == ("north/train0#0",)
     assert pooled.positives == tuple(f"{s}/train0#0" for s in ("north", "south", "west"))
 

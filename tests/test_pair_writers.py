@@ -17,10 +17,10 @@ from daemon.learning.pair_jobs import PairPlan, build_pairs
 from daemon.learning.pairs import made
 from daemon.learning.pairs.made import PairError
 from daemon.learning.pairs.writers import LocalModel, LocalServer
-from daemon.learning.pairs.writing import written
+from daemon.learning.pairs.writing import queries_of
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.documents import Document
-from daemon.retrieval.library import Library, Passage
+from daemon.retrieval.library import Library
 from daemon.retrieval.passages import SentenceSplitter
 from tests.small_models import Letters, small_encoder
 
@@ -180,20 +180,15 @@ def test_written_queries_take_the_round_trip_and_stay_with_what_may_be_learned(
 # ---- in this process --------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_small_model_trained_on_the_spot_writes_queries(tmp_path: Path) -> None:
     """A real causal model, taught to ask about two passages, loaded from its folder."""
-    passages = [
-        Passage(n, f"d{n}#p", f"d{n}", "", f"{word} is it.")
-        for n, word in enumerate(("gout", "acne"))
-    ]
-    wanted = {p.document_id: f"what is {p.text.split()[0]}" for p in passages}
-    folder = _taught(tmp_path / "model", [(p, wanted[p.document_id]) for p in passages])
-    writer = LocalModel.load(folder, new_tokens=24)
-    pairs = written(passages, writer, count=1)
-    assert {pair.documents[0]: pair.query for pair in pairs} == wanted
-    with pytest.raises(PairError, match="room for"):
-        list(LocalModel.load(folder, new_tokens=24).write(["x" * 2000]))
+    lessons = {"gout hurts": "1. what does hurt so", "acne itches": "1. what may itch\n2. why"}
+    writer = LocalModel.load(_taught(tmp_path / "model", lessons), new_tokens=24)
+    replies = list(writer.write(list(lessons)))
+    assert replies == list(lessons.values()), "the prompt is cut off, the end is the end"
+    assert [queries_of(reply) for reply in replies] == [["what does hurt so"], ["what may itch"]]
+    with pytest.raises(PairError, match="room for 40"):
+        list(writer.write(["x" * 41]))
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
@@ -201,14 +196,12 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
         LocalModel.load(tmp_path)
 
 
-def _taught(folder: Path, lessons: list[tuple[Passage, str]]) -> Path:
-    """Train a GPT-2 of 60,000 weights until it answers each prompt by heart; its folder."""
-    from daemon.learning.pairs.writing import prompt
-
+def _taught(folder: Path, lessons: dict[str, str]) -> Path:
+    """Train a GPT-2 of 20,000 weights until it answers each prompt by heart; its folder."""
     tokenizer = Letters().tokenizer
     config = GPT2Config(
         vocab_size=len(tokenizer),
-        n_positions=640,
+        n_positions=64,
         n_embd=32,
         n_layer=1,
         n_head=2,
@@ -217,10 +210,10 @@ def _taught(folder: Path, lessons: list[tuple[Passage, str]]) -> Path:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = GPT2LMHeadModel(config)
+        model = GPT2LMHeadModel(config).eval()  # without dropout
         rows, labels = [], []
-        for passage, reply in lessons:
-            start = [tokenizer.bos_token_id, *tokenizer(prompt(passage, count=1))["input_ids"]]
+        for asked, reply in lessons.items():
+            start = [tokenizer.bos_token_id, *tokenizer(asked)["input_ids"]]
             end = [*tokenizer(reply)["input_ids"], tokenizer.eos_token_id]
             rows.append(torch.tensor(start + end))
             labels.append(torch.tensor([-100] * len(start) + end))
@@ -228,13 +221,13 @@ def _taught(folder: Path, lessons: list[tuple[Passage, str]]) -> Path:
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in rows], True)
         target = torch.nn.utils.rnn.pad_sequence(labels, True, padding_value=-100)
-        for _ in range(400):
+        for _ in range(300):
             loss = model(input_ids=padded, attention_mask=mask, labels=target).loss
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             if loss.item() < 0.02:
                 break
-    model.eval().save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     return folder

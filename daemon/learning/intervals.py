@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.learning.evaluation import Judged
 from daemon.learning.terms import EvaluationError
 
 Float64 = NDArray[np.float64]
@@ -81,6 +82,11 @@ def paired_bootstrap(
         )
     difference = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
     return bootstrap(difference, resamples=resamples, level=level, seed=seed)
+
+
+def figures_of(judged: Judged, *, seed: int = 0) -> dict[str, Interval]:
+    """Every metric of a judgement with its interval, as an operator is shown them."""
+    return {name: bootstrap(values, seed=seed) for name, values in judged.scores.items()}
 
 
 def resampled_means(values: Float64, resamples: int, seed: int) -> Float64:
