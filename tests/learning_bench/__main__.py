@@ -22,7 +22,7 @@ from daemon.learning.spec import RetrieverSpec
 from tests.learning_bench import cells, report, worlds
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.learning import Part
-from tests.learning_bench.recipes import CURVE_RECIPES, HELD_OUT_RECIPES, RECIPES
+from tests.learning_bench.recipes import CURVE_RECIPES, HELD_OUT_RECIPES, RECIPES, Recipe
 from tests.learning_bench.worlds import World
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +35,11 @@ def plan(world: World, seeds: Sequence[int], shares: Sequence[float]) -> Iterato
     """Every cell of a world's tables, the most telling ones first."""
     for seed in seeds:
         whole = Part(world.sites, seed=seed)
-        for recipe in RECIPES:
+        for recipe in _fitting(RECIPES, world):
             if recipe.learns or seed == seeds[0]:
                 yield Work(world, recipe, whole)
         for share in shares:
-            for recipe in CURVE_RECIPES:
+            for recipe in _fitting(CURVE_RECIPES, world):
                 yield Work(world, recipe, Part(world.sites, share, seed))
         for site in world.sites:
             others = tuple(other for other in world.sites if other != site)
@@ -47,6 +47,10 @@ def plan(world: World, seeds: Sequence[int], shares: Sequence[float]) -> Iterato
             if any(q.site == site for test in world.tests.values() for q in test.questions):
                 for recipe in HELD_OUT_RECIPES:
                     yield Work(world, recipe, Part(others, seed=seed), held_out=site)
+
+
+def _fitting(recipes: Sequence[Recipe], world: World) -> list[Recipe]:
+    return [recipe for recipe in recipes if world.sites_ask or not recipe.personal]
 
 
 def run(

@@ -57,6 +57,10 @@ class Recipe(Protocol):
         """False: the outcome depends on neither pairs nor seed."""
 
     @property
+    def personal(self) -> bool:
+        """Each site asks a model of its own: makes no sense where questions are nobody's."""
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Every choice that decides the outcome; finished cells are found by it."""
 
@@ -72,6 +76,7 @@ class Bm25:
 
     name: str = "BM25"
     learns: bool = False
+    personal: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -92,6 +97,7 @@ class Vanilla:
 
     name: str = "vanilla encoder"
     learns: bool = False
+    personal: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -114,6 +120,7 @@ class Federated:
     name: str = "FedAvg"
     training: Training = field(default_factory=Training)
     learns: bool = True
+    personal: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -136,6 +143,7 @@ class Centralised:
     name: str = "centralised"
     training: Training = field(default_factory=Training)
     learns: bool = True
+    personal: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -163,6 +171,11 @@ class Alone:
     which: str = "each"
     training: Training = field(default_factory=Training)
     learns: bool = True
+
+    @property
+    def personal(self) -> bool:
+        """See `Recipe`."""
+        return self.which == "each"
 
     @property
     def identity(self) -> dict[str, Any]:

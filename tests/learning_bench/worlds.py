@@ -89,6 +89,11 @@ class World:
         return self.folder / f"{site}.sqlite"
 
     @property
+    def sites_ask(self) -> bool:
+        """Whether questions are the sites' own, so that each can be asked of its own model."""
+        return any(q.site for test in self.tests.values() for q in test.questions)
+
+    @property
     def libraries(self) -> tuple[str, ...]:
         """Every library, the sites' first: what others hold as well is not encoded again."""
         others = (self.central, *(test.corpus for test in self.tests.values() if test.corpus))
