@@ -16,7 +16,7 @@ from daemon.learning.models import Texts
 from daemon.learning.pair_jobs import PairPlan, build_pairs
 from daemon.learning.pairs import made
 from daemon.learning.pairs.cloze import inverse_cloze, keywords, titles
-from daemon.learning.pairs.made import Made, PairError, merged, with_made
+from daemon.learning.pairs.made import Made, PairError, learnable, merged, with_made
 from daemon.learning.pairs.negatives import hard_and_random
 from daemon.learning.pairs.round_trip import round_trip
 from daemon.learning.pairs.writing import DOMAINS, prompt, queries_of
@@ -99,6 +99,13 @@ def test_what_asks_the_same_is_one_pair_with_all_its_texts() -> None:
     other = Made("what is gout?", ("y", "x"), ("b", "c"), "llm")
     (pair,) = merged([one, other])
     assert (pair.query, pair.texts, pair.documents) == ("What is gout?", ("x", "y"), ("a", "b"))
+
+
+def test_a_document_that_is_gone_or_put_aside_is_no_longer_learned_from() -> None:
+    both = Made("q", ("x", "y"), ("a", "b"), "title")
+    gone = Made("r", ("z",), ("b",), "title")
+    assert learnable([both, gone], {"a", "c"}) == [Made("q", ("x",), ("a",), "title")]
+    assert learnable([both, gone], {"a", "b"}) == [both, gone]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import nltk
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nltk.corpus.reader.wordnet import WordNetCorpusReader
+from nltk.corpus.util import LazyCorpusLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.learning.terms import EvaluationError
@@ -101,19 +102,6 @@ def test_an_empty_answer_is_the_worst_and_an_empty_reference_is_refused() -> Non
 # ---- what is not there ----------------------------------------------------------------------
 
 
-def scored_elsewhere(program: str, **environment: str) -> str:
-    """What a fresh interpreter prints: nltk reads its data folders once."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from daemon.learning.text_metrics import score_texts\n" + program],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
 def write_wordnet(folder: Path) -> None:
     """The smallest WordNet that nltk opens: one noun synset, car and auto."""
     corpus = folder / "corpora" / "wordnet"
@@ -130,28 +118,34 @@ def write_wordnet(folder: Path) -> None:
     (corpus / "index.noun").write_text("auto n 1 0 1 0 00000000  \ncar n 1 0 1 0 00000000  \n")
 
 
-@pytest.mark.slow
-def test_meteor_is_left_out_without_wordnet_and_knows_synonyms_with_it(tmp_path: Path) -> None:
-    program = (
-        "s = score_texts(['my auto is red'], ['my car is red'])\n"
-        "print(s.missing.get('meteor', '')[:7], s.each.get('meteor', [-1])[0])"
-    )
-    assert scored_elsewhere(program, NLTK_DATA=str(tmp_path), HOME=str(tmp_path)) == "WordNet -1"
+@pytest.mark.filterwarnings("ignore:The multilingual functions")
+def test_meteor_is_left_out_without_wordnet_and_knows_synonyms_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    fresh = LazyCorpusLoader("wordnet", WordNetCorpusReader, None)
+    monkeypatch.setattr(nltk.corpus, "wordnet", fresh)
+    answers, references = ["my auto is red"], ["my car is red"]
+    without = score_texts(answers, references)
+    assert "meteor" not in without.means()
+    assert "NLTK_DATA" in without.missing["meteor"]
     write_wordnet(tmp_path)
-    value = float(scored_elsewhere(program, NLTK_DATA=str(tmp_path), HOME=str(tmp_path)))
     # All four words match in one chunk: F = 1, penalty 0.5 * (1 / 4)^3.
-    assert value == pytest.approx(1 - 0.5 * (1 / 4) ** 3)
+    expected = 1 - 0.5 * (1 / 4) ** 3
+    assert score_texts(answers, references).means()["meteor"] == pytest.approx(expected)
+    # Three of four and no synonym: P = R = F = 3/4, two chunks: penalty 0.5 * (2 / 3)^3.
+    other = score_texts(["my bike is red"], references).means()["meteor"]
+    assert other == pytest.approx(3 / 4 * (1 - 0.5 * (2 / 3) ** 3))
 
 
-@pytest.mark.slow
-def test_a_library_that_is_not_installed_leaves_out_its_figures_alone() -> None:
-    program = (
-        "import sys; sys.modules['jiwer'] = None\n"
-        "s = score_texts(['a b'], ['a b'])\n"
-        "print(sorted(n for n in s.missing if n != 'meteor'), s.missing['wer'], 'bleu' in s.corpus)"
-    )
-    told = scored_elsewhere(program)
-    assert told == "['cer', 'wer'] jiwer is not installed: pip install 'hanse[eval]' True"
+def test_a_library_that_is_not_installed_leaves_out_its_figures_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    scores = score_texts(["a b"], ["a b"])
+    assert {name for name in scores.missing if name != "meteor"} == {"wer", "cer"}
+    assert "hanse[eval]" in scores.missing["wer"]
+    assert "bleu" in scores.corpus
 
 
 # ---- perplexity -------------------------------------------------------------------------------

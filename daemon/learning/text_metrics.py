@@ -174,4 +174,6 @@ def _meteor(answers: Sequence[str], references: Sequence[str], scores: TextScore
         ([w.lower() for w in _WORD.findall(a)], [w.lower() for w in _WORD.findall(r)])
         for a, r in zip(answers, references, strict=True)
     ]
-    scores.each["meteor"] = np.array([float(meteor_score([r], a)) for a, r in words])
+    scores.each["meteor"] = np.array(
+        [float(meteor_score([r], a, wordnet=wordnet)) for a, r in words]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -95,6 +95,21 @@ def read(path: Path) -> list[Made]:
     if not sound:
         raise PairError(f"{path} is cut short or of another format: make the pairs again")
     return made
+
+
+def learnable(made: Iterable[Made], documents: Set[str]) -> list[Made]:
+    """The pairs with what is left of them when only ``documents`` may be learned from.
+
+    To be asked before every training: a document may have been taken away, or been
+    put aside for testing, since its pairs were made.
+    """
+    left: list[Made] = []
+    for pair in made:
+        rows = [n for n, document in enumerate(pair.documents) if document in documents]
+        if rows:
+            texts, sources = ([values[n] for n in rows] for values in (pair.texts, pair.documents))
+            left.append(replace(pair, texts=tuple(texts), documents=tuple(sources)))
+    return left
 
 
 def with_made(
