@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from crypto.parameters import choose_parameters
+from crypto.quantize import FRACTION_INTEGERS
+from daemon.learning import jobs
 from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import TrainingOptions
 from daemon.retrieval.library import Library
+from peers.vectors import largest_size
 from tests.learning_bench import __main__ as bench
 from tests.learning_bench import cells, report, worlds
 from tests.learning_bench.cells import Work
 from tests.learning_bench.corpora import corpus_at
-from tests.learning_bench.learning import Part, central_library, libraries_of
+from tests.learning_bench.learning import (
+    Part,
+    Training,
+    _copy,
+    _set_aside,
+    central_library,
+    federate,
+    libraries_of,
+    retriever_of,
+)
 from tests.learning_bench.recipes import RECIPES
 from tests.small_models import small_encoder
 
@@ -140,6 +155,42 @@ def test_a_share_of_the_pairs_is_the_same_for_everyone_who_trains(
         assert not any("west" in p.document_id for p in library.passages()), "it takes no part"
     with Library.open(world.library("north")) as library:
         assert len(library.pairs("train")) == 5, "the copy was cut, not the library"
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_round_is_the_mean_of_what_the_sites_trained(
+    world: worlds.World, spec: RetrieverSpec, tmp_path: Path, weighted: bool
+) -> None:
+    part = Part(("north", "south"), seed=5)
+    libraries = libraries_of(world, part, tmp_path)
+    with Library.open(world.library("south"), read_only=True) as library:
+        few = [pair.query for pair in library.pairs("train")][:2]
+    libraries["south"] = _copy(world.library("south"), tmp_path / "few.sqlite")
+    _set_aside(libraries["south"], set(few))
+    training = Training(rounds=1, weighted=weighted, options=TrainingOptions(local_epochs=2))
+    learned = federate(libraries, spec, training, 5, tmp_path)
+
+    versions = tmp_path / "apart"
+    parent = jobs.write_initial_version(spec, versions)
+    updates, weights = [], []
+    for site, library_path in libraries.items():
+        out, options = tmp_path / f"{site}.npy", replace(training.options, seed=5)
+        result = jobs.train(spec, library_path, versions, parent, options, 1, site, out)
+        updates.append(np.load(out)[:-1])
+        weights.append(float(result.num_examples) if weighted else 1.0)
+        alone = federate({site: library_path}, spec, training, 5, tmp_path / site)
+        start = retriever_of(spec).initial_vector()
+        np.testing.assert_allclose(alone.vector, start + updates[-1], rtol=1e-6, atol=1e-7)
+    assert weights == ([5.0, 2.0] if weighted else [1.0, 1.0])
+    mean = np.average(updates, axis=0, weights=weights) + retriever_of(spec).initial_vector()
+    largest = max(np.abs(update).max() for update in updates)
+    np.testing.assert_allclose(learned.vector, mean, atol=4 * largest * 2.0**-15)
+    assert np.abs(mean - retriever_of(spec).initial_vector()).max() > 100 * largest * 2.0**-15
+    parameters = choose_parameters(2, training.bits)
+    values = learned.trained_values + FRACTION_INTEGERS
+    block = parameters.seeded_block + 4
+    assert 0 <= learned.update_bytes - parameters.packing.blocks(values) * block < 64
+    assert learned.round_bytes < learned.update_bytes + largest_size(parameters, values)
 
 
 @pytest.mark.slow
