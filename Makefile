@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance attacks sim fuzz lint format bench bench-poisoning proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -68,6 +68,12 @@ bench: $(INSTALLED) ## measure; figures go to docs/results/bench.jsonl
 bench-poisoning: $(INSTALLED) ## poison updates on real questions, with and without robust rules
 	@$(BIN)/python -m tests.benchmarks.poisoning $(ARGS)
 
+# Finished cells and the encoder's features stay in the cache (CACHE=..., default
+# ~/.cache/hanse-learning-bench), so it can be interrupted and taken up again.
+DATA ?= ../shared/data
+bench-learning: $(INSTALLED) ## compare recipes on real data (DATA=../shared/data QUICK=1 CACHE=...)
+	@QUICK=$(QUICK) $(BIN)/python -m tests.learning_bench --data $(DATA) $(if $(CACHE),--cache $(CACHE)) $(ARGS)
+
 proto: $(INSTALLED) ## write the generated code of proto/*.proto again
 	@$(BIN)/python -m tests.test_wire
 
@@ -95,7 +101,7 @@ lock: ## renew requirements.lock
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(PYTHON) -m venv "$$folder/venv"; \
 	"$$folder/venv/bin/python" -m pip --disable-pip-version-check install -qq \
-	  '.[dev,offline-model]' setuptools wheel pybind11; \
+	  '.[dev,offline-model,eval]' setuptools wheel pybind11; \
 	{ sed -n '/^#/p; /^#/!q' requirements.lock; \
 	  "$$folder/venv/bin/python" -m pip freeze --all --exclude pip --exclude hanse \
 	    | sed -E 's/\+[a-z0-9.]+$$//' | grep -vE '^(nvidia-|cuda-|triton)'; } > "$$folder/lock"; \

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -57,3 +57,21 @@ def small_encoder(
         model = BertModel(config)
     model.save_pretrained(folder, safe_serialization=True)
     return folder
+
+
+class Letters:
+    """A tokenizer of single characters, for small causal models made on the spot."""
+
+    def __init__(self) -> None:
+        signs = [*string.ascii_letters, *string.digits, *" .,?!'-:\n"]
+        vocabulary = {sign: n for n, sign in enumerate(["<pad>", "<s>", "</s>", "<unk>", *signs])}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        self.tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            pad_token="<pad>",
+            bos_token="<s>",
+            eos_token="</s>",
+            unk_token="<unk>",
+        )

@@ -307,6 +307,12 @@ def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> No
     assert judged.dense.recall_at_10 == 1.0  # four documents: all are among the first ten
     assert 0.25 <= judged.dense.mrr_at_10 <= 1.0
     assert judged.model_digest == opened.digest
+    assert set(judged.figures) == {"dense", "bm25", "fused"}
+    for metrics, name in ((judged.dense, "dense"), (judged.fused, "fused")):
+        figure = judged.figures[name]["mrr@10"]
+        assert figure.mean == metrics.mrr_at_10
+        assert figure.low <= figure.mean <= figure.high
+        assert judged.figures[name]["hit@1"].mean == metrics.hit_at_1
     newer = opened.other_version()
     opened.open(newer, opened.indexed(newer))
     assert jobs.evaluate("test").model_digest == newer

@@ -43,6 +43,10 @@ HOMES = {
     "peft": ("daemon/learning/",),
     "tokenizers": ("daemon/learning/",),
     "ir_measures": ("daemon/learning/", "daemon/retrieval/"),
+    "sacrebleu": ("daemon/learning/",),
+    "rouge_score": ("daemon/learning/",),
+    "jiwer": ("daemon/learning/",),
+    "nltk": ("daemon/learning/",),
     "grpc": (
         "proto/",
         "peers/transport",
@@ -61,6 +65,10 @@ ONLY_IN_WORKERS = (
     "ir_measures",
     "scipy",
     "dp_accounting",
+    "sacrebleu",
+    "rouge_score",
+    "jiwer",
+    "nltk",
 )
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
 MOST_LINES_IN_A_FILE = 650
@@ -246,6 +254,7 @@ def test_the_lock_satisfies_what_the_project_asks_for() -> None:
         *project["project"]["dependencies"],
         *extras["dev"],
         *extras["offline-model"],
+        *extras["eval"],
     ]
     pins = locked()
     wrong = [

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.evaluation import Metrics, evaluate_rankings
+from daemon.learning.evaluation import Metrics, judge
+from daemon.learning.intervals import Interval, figures_of
 from daemon.learning.jobs import load_serving
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.answering import Answered, OpenVersion
@@ -42,10 +43,13 @@ class Evaluation:
     """Scores of the open version on one split.
 
     ``dense`` is what training changes; ``fused`` is what a question meets.
+    ``figures``: of "dense", "bm25" and "fused" every metric of
+    `daemon.learning.evaluation` with its interval; they stay at the site.
     """
 
     dense: Metrics
     fused: Metrics
+    figures: dict[str, dict[str, Interval]]
     model_digest: bytes
     seconds: float
 
@@ -92,18 +96,19 @@ def evaluate(split: str) -> Evaluation:
     pairs = version.library.pairs(split)
     vectors = _query_vectors(version, [pair.query for pair in pairs])
     document_of = {passage.rowid: passage.document_id for passage in version.library.passages()}
-    dense: list[list[str]] = []
-    fused: list[list[str]] = []
+    rankings: dict[str, list[list[str]]] = {"dense": [], "bm25": [], "fused": []}
     nearest, _ = version.index.search(vectors, _EVALUATION_DEPTH)
     for pair, labels in zip(pairs, nearest.tolist(), strict=True):
         by_words = [rowid for rowid, _ in version.library.bm25(pair.query, _EVALUATION_DEPTH)]
         both = [rowid for rowid, _ in reciprocal_rank_fusion([labels, by_words])]
-        dense.append(_documents(labels, document_of))
-        fused.append(_documents(both, document_of))
+        for name, found in (("dense", labels), ("bm25", by_words), ("fused", both)):
+            rankings[name].append(_documents(found, document_of))
     positives = [set(pair.positives) for pair in pairs]
+    judged = {name: judge(ranking, positives) for name, ranking in rankings.items()}
     return Evaluation(
-        dense=evaluate_rankings(dense, positives),
-        fused=evaluate_rankings(fused, positives),
+        dense=judged["dense"].metrics(),
+        fused=judged["fused"].metrics(),
+        figures={name: figures_of(one) for name, one in judged.items()},
         model_digest=version.model_digest,
         seconds=time.monotonic() - started,
     )

@@ -1,0 +1,165 @@
+"""Run the learning benchmark; what is finished is kept, so it can be interrupted.
+
+    python -m tests.learning_bench --data ../shared/data [--quick] [--only fede4fin]
+
+The cache (libraries with frozen features, finished cells) lies outside the
+repository unless --cache says otherwise; figures go to docs/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from daemon.learning.spec import RetrieverSpec
+from tests.learning_bench import cells, report, worlds
+from tests.learning_bench.cells import Cell, Work
+from tests.learning_bench.learning import Part
+from tests.learning_bench.recipes import CURVE_RECIPES, HELD_OUT_RECIPES, RECIPES, Recipe
+from tests.learning_bench.worlds import World
+
+ROOT = Path(__file__).parents[2]
+SHARES = (0.1, 0.25, 0.5)
+SEEDS = (0, 1, 2)
+QUICK_SHARES = (0.1, 0.25)
+
+
+def plan(world: World, seeds: Sequence[int], shares: Sequence[float]) -> Iterator[Work]:
+    """Every cell of a world's tables, the most telling ones first."""
+    for seed in seeds:
+        whole = Part(world.sites, seed=seed)
+        for recipe in _fitting(RECIPES, world):
+            if recipe.learns or seed == seeds[0]:
+                yield Work(world, recipe, whole)
+        for share in shares:
+            for recipe in _fitting(CURVE_RECIPES, world):
+                yield Work(world, recipe, Part(world.sites, share, seed))
+        for site in world.sites:
+            others = tuple(other for other in world.sites if other != site)
+            # A site without questions of its own can't say how it fares.
+            if any(q.site == site for test in world.tests.values() for q in test.questions):
+                for recipe in HELD_OUT_RECIPES:
+                    yield Work(world, recipe, Part(others, seed=seed), held_out=site)
+
+
+def _fitting(recipes: Sequence[Recipe], world: World) -> list[Recipe]:
+    return [recipe for recipe in recipes if world.sites_ask or not recipe.personal]
+
+
+def run(
+    works: Sequence[Work],
+    spec: RetrieverSpec,
+    cache: Path,
+    console: Console,
+    finished: Callable[[dict[Work, Cell]], None],
+) -> dict[Work, Cell]:
+    """Have every cell, from the cache or by computing it; ``finished`` after each new one."""
+    done: dict[Work, Cell] = {}
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("cells", total=len(works))
+        for work in works:
+            title = _title(work)
+            cell = cells.find(work, spec, cache)
+            if cell is None:
+                progress.update(bar, description=title)
+                cell = cells.compute(
+                    work,
+                    spec,
+                    cache,
+                    lambda said, t=title: progress.update(bar, description=f"{t}: {said}"),  # type: ignore[misc]
+                )
+                done[work] = cell
+                progress.console.print(f"{title}: {_said(cell)}")
+                finished(done)
+            done[work] = cell
+            progress.advance(bar)
+    return done
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Embed what is not embedded, compute what is not computed, write the tables."""
+    options = _options(arguments)
+    console = Console()
+    if not options.data.is_dir():
+        console.print(
+            f"no data at {options.data}: give --data the folder that its README describes"
+        )
+        sys.exit(2)
+    spec = RetrieverSpec(threads=options.threads, device=options.device)
+    torch.set_num_threads(options.threads)
+    seeds = SEEDS[:1] if options.quick else SEEDS[: options.seeds]
+    shares = QUICK_SHARES if options.quick else SHARES
+    makers = {"medquad": worlds.medquad, "fede4fin": worlds.fede4fin}
+    ready: list[World] = []
+    for name in options.only or makers:
+        world = makers[name](options.data, options.cache, spec, options.sites)
+        ready.append(world)
+        with console.status(name) as status:
+            worlds.embed(
+                world,
+                spec,
+                lambda site, done, total, n=name: status.update(  # type: ignore[misc]
+                    f"{n}: {site}: {done} of {total} texts embedded"
+                ),
+            )
+    works = [work for world in ready for work in plan(world, seeds, shares)]
+
+    def write(done: dict[Work, Cell]) -> None:
+        report.write(options.out, done, quick=options.quick)
+
+    try:
+        done = run(works, spec, options.cache, console, write)
+    except KeyboardInterrupt:
+        console.print("interrupted: what is finished is kept, the same command goes on from here")
+        sys.exit(130)
+    write(done)
+    console.print(report.summary(done))
+    console.print(f"written to {options.out}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.learning_bench")
+    default_data = os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")
+    default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument("--data", type=Path, default=Path(default_data))
+    parser.add_argument("--cache", type=Path, default=default_cache / "hanse-learning-bench")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--only", nargs="*", choices=("medquad", "fede4fin"))
+    parser.add_argument("--sites", nargs="*", default=(), help="of MedQuAD; default: all")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=(1, 2, 3))
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    quick = os.environ.get("QUICK", "") not in ("", "0")
+    parser.add_argument("--quick", action="store_true", default=quick)
+    return parser.parse_args(arguments)
+
+
+def _title(work: Work) -> str:
+    words = [work.world.name, work.recipe.name]
+    if work.part.share < 1.0:
+        words.append(f"{work.part.share:.0%} of pairs")
+    if work.held_out:
+        words.append(f"without {work.held_out}")
+    return ", ".join([*words, f"seed {work.part.seed}"])
+
+
+def _said(cell: Cell) -> str:
+    figures = [f"{test} MRR@10 {cell.mean(test, 'mrr@10'):.3f}" for test in cell.tests()]
+    return f"{', '.join(figures)} ({cell.values['seconds']:.0f} s)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Asking: a corpus held in memory, and the two kinds of rankers that search it.
+
+Dense search here is exact (every cosine), so that a recipe is judged and not the
+index. The daemon's index finds nearly all of it; `tests/test_index.py` says how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.learning.models import Retriever
+from daemon.retrieval.library import Library
+from tests.learning_bench.worlds import DataError
+
+Float32 = NDArray[np.float32]
+
+DEPTH = 100  # passages judged of each ranking, as `fedctl eval` has it
+_QUERIES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A library's passages: documents, texts and frozen features [n, d], in one order."""
+
+    path: Path
+    documents: NDArray[np.str_]
+    texts: tuple[str, ...]
+    features: Float32
+
+
+class Ranker(Protocol):
+    """A trained (or untrained) way to search."""
+
+    def rank(self, queries: Sequence[str], corpus: Corpus) -> list[list[str]]:
+        """Documents for each query, best first, at most DEPTH passages deep."""
+
+
+@lru_cache(maxsize=16)
+def corpus_at(path: Path, encoder_digest: bytes) -> Corpus:
+    """A library's passages with their features; raises DataError unless all have theirs."""
+    with Library.open(path, read_only=True) as library:
+        passages = library.passages()
+        labels, features = library.features(encoder_digest)
+    if [passage.rowid for passage in passages] != labels.tolist():
+        raise DataError(f"{path}: not all passages are embedded yet")
+    documents = np.array([passage.document_id for passage in passages])
+    return Corpus(path, documents, tuple(p.embedding_text for p in passages), features)
+
+
+@dataclass(frozen=True)
+class Words:
+    """BM25 over title and text, as the daemon has it."""
+
+    def rank(self, queries: Sequence[str], corpus: Corpus) -> list[list[str]]:
+        """See `Ranker`."""
+        with Library.open(corpus.path, read_only=True) as library:
+            document_of = {p.rowid: p.document_id for p in library.passages()}
+            return [[document_of[rowid] for rowid, _ in library.bm25(q, DEPTH)] for q in queries]
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A retriever with the parameters ``vector``; cosines of all passages."""
+
+    retriever: Retriever
+    vector: Float32
+
+    def rank(self, queries: Sequence[str], corpus: Corpus) -> list[list[str]]:
+        """See `Ranker`."""
+        self.retriever.load_vector(self.vector)
+        features = None
+        if self.retriever.uses_features:
+            with Library.open(corpus.path, read_only=True) as library:
+                known = library.query_features(self.retriever.encoder.digest, queries)
+            features = np.stack([known[query] for query in queries])
+        asked = self.retriever.embed_queries(queries, features)
+        told = self.retriever.embed_passages(corpus.texts, corpus.features)
+        rankings: list[list[str]] = []
+        for start in range(0, len(asked), _QUERIES_AT_ONCE):
+            for row in asked[start : start + _QUERIES_AT_ONCE] @ told.T:
+                rankings.append(corpus.documents[_best(row)].tolist())
+        return rankings
+
+
+def _best(cosines: Float32) -> NDArray[np.int64]:
+    """Rows of the DEPTH greatest, greatest first; equal ones by row."""
+    depth = min(DEPTH, len(cosines))
+    found = np.argpartition(-cosines, depth - 1)[:depth]
+    return found[np.lexsort((found, -cosines[found]))]

@@ -1,0 +1,239 @@
+"""Training and averaging: the daemon's own jobs, called in one process in turn.
+
+A round is what daemons do, without the network: every site's `jobs.train`
+writes its update, `round_crypto` quantises, encrypts, adds and applies it. Nothing
+of that is written again here. A federation of one (a site alone, or all data
+pooled) trains the same number of rounds; its update is added as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon import round_crypto
+from daemon.learning import jobs
+from daemon.learning.models import Retriever, open_retriever
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import TrainingOptions
+from daemon.retrieval.library import Library, Passage
+from daemon.retrieval.schema import open_database
+from daemon.versions import ShapeManifest, largest_file, read_version, write_version
+from tests.learning_bench.worlds import World
+
+Float32 = NDArray[np.float32]
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a recipe trains: the plan that sites would agree on."""
+
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    rounds: int = 3
+    bits: int = 16
+    weighted: bool = True  # by num_examples; else every site counts the same
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The version that came out, and what it cost.
+
+    ``seconds`` by kind of work, over all rounds and sites. ``update_bytes``: what
+    one site uploads in one round; ``round_bytes``: what all sites send in one
+    round, a site's share of it on average (see `exchanged`).
+    """
+
+    vector: Float32
+    losses: tuple[float, ...]
+    seconds: dict[str, float]
+    trained_values: int
+    update_bytes: int = 0
+    round_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a world is trained on: which sites, which share of their pairs."""
+
+    sites: tuple[str, ...]
+    share: float = 1.0
+    seed: int = 0
+
+
+def libraries_of(world: World, part: Part, scratch: Path) -> dict[str, Path]:
+    """Each site's library, or a copy of it with only the chosen share of its pairs."""
+    if part.share >= 1.0:
+        return {site: world.library(site) for site in part.sites}
+    made: dict[str, Path] = {}
+    for site in part.sites:
+        made[site] = _copy(world.library(site), scratch / f"{site}.sqlite")
+        _set_aside(made[site], _kept(world, part, site))
+    return made
+
+
+def central_library(world: World, part: Part, scratch: Path) -> Path:
+    """The pooled library, without the documents and pairs of sites that take no part."""
+    if part.share >= 1.0 and part.sites == world.sites:
+        return world.library(world.central)
+    path = _copy(world.library(world.central), scratch / "central.sqlite")
+    out = [site for site in world.sites if site not in part.sites]
+    with Library.open(path) as library:
+        gone = {p.document_id for site in out for p in _passages(world, site)}
+        library.delete_documents(gone)
+    kept = {name for site in part.sites for name in _kept(world, part, site)}
+    _set_aside(path, kept)
+    return path
+
+
+def federate(
+    libraries: dict[str, Path],
+    spec: RetrieverSpec,
+    training: Training,
+    seed: int,
+    scratch: Path,
+    tell: Told = lambda _: None,
+) -> Learned:
+    """Rounds over these sites' libraries, or training alone where there is one."""
+    versions = scratch / "versions"
+    parent = jobs.write_initial_version(spec, versions)
+    manifest = jobs.describe(spec).shape_manifest
+    seconds = {"training": 0.0, "exchange": 0.0}
+    losses: list[float] = []
+    sent = (0, 0.0)
+    options = replace(training.options, seed=seed)
+    for number in range(1, training.rounds + 1):
+        started = time.monotonic()
+        updates: dict[str, tuple[Path, int]] = {}
+        for site, library in libraries.items():
+            tell(f"round {number} of {training.rounds}: {site}")
+            path = scratch / f"{site}.update.npy"
+            result = jobs.train(spec, library, versions, parent, options, number, site, path)
+            updates[site] = (path, result.num_examples)
+            if len(libraries) == 1:
+                losses.append(result.mean_loss)
+        trained = time.monotonic()
+        if len(libraries) == 1:
+            parent = _add(updates, versions, parent, manifest.digest)
+        else:
+            parent, loss, sent = _exchange(
+                updates, training, number, (versions, parent), manifest, scratch
+            )
+            losses.append(loss)
+        seconds["training"] += trained - started
+        seconds["exchange"] += time.monotonic() - trained
+    vector = read_version(versions, parent, manifest.digest)
+    shutil.rmtree(versions)
+    return Learned(vector, tuple(losses), seconds, manifest.total, *sent)
+
+
+@functools.lru_cache(maxsize=2)
+def retriever_of(spec: RetrieverSpec) -> Retriever:
+    """A retriever to search with; the one that trains is the jobs' own."""
+    return open_retriever(spec)
+
+
+def _exchange(
+    updates: dict[str, tuple[Path, int]],
+    training: Training,
+    number: int,
+    at: tuple[Path, bytes],
+    manifest: ShapeManifest,
+    scratch: Path,
+) -> tuple[bytes, float, tuple[int, float]]:
+    """Quantise, encrypt, add, decrypt, apply; the new version, mean loss, bytes."""
+    versions, parent = at
+    sizes, sites = manifest.sizes, len(updates)
+    largest = max(examples for _, examples in updates.values())
+    weights = {
+        site: examples / largest if training.weighted else 1.0
+        for site, (_, examples) in updates.items()
+    }
+    measured = [
+        round_crypto.measure_update(path, sizes, weights[site])
+        for site, (path, _) in updates.items()
+    ]
+    exponents = [max(group) for group in zip(*measured, strict=True)]
+    round_crypto.deal_key(number, 0, sites, training.bits)
+    round_crypto.start_sum(number, 0, sizes)
+    size = 0
+    for site, (path, _) in updates.items():
+        out = scratch / f"{site}.encrypted"
+        blob = round_crypto.encrypt_update(number, 0, path, sizes, weights[site], exponents, out)
+        round_crypto.add_update(number, 0, site, out)
+        size = blob.size
+        out.unlink()
+    summed = scratch / "sum"
+    total = round_crypto.finish_sum(number, 0, summed)
+    weight = sum(weights.values())
+    applied = round_crypto.apply_sum(
+        number, 0, summed, sizes, exponents, weight, parent, manifest.digest, versions
+    )
+    round_crypto.forget(number, 0)
+    sent = exchanged(sites, size, total.size, largest_file(manifest))
+    return applied.model_digest, applied.mean_loss, (size, sent)
+
+
+def exchanged(sites: int, update: int, total: int, version: int) -> float:
+    """Bytes a site sends in a round, averaged over the sites; keys and votes left out.
+
+    All but the coordinator upload an update; the coordinator sends each of them
+    the sum, and gets the version, which it can't decrypt, from one of them.
+    """
+    return ((sites - 1) * (update + total) + version) / sites
+
+
+def _add(
+    updates: dict[str, tuple[Path, int]], versions: Path, parent: bytes, shape_digest: bytes
+) -> bytes:
+    """The version of a federation of one: parent plus its update (the last value is a loss)."""
+    ((path, _),) = updates.values()
+    update: Float32 = np.load(path, allow_pickle=False)
+    vector = read_version(versions, parent, shape_digest) + update[:-1]
+    return write_version(versions, shape_digest, vector.astype(np.float32))[0]
+
+
+def _kept(world: World, part: Part, site: str) -> set[str]:
+    """The queries of a site's chosen pairs: the same for every recipe."""
+    with Library.open(world.library(site), read_only=True) as library:
+        queries = list(dict.fromkeys(pair.query for pair in library.pairs("train")))
+    chance = np.random.Generator(np.random.Philox(key=part.seed))
+    count = max(2, round(part.share * len(queries)))
+    return {queries[row] for row in chance.permutation(len(queries))[:count].tolist()}
+
+
+def _set_aside(path: Path, kept: set[str]) -> None:
+    with Library.open(path) as library:
+        others = [p for p in library.pairs("train") if p.query not in kept]
+        # A pair is known by all its documents, and `pairs` shows those that are
+        # here: so the table itself is asked.
+    with closing(open_database(path, read_only=False)) as database:
+        database.executemany(
+            "UPDATE pair SET split = 'aside' WHERE split = 'train' AND query = ?",
+            [(pair.query,) for pair in others],
+        )
+
+
+def _passages(world: World, site: str) -> Sequence[Passage]:
+    with Library.open(world.library(site), read_only=True) as library:
+        return library.passages()
+
+
+def _copy(source: Path, target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    with (
+        closing(open_database(source, read_only=True)) as old,
+        closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)
+    return target

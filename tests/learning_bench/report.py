@@ -1,0 +1,313 @@
+"""Finished cells as tables (Markdown), figures (JSON) and plots (SVG)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.learning.intervals import Interval, bootstrap, paired_bootstrap
+from tests.learning_bench.cells import Cell, Work
+
+Float64 = NDArray[np.float64]
+Cells = Mapping[Work, Cell]
+K = TypeVar("K")
+
+MAIN = "mrr@10"
+COLUMNS = ("mrr@10", "hit@1", "hit@10", "recall@5", "ndcg@10")
+TESTS = {
+    "test": "own questions, own corpus",
+    "pooled": "own questions, the corpus of all sites",
+    "synonyms": "synonym questions, own corpus",
+}
+HEADING = """# Learning: recipes against baselines
+
+Written by `make bench-learning`. Head on the frozen encoder (all-MiniLM-L6-v2); questions
+weigh equally; ranked passages are collapsed to answers. A federation of one (a site alone,
+centralised) trains as many rounds and epochs as the federated ones. Scores are means over
+seeds; in brackets the 95 % bootstrap interval over questions of that mean, and ± the standard
+deviation between seeds. Differences are paired over the same questions. Dense search is exact.
+"""
+
+
+def write(folder: Path, done: Cells, *, quick: bool) -> None:
+    """learning.md, learning.json and the plots, from what is finished so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sections = [HEADING + ("\nA quick run: one seed.\n" if quick else "")]
+    figures: dict[str, Any] = {}
+    for world in dict.fromkeys(work.world.name for work in done):
+        chosen = {work: cell for work, cell in done.items() if work.world.name == world}
+        sections += [f"## {world}\n", *_sections(chosen)]
+        figures[world] = _figures(chosen)
+        _plot(folder, world, chosen)
+    (folder / "learning.md").write_text("\n".join(sections), encoding="utf-8")
+    (folder / "learning.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def summary(done: Cells) -> str:
+    """The main figures, a line each."""
+    lines = []
+    for (world, recipe), cells in _grouped(done, whole, _world_and_name).items():
+        figures = ", ".join(
+            f"{test} {pooled_scores(cells, test, MAIN).mean():.3f}" for test in cells[0].tests()
+        )
+        lines.append(f"{world}: {recipe}: {figures}")
+    return "\n".join(lines)
+
+
+def whole(work: Work) -> bool:
+    """All sites, all pairs: a cell of the main table."""
+    return work.part.share >= 1.0 and work.held_out is None
+
+
+def pooled_scores(
+    cells: Sequence[Cell], test: str, metric: str, site: str | None = None
+) -> Float64:
+    """[questions] mean over seeds; of one site's questions where one is named."""
+    scores: Float64 = np.stack([cell.scores(test, metric) for cell in cells]).mean(axis=0)
+    return scores if site is None else scores[cells[0].sites(test) == site]
+
+
+# ---- Markdown ------------------------------------------------------------------------
+
+
+def _sections(done: Cells) -> Iterable[str]:
+    main = _grouped(done, whole, _name)
+    if not main:
+        return
+    tests = next(iter(main.values()))[0].tests()
+    for test in tests:
+        yield _main_table(main, test)
+    sites = list(dict.fromkeys(next(iter(main.values()))[0].sites(tests[0]).tolist()))
+    if len(sites) > 1:
+        yield _site_table(main, tests[0], sites)
+    yield _cost_table(main)
+    for test in tests:
+        yield _curve_table(done, test)
+    yield _held_out_table(done, main)
+
+
+def _main_table(main: Mapping[str, Sequence[Cell]], test: str) -> str:
+    count = len(next(iter(main.values()))[0].scores(test, MAIN))
+    references = [
+        name for name in ("vanilla encoder", "each site alone", "centralised") if name in main
+    ]
+    head = ["", "seeds", "MRR@10", *(f"{name}" for name in COLUMNS[1:])]
+    head += [f"MRR@10 over {name}" for name in references]
+    rows = []
+    for name, cells in main.items():
+        interval = bootstrap(pooled_scores(cells, test, MAIN))
+        row = [name, str(len(cells)), _with_interval(interval) + _spread(cells, test)]
+        row += [f"{pooled_scores(cells, test, metric).mean():.3f}" for metric in COLUMNS[1:]]
+        for other in references:
+            theirs = pooled_scores(main[other], test, MAIN)
+            ours = pooled_scores(cells, test, MAIN)
+            row.append("" if other == name else _difference(paired_bootstrap(ours, theirs)))
+        rows.append(row)
+    title = TESTS.get(test, test)
+    return f"### {title} ({count} questions)\n\n{_table(head, rows)}"
+
+
+def _site_table(main: Mapping[str, Sequence[Cell]], test: str, sites: Sequence[str]) -> str:
+    rows = []
+    for name, cells in main.items():
+        rows.append([name, *(f"{pooled_scores(cells, test, MAIN, s).mean():.3f}" for s in sites)])
+    alone, shared = main.get("each site alone"), main.get("FedAvg")
+    if alone and shared:
+        row = ["**FedAvg over each site alone**"]
+        for site in sites:
+            ours, theirs = (pooled_scores(c, test, MAIN, site) for c in (shared, alone))
+            row.append(_difference(paired_bootstrap(ours, theirs)))
+        rows.append(row)
+    return f"### MRR@10 by site (own questions, own corpus)\n\n{_table(['', *sites], rows)}"
+
+
+def _cost_table(main: Mapping[str, Sequence[Cell]]) -> str:
+    rows = []
+    for name, cells in main.items():
+        costs = [cell.cost for cell in cells if cell.cost]
+        if not costs:
+            continue
+        seconds = [sum(cost["seconds"].values()) for cost in costs]
+        rows.append(
+            [
+                name,
+                f"{np.median(seconds):.0f}",
+                f"{np.median([cost['seconds']['exchange'] for cost in costs]):.0f}",
+                f"{costs[0]['trained_values']:,}",
+                _mib(costs[0]["update_bytes"]),
+                _mib(costs[0]["round_bytes"]),
+            ]
+        )
+    head = [
+        "",
+        "seconds, all sites in turn",
+        "of them exchange",
+        "trained values",
+        "MiB a site uploads",
+        "MiB a site sends a round",
+    ]
+    return f"### Cost\n\n{_table(head, rows)}"
+
+
+def _curve_table(done: Cells, test: str) -> str:
+    points = _curves(done, test)
+    shares = sorted({share for curve in points.values() for share in curve})
+    if len(shares) < 2:
+        return ""
+    rows = []
+    for name, curve in points.items():
+        cells = [curve.get(share) for share in shares]
+        rows.append([name, *("" if c is None else _with_interval(bootstrap(c)) for c in cells)])
+    alone, shared = points.get("each site alone", {}), points.get("FedAvg", {})
+    row = ["**FedAvg over each site alone**"]
+    for share in shares:
+        both = share in alone and share in shared
+        row.append(_difference(paired_bootstrap(shared[share], alone[share])) if both else "")
+    head = ["", *(f"{share:.0%}" for share in shares)]
+    title = TESTS.get(test, test)
+    return f"### MRR@10 by share of each site's pairs: {title}\n\n{_table(head, [*rows, row])}"
+
+
+def _held_out_table(done: Cells, main: Mapping[str, Sequence[Cell]]) -> str:
+    groups = _grouped(
+        done, lambda work: work.held_out is not None, lambda w: (w.held_out or "", w.recipe.name)
+    )
+    if not groups:
+        return ""
+    sites = list(dict.fromkeys(site for site, _ in groups))
+    names = list(dict.fromkeys(name for _, name in groups))
+    vanilla = main.get("vanilla encoder")
+    rows = []
+    for site in sites:
+        row = [site]
+        base = None if vanilla is None else pooled_scores(vanilla, "test", MAIN, site)
+        row.append("" if base is None else f"{base.mean():.3f}")
+        for name in names:
+            cells = groups.get((site, name))
+            scores = None if cells is None else pooled_scores(cells, "test", MAIN)
+            row.append("" if scores is None else f"{scores.mean():.3f}")
+            both = scores is not None and base is not None
+            row.append(_difference(paired_bootstrap(scores, base)) if both else "")  # type: ignore[arg-type]
+        rows.append(row)
+    head = ["site left out", "vanilla encoder"]
+    for name in names:
+        head += [name, f"{name} over vanilla"]
+    title = "MRR@10 at a site that took no part (own questions, own corpus)"
+    return f"### {title}\n\n{_table(head, rows)}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _with_interval(interval: Interval) -> str:
+    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _difference(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _spread(cells: Sequence[Cell], test: str) -> str:
+    if len(cells) < 2:
+        return ""
+    return f" ± {np.std([cell.mean(test, MAIN) for cell in cells], ddof=1):.3f}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.2f}" if size else ""
+
+
+# ---- figures and plots -----------------------------------------------------------------
+
+
+def _figures(done: Cells) -> list[dict[str, Any]]:
+    """A row a cell: what it is, all its means, and its cost."""
+    return [
+        {
+            "recipe": work.recipe.name,
+            "choices": work.recipe.identity,
+            "sites": list(work.part.sites),
+            "share": work.part.share,
+            "seed": work.part.seed if work.recipe.learns else None,
+            "held_out": work.held_out,
+            "means": {test: cell.values["tests"][test]["means"] for test in cell.tests()},
+            "cost": cell.cost,
+            "seconds": cell.values["seconds"],
+        }
+        for work, cell in done.items()
+    ]
+
+
+def _plot(folder: Path, world: str, done: Cells) -> None:
+    """Learning curves, a panel a test; nothing where there is only one share."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "hanse"  # the same figures make the same file
+    from matplotlib import pyplot
+
+    panels = {test: _curves(done, test) for test in TESTS}
+    panels = {t: c for t, c in panels.items() if len({s for v in c.values() for s in v}) > 1}
+    if not panels:
+        return
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.6), squeeze=False)
+    main = _grouped(done, whole, _name)
+    for axis, (test, curves) in zip(axes[0], panels.items(), strict=True):
+        for name, curve in curves.items():
+            shares = sorted(curve)
+            intervals = [bootstrap(curve[share]) for share in shares]
+            means = np.array([interval.mean for interval in intervals])
+            below = means - [interval.low for interval in intervals]
+            above = [interval.high for interval in intervals] - means
+            percent = [100 * share for share in shares]
+            axis.errorbar(percent, means, [below, above], label=name, marker="o", capsize=3)
+        for name, style in (("vanilla encoder", "--"), ("BM25", ":")):
+            if name in main:
+                level = float(pooled_scores(main[name], test, MAIN).mean())
+                axis.axhline(level, color="grey", linestyle=style, label=name)
+        axis.set(title=TESTS[test], xlabel="% of each site's pairs", ylabel="MRR@10")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(folder / f"learning-{world}-curves.svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _curves(done: Cells, test: str) -> dict[str, dict[float, Float64]]:
+    """Recipe -> share -> scores [questions], for recipes with more than one share."""
+    groups = _grouped(
+        done,
+        lambda work: work.held_out is None and work.recipe.learns,
+        lambda work: (work.recipe.name, work.part.share),
+    )
+    curves: dict[str, dict[float, Float64]] = {}
+    for (name, share), cells in groups.items():
+        if test in cells[0].tests():
+            curves.setdefault(name, {})[share] = pooled_scores(cells, test, MAIN)
+    return {name: curve for name, curve in curves.items() if len(curve) > 1}
+
+
+def _name(work: Work) -> str:
+    return work.recipe.name
+
+
+def _world_and_name(work: Work) -> tuple[str, str]:
+    return work.world.name, work.recipe.name
+
+
+def _grouped(
+    done: Cells, chosen: Callable[[Work], bool], key: Callable[[Work], K]
+) -> dict[K, list[Cell]]:
+    """Cells by key, those of all seeds together."""
+    groups: dict[K, list[Cell]] = {}
+    for work, cell in done.items():
+        if chosen(work):
+            groups.setdefault(key(work), []).append(cell)
+    return groups
