@@ -23,6 +23,7 @@ import pytest
 import pytest_asyncio
 from google.protobuf.message import DecodeError
 
+from crypto.checksum import size_of_tags
 from crypto.ckks import RoundKey
 from crypto.parameters import choose_parameters
 from crypto.quantize import CryptoError
@@ -239,7 +240,8 @@ async def test_the_coordinator_cannot_decrypt_what_it_holds(
     for number, blob in enumerate(blobs[pb.ENCRYPTED_UPDATE]):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(blob)
-        for block in read_encrypted(path, parameters, _exchanged_values(trained)):
+        values, tags = _exchanged_values(trained), size_of_tags(len(SITES) - 1)
+        for block in read_encrypted(path, parameters, values, trailer=tags):
             with pytest.raises(CryptoError):
                 public.decrypt(block)
             break
