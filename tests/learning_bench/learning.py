@@ -29,6 +29,7 @@ from daemon.retrieval.library import Library, Passage
 from daemon.retrieval.schema import open_database
 from daemon.versions import ShapeManifest, largest_file, read_version, write_version
 from tests.learning_bench.worlds import World
+from tests.proofs import LEAD, check_of, proven
 
 Float32 = NDArray[np.float32]
 Told = Callable[[str], None]
@@ -163,22 +164,31 @@ def _exchange(
         for site, (path, _) in updates.items()
     ]
     exponents = [max(group) for group in zip(*measured, strict=True)]
-    round_crypto.deal_key(number, 0, sites, training.bits)
-    round_crypto.start_sum(number, 0, sizes)
+    # Attempts stand for roles: who adds has no key, and everybody else checks what was added.
+    holder, adding = (number, 0), (number, 1)
+    key = round_crypto.deal_key(*holder, sites, training.bits)
+    round_crypto.hold_context(
+        *adding, key.public, secret=False, contributors=sites, bits=training.bits
+    )
+    round_crypto.start_sum(*adding, sizes, check_of(LEAD, updates))
     size = 0
     for site, (path, _) in updates.items():
         out = scratch / f"{site}.encrypted"
-        blob = round_crypto.encrypt_update(number, 0, path, sizes, weights[site], exponents, out)
-        round_crypto.add_update(number, 0, site, out)
+        blob = round_crypto.encrypt_update(
+            *(*holder, path, sizes, weights[site], exponents, out), check=check_of(site, updates)
+        )
+        round_crypto.add_update(*adding, site, out)
         size = blob.size
         out.unlink()
     summed = scratch / "sum"
-    total = round_crypto.finish_sum(number, 0, summed)
+    total = round_crypto.finish_sum(*adding, summed)
     weight = sum(weights.values())
     applied = round_crypto.apply_sum(
-        number, 0, summed, sizes, exponents, weight, parent, manifest.digest, versions
+        *(*holder, summed, sizes, exponents, weight, parent, manifest.digest, versions),
+        answer=proven(holder, adding, check_of(min(updates), updates), total),
     )
-    round_crypto.forget(number, 0)
+    for role in (holder, adding):
+        round_crypto.forget(*role)
     sent = exchanged(sites, size, total.size, largest_file(manifest))
     return applied.model_digest, applied.mean_loss, (size, sent)
 
