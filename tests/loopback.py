@@ -58,6 +58,7 @@ class KeepsAll:
     why_not: str | None = None
     failure: Exception | None = None  # raised for every message
     gate: asyncio.Event | None = None  # objects are taken in only once it is set
+    waiting: int = 0  # objects that are here, whole, before the gate
 
     async def message(self, sender: str, envelope: pb.Envelope) -> None:
         if self.failure is not None:
@@ -66,6 +67,7 @@ class KeepsAll:
 
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
         if self.gate is not None:
+            self.waiting += 1
             await self.gate.wait()
         self.blobs.append((sender, name, blob))
 

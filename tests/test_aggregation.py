@@ -308,6 +308,7 @@ def sent(case: Case, key: RoundKey, integers: Int64, fate: str, path: Path) -> P
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(max(300, 2 * CASES))
 @settings(
     max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -328,6 +328,7 @@ def test_counts_of_a_library_and_of_none(site: Site, tmp_path: Path) -> None:
     assert jobs.counts(tmp_path / "none" / "library.sqlite3") == LibraryCounts()
 
 
+@pytest.mark.slow
 async def test_in_a_worker_process_answers_and_refusals_come_back(site: Site) -> None:
     worker = Worker("answering", threads=1)
     try:

@@ -414,6 +414,7 @@ async def test_a_version_goes_on_at_the_byte_where_a_killed_daemon_was(
         assert list(alpha.folders.arriving.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_peer_whose_bytes_never_come_holds_nobody_up(federation: Federation) -> None:
     """It takes a call and never answers; the next peer is asked as well, after a moment."""
     held_open: list[asyncio.StreamWriter] = []

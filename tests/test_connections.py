@@ -254,6 +254,7 @@ def large_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_does_not_grow_the_memory_of_who_pushes(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -272,6 +273,7 @@ async def test_a_slow_reader_does_not_grow_the_memory_of_who_pushes(
         await asyncio.wait([push])
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_does_not_grow_the_memory_of_who_is_pulled_from(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -347,6 +349,7 @@ async def test_sites_that_start_together_do_not_greet_together(tmp_path: Path) -
     assert max(greeted_after.values()) - min(greeted_after.values()) > 0.3
 
 
+@pytest.mark.slow
 async def test_a_peer_that_moved_is_found_at_its_new_address(federation: Federation) -> None:
     moved = replace(federation, ports=federation.ports | {"beta": free_port()})
     async with running(federation, "alpha") as alpha:
@@ -439,6 +442,7 @@ async def test_it_is_known_until_when_a_peers_certificate_is_valid(federation: F
             assert alpha.transport.statistics()["beta"].certificate_not_after == renewed.not_after
 
 
+@pytest.mark.slow
 async def test_a_refusal_that_repeats_is_told_once_and_then_counted(
     federation: Federation,
 ) -> None:

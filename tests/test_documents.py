@@ -218,6 +218,7 @@ def read_in_little_memory(path: Path) -> list[str]:
     return done.stdout.replace(f"{path.parent}/", "").splitlines()
 
 
+@pytest.mark.slow
 def test_a_line_of_one_gigabyte_is_passed_over_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl"
     with path.open("wb") as file:

@@ -236,6 +236,7 @@ def test_the_other_coefficients_of_a_product_come_out_as_junk(tmp_path: Path) ->
     assert seen.std() > 1e6 * slots.max()
 
 
+@pytest.mark.slow
 def test_the_noise_is_drowned(tmp_path: Path) -> None:
     """Two questions about the same updates differ by the flood, far above the noise."""
     at = here()

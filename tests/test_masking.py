@@ -81,6 +81,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(agreed, draw(st.integers(0, 2**32)), tuple(leave[i] for i in order), extreme)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(max(300, 2 * CASES))
 @settings(max_examples=CASES, deadline=None)
 @given(cases())

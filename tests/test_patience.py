@@ -120,6 +120,7 @@ async def test_every_call_carries_a_deadline(federation: Federation) -> None:
 # ---- whoever does not answer ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CALLS)
 async def test_a_peer_that_accepts_tcp_and_never_answers(
     federation: Federation, method: str
@@ -131,6 +132,7 @@ async def test_a_peer_that_accepts_tcp_and_never_answers(
             assert "did not answer in time" in await gives_up(alpha, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CALLS)
 async def test_a_peer_that_completes_tls_and_is_silent(federation: Federation, method: str) -> None:
     async with mute(tls_of(federation, "beta")) as port:
@@ -266,6 +268,7 @@ async def idle_line(federation: Federation, called: Keepalive) -> AsyncIterator[
         yield alpha, line
 
 
+@pytest.mark.slow
 async def test_a_silent_connection_is_kept_alive_and_not_ended_for_its_pings(
     federation: Federation,
 ) -> None:
@@ -278,6 +281,7 @@ async def test_a_silent_connection_is_kept_alive_and_not_ended_for_its_pings(
         assert line.connections == 1
 
 
+@pytest.mark.slow
 async def test_pings_sooner_than_tolerated_would_end_it(federation: Federation) -> None:
     """So the test above can fail, and the setting is the one that grpc listens to."""
     strict = Keepalive(ping_s=3600, answer_s=0.5, tolerated_s=300)

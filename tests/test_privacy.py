@@ -148,6 +148,7 @@ def test_nothing_spent_is_nothing() -> None:
     assert epsilon_of([], DELTA) == 0.0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     spent=st.lists(st.floats(0.5, 50), max_size=4),
@@ -340,6 +341,7 @@ def test_the_adaptive_schedule_is_equation_2() -> None:
     assert {scheduled_multiplier(**terms, step=t, last_loss=0.0) for t in range(9)} == {2.0}
 
 
+@pytest.mark.slow
 def test_the_accountant_is_loaded_only_to_account() -> None:
     """Sites without differential privacy do not carry its 100 MiB."""
     program = (

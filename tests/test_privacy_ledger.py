@@ -95,6 +95,7 @@ def test_a_damaged_or_newer_ledger_is_never_taken_for_an_empty_one(tmp_path: Pat
 # ---- the budget ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_budget_is_spent_and_then_refuses_for_good(tmp_path: Path) -> None:
     path = tmp_path / "privacy.sqlite3"
     limit = epsilon_of([2.0] * 3, DELTA) * 1.001

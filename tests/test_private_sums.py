@@ -102,6 +102,7 @@ def test_the_sum_is_of_clipped_updates(folder: Path) -> None:
     assert abs(along - 3 * TERMS.clip_norm * 0.968) < SURE * noise
 
 
+@pytest.mark.slow
 def test_the_loss_is_noised_with_the_rest_and_stays_a_loss(folder: Path) -> None:
     # Many, for most come out at one of the two ends: all at one end in less than one of 10^6 runs.
     told = [

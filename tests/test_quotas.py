@@ -109,6 +109,7 @@ def terms_with(quotas: Quotas, busy_s: float = 30.0) -> Terms:
     )
 
 
+@pytest.mark.slow
 async def test_an_honest_peer_waits_as_long_as_it_is_told(
     federation: Federation, tmp_path: Path
 ) -> None:

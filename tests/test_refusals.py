@@ -126,6 +126,7 @@ async def test_certificate_with_a_wrong_name(
             await impostor.hello()
 
 
+@pytest.mark.slow
 async def test_certificate_that_expires_on_an_open_connection(
     federation: Federation, attacked: Site
 ) -> None:

@@ -33,10 +33,12 @@ def broken(seeds: range) -> list[int]:
     return failed
 
 
+@pytest.mark.slow
 def test_the_fixed_seeds_break_no_invariant() -> None:
     assert broken(FIXED_SEEDS) == []
 
 
+@pytest.mark.slow
 def test_seeds_that_once_broke_an_invariant_break_none() -> None:
     assert [seed for seed in ONCE_BROKEN if broken(range(seed, seed + 1))] == []
 
@@ -85,6 +87,7 @@ def catch(bug: Bug) -> tuple[int, str]:
     pytest.fail(f"{bug.name}: not caught within {bug.seeds} seeds")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_simulation_catches_a_planted_bug(bug: Bug) -> None:
     seed, violation = catch(bug)
@@ -98,6 +101,7 @@ def test_nothing_stays_planted() -> None:
     play(draw(0))
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_shrunken_to_its_cause() -> None:
     """An accepted value that is forgotten matters only if its attempt fails: little is left."""
     bug = next(bug for bug in BUGS if bug.name == "forget the accepted value")
@@ -116,12 +120,14 @@ def test_a_failing_run_is_shrunken_to_its_cause() -> None:
 # ---- the command line ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(["--seeds", "60", "--jobs", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"60 runs, 0 violations, \d+ runs/min", last)
 
 
+@pytest.mark.slow
 def test_a_violation_is_shown_with_its_seed_and_fails_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
