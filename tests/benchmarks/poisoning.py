@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,20 @@ TABLE = RESULTS.with_suffix(".md")
 SITES = ("cancergov", "gard", "ghr", "mplus_topics", "nhlbi", "niddk", "ninds")
 ATTACKERS = ("gard", "niddk")
 RULES = ("none", "norm", "krum", "multi_krum")
-TRAIN, TEST, OTHERS, PARTS = 120, 80, 600, 2
+PARTS = 2  # passages of an answer
 OPTIONS = TrainingOptions(local_epochs=4, batch_size=16, learning_rate=1e-4, hard_negatives=4)
 
 Float32 = NDArray[np.float32]
 Updates = dict[str, Float32]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of each site: training pairs, test questions, and passages that answer none of them."""
+
+    train: int = 120
+    test: int = 80
+    others: int = 600
 
 
 @dataclass
@@ -110,18 +119,20 @@ ATTACKS: dict[str, Attack | None] = {
 # ---- the federation -----------------------------------------------------------------------
 
 
-def run(rounds: int) -> list[dict[str, Any]]:
+def run(
+    rounds: int, attacks: Sequence[str], rules: Sequence[str], size: Size
+) -> list[dict[str, Any]]:
     """One row for each attack and rule: MRR@10 after ``rounds``, and who was rejected."""
     retriever = HeadRetriever(Encoder.load("sentence-transformers/all-MiniLM-L6-v2",
                                            max_tokens=64, device="cpu", threads=1))  # fmt: skip
-    sites = {name: _site(name, retriever.encoder) for name in SITES}
+    sites = {name: _site(name, retriever.encoder, size) for name in SITES}
     start = retriever.initial_vector()
     before = _mrr(retriever, start, sites)
     print(f"before training: MRR@10 {before:.3f}", flush=True)
     first = {flip: _updates(retriever, sites, start, 1, flip=flip) for flip in (False, True)}
     rows = []
-    for attack in ATTACKS:
-        for rule in RULES:
+    for attack in attacks:
+        for rule in rules:
             model, rejected = start, []
             for number in range(1, rounds + 1):
                 flip = attack == "label flip"
@@ -147,17 +158,18 @@ def run(rounds: int) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """MRR@10 of each attack (down) under each rule (across), as Markdown."""
     found = {(row["attack"], row["rule"]): row for row in rows}
+    attacks, rules = (list(dict.fromkeys(row[key] for row in rows)) for key in ("attack", "rule"))
     first = rows[0]
     lines = [
         f"MRR@10 after {first['rounds']} rounds; before training it is {first['before']:.3f}. In "
         f"brackets: how often an attacker / an honest site was rejected, of "
         f"{len(ATTACKERS) * first['rounds']} / {(len(SITES) - len(ATTACKERS)) * first['rounds']}.",
         "",
-        f"| {len(ATTACKERS)} of {len(SITES)} sites | " + " | ".join(RULES) + " |",
-        "|---" * (len(RULES) + 1) + "|",
+        f"| {len(ATTACKERS)} of {len(SITES)} sites | " + " | ".join(rules) + " |",
+        "|---" * (len(rules) + 1) + "|",
     ]
-    for attack in ATTACKS:
-        cells = [_cell(found[attack, rule]) for rule in RULES]
+    for attack in attacks:
+        cells = [_cell(found[attack, rule]) for rule in rules]
         lines.append(f"| {attack} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -221,16 +233,16 @@ def _mrr(retriever: HeadRetriever, model: Float32, sites: dict[str, Site]) -> fl
 # ---- data ---------------------------------------------------------------------------------
 
 
-def _site(name: str, encoder: Encoder) -> Site:
+def _site(name: str, encoder: Encoder, size: Size) -> Site:
     chance = np.random.default_rng(7)
     documents = {one["id"]: one for one in _lines(DATA / name / "documents.jsonl")}
-    train = _drawn(_lines(DATA / name / "pairs_train.jsonl"), TRAIN, chance)
-    test = _drawn(_lines(DATA / name / "pairs_test.jsonl"), TEST, chance)
+    train = _drawn(_lines(DATA / name / "pairs_train.jsonl"), size.train, chance)
+    test = _drawn(_lines(DATA / name / "pairs_test.jsonl"), size.test, chance)
     for pair in train + test:
         pair["positives"] = pair["positives"][:PARTS]
     wanted = {doc for pair in train + test for doc in pair["positives"]}
     others = sorted(documents.keys() - wanted)
-    ids = sorted(wanted | set(_drawn(others, OTHERS, chance)))
+    ids = sorted(wanted | set(_drawn(others, size.others, chance)))
     texts = [f"{documents[one]['title']}\n{documents[one]['text']}" for one in ids]
     learned = [number for number, one in enumerate(ids) if documents[one]["split"] == "train"]
     place = {ids[number]: row for row, number in enumerate(learned)}
@@ -271,7 +283,7 @@ def main() -> None:
     if not DATA.is_dir():
         sys.exit(f"skipped: no data at {DATA} (set HANSE_DATA)")
     began = time.monotonic()
-    rows = run(rounds)
+    rows = run(rounds, list(ATTACKS), RULES, Size())
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     TABLE.write_text(table(rows), encoding="utf-8")
     print(f"{table(rows)}\n{time.monotonic() - began:.0f} s")
