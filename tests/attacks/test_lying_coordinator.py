@@ -94,6 +94,7 @@ async def test_a_coordinator_that_changes_the_sum_is_refused_and_the_next_one_co
                 assert '"action":"attempt"' in entries[0].replace(" ", "")
 
 
+@pytest.mark.endurance  # of the attack: `make attacks`
 async def test_without_the_proof_it_drops_an_update_unseen_and_reads_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
