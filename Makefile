@@ -29,7 +29,7 @@ install: $(INSTALLED) ## make .venv and install everything that is needed
 demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
 	@$(BIN)/fedctl demo $(ARGS)
 
-test: $(INSTALLED) ## run all tests but those of test-endurance (ARGS="-k rounds")
+test: $(INSTALLED) ## run all tests but the longest (ARGS="-k rounds")
 	@$(BIN)/python -m pytest -m "not endurance" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that take no more than a minute together
@@ -44,7 +44,7 @@ test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill t
 	@$(BIN)/python -m pytest -q --durations=12 -m faults $(ARGS)
 
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
-	@$(BIN)/python -m pytest -q -s --durations=12 -m endurance $(ARGS)
+	@$(BIN)/python -m pytest -q -s --durations=12 -m "endurance and not attacks" $(ARGS)
 
 MINUTES ?= 10
 fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")
