@@ -20,8 +20,10 @@ LEAD, VICTIM = "birch", "dogwood"  # of round 1, attempt 0: the second of the so
     ("fault", "contributes"),
     [
         ("mask:before=kill@4", True),  # told who is in the sum: its input is in, it opens nothing
-        ("mask:before=kill@5", True),  # behind its signature
-        ("encryptupdate:before=kill", False),  # its secrets are shared, its input never comes
+        # behind its signature
+        pytest.param("mask:before=kill@5", True, marks=pytest.mark.endurance),
+        # its secrets are shared, its input never comes: a deadline must pass
+        pytest.param("encryptupdate:before=kill", False, marks=pytest.mark.endurance),
     ],
 )
 async def test_a_site_is_killed_and_the_sum_is_exact(

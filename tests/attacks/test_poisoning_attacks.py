@@ -43,7 +43,7 @@ def test_two_of_seven_institutions_poison_the_model() -> None:
         assert out[attack, "norm"] == [both] * 4
         assert mrr[attack, "norm"] > peace - 0.03
     for attack in ("times 30", "times -30"):
-        assert mrr[attack, "none"] < rows[0]["before"] - 0.2  # worse than before any training
+        assert mrr[attack, "none"] < rows[0]["before"] - 0.1  # worse than before any training
     for attack in NAMES[1:]:
         assert all(set(both) <= set(names) for names in out[attack, "multi_krum"])
     inside = "collusion inside the norm"
