@@ -113,7 +113,7 @@ def test_packed_sums_unpack_to_the_sum_of_integers(
     bits: int, contributors: int, digits: int, values: int, seed: int
 ) -> None:
     packing = Packing(bits, contributors, digits, slots=16)
-    if packing.digit_bits * digits > 52:
+    if packing.largest_component * 2.0**-53 > 0.005:  # adding noise must not round it beyond 0.4
         return
     chance = rng(seed)
     limit = packing.limit
