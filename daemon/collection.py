@@ -50,6 +50,7 @@ class CollectionSettings:
     top_k: int
     willing: bool
     min_pairs: int
+    tell_complexity: bool = False
 
 
 class Collection:
@@ -125,7 +126,10 @@ class Collection:
                 "(training.min_pairs): ingest pairs"
             )
             return do.Situation(pairs, willing=False, reason=reason)
-        return do.Situation(pairs, willing=True)
+        if not self._settings.tell_complexity:
+            return do.Situation(pairs, willing=True)
+        complexity = await self._learning.run(learning_jobs.complexity, self.library_path)
+        return do.Situation(pairs, willing=True, complexity=complexity)
 
     # ---- versions ------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from config.settings import RobustSettings, TrainingSettings
+from config.settings import LearningSettings, RobustSettings, TrainingSettings
 from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
@@ -41,13 +41,14 @@ from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningEr
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
 from daemon.privacy import LedgerError
+from daemon.proposing import ChoiceRefused, chosen, make_plan
 from daemon.retrieval.answering import QuestionRefusedError
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.comparison import RULES
-from peers.messages import SOFTWARE_VERSION, RemoteProtocolError, check
+from peers.errors import RemoteProtocolError
+from peers.messages import SOFTWARE_VERSION, check
 from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
 from proto import control_pb2 as control
@@ -83,6 +84,7 @@ class Surroundings:
 
     node: Node
     training: TrainingSettings
+    learning: LearningSettings
     colluders: int
     robust: RobustSettings
     adapt: str
@@ -126,40 +128,30 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         """Start a run."""
         if not 1 <= request.rounds <= 10_000:
             await _refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
-        plan = self._plan(request.plan)
-        if request.plan.HasField("privacy"):
-            plan.privacy.CopyFrom(await self._noise(request, context))
-            try:
-                check(plan)
-            except RemoteProtocolError as error:
-                await _refuse(context, str(error), "Choose other options")
+        plan = await self._plan(request, context)
         run_id = uuid.uuid4().hex[:12]
-        async with self._audited(context, "train", run=run_id, rounds=request.rounds):
+        async with self._audited(
+            context, "train", run=run_id, rounds=request.rounds, recipe=plan.learning.recipe
+        ):
             await self._answered(
                 context, self._node.ask(do.RunRequested(run_id, request.rounds, plan))
             )
         return control.TrainReply(run=self._node.protocol.run)
 
-    def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
-        """The plan asked for; what it leaves open comes from this site's settings."""
-        settings, robust = self._around.training, self._around.robust
-        mode = pb.MASKING if settings.mode == "masking" else pb.CKKS
-        rule = wanted.robust or RULES[robust.rule]
-        return pb.TrainingPlan(
-            adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
-            local_epochs=wanted.local_epochs or settings.local_epochs,
-            batch_size=wanted.batch_size or settings.batch_size,
-            learning_rate=wanted.learning_rate or settings.learning_rate,
-            temperature=wanted.temperature or settings.temperature,
-            hard_negatives=wanted.hard_negatives or settings.hard_negatives,
-            seed=wanted.seed or int.from_bytes(os.urandom(4)),
-            bits=wanted.bits or settings.bits,
-            min_participants=wanted.min_participants or settings.min_participants,
-            max_num_examples=wanted.max_num_examples or settings.max_num_examples,
-            mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
-            robust=rule,
-            byzantine_sites=(wanted.byzantine_sites or robust.byzantine_sites) if rule else 0,
-        )
+    async def _plan(self, request: control.TrainRequest, context: Context) -> pb.TrainingPlan:
+        """The plan asked for; what it leaves open comes from a recipe or this site's settings."""
+        around = self._around
+        try:
+            training, learning = chosen(
+                around.training, around.learning, around.adapt, request.recipe, request.choices
+            )
+            plan = make_plan(request.plan, training, learning, around.robust, around.adapt)
+            if request.plan.HasField("privacy"):
+                plan.privacy.CopyFrom(await self._noise(request, context))
+            check(plan)
+        except (ChoiceRefused, RemoteProtocolError) as error:
+            await _refuse(context, str(error), "Choose other options")
+        return plan
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
         """The noise asked for, or what spends the epsilon asked for; the rest from settings."""

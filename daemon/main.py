@@ -35,8 +35,9 @@ from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
 from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
+from daemon.learning.personal import sweep as sweep_personal
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, RetrieverDescription
+from daemon.learning.terms import DepthOptions, LearningError, RetrieverDescription
 from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
@@ -214,14 +215,8 @@ class Daemon:
 
     async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
         settings, membership = self._settings, self._membership
-        spec = RetrieverSpec(
-            encoder=settings.retriever.encoder,
-            adapt=settings.retriever.adapt,
-            max_tokens=settings.retriever.max_tokens,
-            device=settings.retriever.device,
-            threads=settings.workers.threads,
-        )
         state = settings.site.state_dir
+        spec = _retriever_spec(settings)
         folders = Folders(
             versions=state / "versions",
             spool=state / "spool" / "attempts",
@@ -235,6 +230,7 @@ class Daemon:
         await asyncio.to_thread(membership.remember, store)
         described = await workers.learning.run(learning_jobs.describe, spec)
         await asyncio.to_thread(sweep, folders.versions)
+        await asyncio.to_thread(sweep_personal, Path(spec.personal_folder))
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(
@@ -254,6 +250,7 @@ class Daemon:
                 top_k=settings.retrieval.top_k,
                 willing=settings.training.willing,
                 min_pairs=settings.training.min_pairs,
+                tell_complexity=settings.depth.tell_complexity,
             ),
             learning=workers.learning,
             answering=workers.answering,
@@ -348,6 +345,7 @@ class Daemon:
         return Surroundings(
             node=node,
             training=self._settings.training,
+            learning=self._settings.learning,
             colluders=self._settings.privacy.colluders,
             robust=self._settings.robust,
             adapt=self._settings.retriever.adapt,
@@ -415,6 +413,22 @@ class Daemon:
             f"site {node.identity.site_id}, round {node.protocol.head_round}, "
             f"manifest {node.protocol.manifest.version}"
         )
+
+
+def _retriever_spec(settings: Settings) -> RetrieverSpec:
+    retriever = settings.retriever
+    return RetrieverSpec(
+        encoder=retriever.encoder,
+        adapt=retriever.adapt,
+        max_tokens=retriever.max_tokens,
+        device=retriever.device,
+        threads=settings.workers.threads,
+        lora_rank=retriever.lora_rank,
+        lora_alpha=retriever.lora_alpha,
+        personal=retriever.personal,
+        personal_folder=str(settings.site.state_dir / "personal"),
+        depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
+    )
 
 
 def _open_state(state: Path) -> Store:

@@ -35,14 +35,9 @@ from daemon.versions import ShapeManifest, VersionError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.certificates import CertificateError, sign_vote
+from peers.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.frames import Received
 from peers.manifest import FederationManifest
-from peers.messages import (
-    PeerError,
-    PeerRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
-)
 from peers.protocol import Protocol
 from peers.transport import Transport
 from proto import federation_pb2 as pb

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import AuditError
+from peers.errors import PeerRefused
 from peers.frames import Received, Source, size_of
-from peers.messages import PeerRefused
 from peers.servicer import Inbox
 from peers.transport import Transport
 from proto import federation_pb2 as pb

@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from crypto.identity import Identity, IdentityError, Trust, expiry_of
 from peers.contacts import Contacts
+from peers.errors import BlobUnknown, RemoteProtocolError
 from peers.frames import DigestMismatch, Received, Source, frames, receive_in_memory
 from peers.manifest import FederationManifest
 from peers.messages import (
@@ -37,8 +38,6 @@ from peers.messages import (
     MIB,
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
-    BlobUnknown,
-    RemoteProtocolError,
     check,
     decode,
     one_line,

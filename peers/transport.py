@@ -30,12 +30,7 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from peers.contacts import Contacts, PeerStatistics, Tap
-from peers.frames import OffsetBeyondEnd, Received, Source
-from peers.manifest import FederationManifest
-from peers.messages import (
-    FEATURES,
-    PROTOCOL_VERSION,
-    SOFTWARE_VERSION,
+from peers.errors import (
     BlobUnknown,
     LocalProtocolError,
     PeerBusy,
@@ -44,6 +39,9 @@ from peers.messages import (
     PeerUnreachable,
     RemoteProtocolError,
 )
+from peers.frames import OffsetBeyondEnd, Received, Source
+from peers.manifest import FederationManifest
+from peers.messages import FEATURES, PROTOCOL_VERSION, SOFTWARE_VERSION
 from peers.pacing import Backoff, Repeats, jittered
 from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
 from peers.severing import OpenCalls

@@ -24,6 +24,15 @@ from google.protobuf.message import Message
 
 from crypto.identity import Identity, tls_name
 from peers.contacts import Contacts
+from peers.errors import (
+    BlobUnknown,
+    LocalProtocolError,
+    PeerBusy,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    RemoteProtocolError,
+)
 from peers.frames import DigestMismatch, PartialFile, Received, Source, frames, size_of
 from peers.manifest import ManifestSite
 from peers.messages import (
@@ -32,13 +41,6 @@ from peers.messages import (
     MESSAGE_BYTES,
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
-    BlobUnknown,
-    LocalProtocolError,
-    PeerBusy,
-    PeerError,
-    PeerRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
     check,
     decode,
     one_line,

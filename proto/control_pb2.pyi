@@ -822,13 +822,21 @@ class TrainRequest(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
+    RECIPE_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """to add to the head; 1 .. 10000"""
     epsilon: _builtins.float
     """noise is chosen so that the run's rounds spend this much at the site's delta; 0: noise is as the plan says"""
+    recipe: _builtins.str
+    """whose choices take the place of the site's settings; empty: none"""
     @_builtins.property
     def plan(self) -> _federation_pb2.TrainingPlan:
         """unset fields take the site's settings"""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """single ones, "axis=value", before both; <= 64"""
 
     def __init__(
         self,
@@ -836,10 +844,12 @@ class TrainRequest(_message.Message):
         rounds: _builtins.int = ...,
         plan: _federation_pb2.TrainingPlan | None = ...,
         epsilon: _builtins.float = ...,
+        recipe: _builtins.str = ...,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epsilon", b"epsilon", "plan", b"plan", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from crypto.identity import Identity
 from peers.contacts import Tap
+from peers.errors import BlobUnknown
 from peers.frames import Received, Source
 from peers.manifest import FederationManifest
-from peers.messages import BlobUnknown
 from peers.servicer import Limits
 from peers.transport import KeepInTouch, Terms, Transport
 from peers.transport_client import Patience

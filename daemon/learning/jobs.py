@@ -11,6 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,6 +145,9 @@ def train(
 
     started = time.monotonic()
     retriever = _retriever(spec)
+    # Tiers are the site's own affair, but for the range that the plan tells.
+    known = plan.depth.complexity_range
+    plan = replace(plan.in_round(round), depth=replace(spec.depth, complexity_range=known))
     parent = _load(retriever, versions, parent_digest)
     own = _own(spec, retriever, plan)
     before = own.before(round) if own is not None else None

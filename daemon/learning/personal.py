@@ -95,11 +95,6 @@ class PersonalStore:
             old.unlink(missing_ok=True)
         return True
 
-    def sweep(self) -> None:
-        """Remove what a crash left half written. Only where no other process writes."""
-        for leftover in self._folder.glob(f"{_UNFINISHED}*"):
-            leftover.unlink(missing_ok=True)
-
     def _version(self, model_digest: bytes) -> Path:
         return self._folder / f"version-{model_digest.hex()}.safetensors"
 
@@ -140,3 +135,9 @@ class PersonalStore:
             raise OSError(f"cannot write {path}: {error}") from error
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a crash left half written. Only at a start, where nobody writes."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        leftover.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""Kinds of values that a settings file holds: each checked, each refused with its remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+# Linux sun_path holds 108 bytes, the last of them zero (unix(7)).
+_LONGEST_SOCKET_PATH = 107
+_SITE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_BIND = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
+
+
+def _refuse(expected: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("setting", "refused", {"expected": expected, "remedy": remedy})
+
+
+def _as_path(value: object, info: ValidationInfo) -> Path:
+    """An absolute path; a relative one starts at the folder of the settings file."""
+    expected = "a path in quotes, absolute or relative to the settings file"
+    if not isinstance(value, str | Path):
+        raise _refuse(expected, 'write it in quotes, e.g. "/var/lib/hanse"')
+    text = str(value)
+    if not text or "\0" in text:
+        raise _refuse(expected, "write a path or remove the line to get the default")
+    if text.startswith("~"):
+        raise _refuse(expected, "write the home folder out: ~ means nothing to a service")
+    if info.context is None:
+        raise TypeError("settings come from load(), which knows the folder paths start at")
+    folder: Path = info.context["folder"]
+    return Path(os.path.normpath(folder / text))
+
+
+def _as_socket(path: Path) -> Path:
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        raise _refuse(
+            f"a path of at most {_LONGEST_SOCKET_PATH} bytes, the limit of Unix sockets",
+            "choose a shorter one, e.g. under /run",
+        )
+    return path
+
+
+def _as_bind(value: str) -> str:
+    match = _BIND.fullmatch(value)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise _refuse(
+            '"host:port" with a port from 1 to 65535, IPv6 as "[::]:7443"',
+            'write for example "0.0.0.0:7443"',
+        )
+    return value
+
+
+def _as_group(value: str) -> str:
+    if _GROUP.fullmatch(value) is None:
+        raise _refuse("the name of a group", 'write for example "hanse-admin" or remove the line')
+    return value
+
+
+def _as_site_id(value: str) -> str:
+    if _SITE_ID.fullmatch(value) is None:
+        raise _refuse(
+            "1 to 63 characters a-z, 0-9 and -, the first no -",
+            "write the site id of the certificate or remove the line",
+        )
+    return value
+
+
+def _as_encoder(value: str, info: ValidationInfo) -> str:
+    """A hub id stays as it is; what starts like a path becomes an absolute one."""
+    if value.startswith(("/", "./", "../")):
+        return str(_as_path(value, info))
+    if _HUB_ID.fullmatch(value) is None:
+        raise _refuse(
+            "a hub id (organisation/name) or a path that starts with /, ./ or ../",
+            'write for example "sentence-transformers/all-MiniLM-L6-v2"',
+        )
+    return value
+
+
+def available_cores() -> int:
+    """Processor cores this process may run on (less than the machine has, in a container)."""
+    return len(os.sched_getaffinity(0))
+
+
+FilePath = Annotated[Path, BeforeValidator(_as_path)]
+SocketPath = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_as_socket)]
+Bind = Annotated[str, AfterValidator(_as_bind)]
+SiteId = Annotated[str, AfterValidator(_as_site_id)]
+GroupName = Annotated[str, AfterValidator(_as_group)]
+EncoderName = Annotated[str, AfterValidator(_as_encoder)]
