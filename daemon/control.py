@@ -30,14 +30,16 @@ import grpc
 import grpc.aio
 import structlog
 
-from config.settings import LearningSettings, RobustSettings, TrainingSettings
+from config.settings import LearningSettings, RetrieverSettings, RobustSettings, TrainingSettings
 from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
 from daemon.doorman import Doorman
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
+from daemon.learning.personal import PersonalStore
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
+from daemon.learning_reply import learning_reply
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
 from daemon.privacy import LedgerError
@@ -87,8 +89,8 @@ class Surroundings:
     learning: LearningSettings
     colluders: int
     robust: RobustSettings
-    adapt: str
-    encoder: str
+    retriever: RetrieverSettings
+    personal: PersonalStore
     lag: LoopLag
     workers: tuple[Worker, ...]
     started: float
@@ -143,9 +145,15 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         around = self._around
         try:
             training, learning = chosen(
-                around.training, around.learning, around.adapt, request.recipe, request.choices
+                around.training,
+                around.learning,
+                around.retriever.adapt,
+                request.recipe,
+                request.choices,
             )
-            plan = make_plan(request.plan, training, learning, around.robust, around.adapt)
+            plan = make_plan(
+                request.plan, training, learning, around.robust, around.retriever.adapt
+            )
             if request.plan.HasField("privacy"):
                 plan.privacy.CopyFrom(await self._noise(request, context))
             check(plan)
@@ -176,6 +184,15 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             colluders=wanted.colluders or self._around.colluders,
             clip_quantile=wanted.clip_quantile,
         )
+
+    async def Learning(
+        self, _request: control.LearningRequest, context: Context
+    ) -> control.LearningReply:
+        """How this site learns, and the tier of its personal layer."""
+        reply: control.LearningReply = await self._answered(
+            context, asyncio.to_thread(learning_reply, self._around)
+        )
+        return reply
 
     async def Privacy(
         self, request: control.PrivacyRequest, context: Context
@@ -354,7 +371,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             certificate_expires_unix_s=int(node.identity.not_after.timestamp()),
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
-            encoder=around.encoder,
+            encoder=around.retriever.encoder,
             last_error=around.audit.trouble or node.last_error or node.collection.last_error,
             audit_entries=audit_entries,
             audit_head=audit_head,

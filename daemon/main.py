@@ -35,6 +35,7 @@ from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.exchange import Folders
 from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
+from daemon.learning.personal import PersonalStore
 from daemon.learning.personal import sweep as sweep_personal
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import DepthOptions, LearningError, RetrieverDescription
@@ -348,8 +349,8 @@ class Daemon:
             learning=self._settings.learning,
             colluders=self._settings.privacy.colluders,
             robust=self._settings.robust,
-            adapt=self._settings.retriever.adapt,
-            encoder=self._settings.retriever.encoder,
+            retriever=self._settings.retriever,
+            personal=PersonalStore(self._settings.site.state_dir / "personal", node.shapes.digest),
             lag=self._lag,
             workers=workers.all,
             started=self._started,

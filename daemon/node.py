@@ -91,7 +91,7 @@ class Node:
         self.progress = ProgressBoard(lambda: self.traffic())
         self._last_error = ""
         self._folders = folders
-        self._shapes = shapes
+        self.shapes = shapes
         self._heartbeat_s = heartbeat_s
         self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
         self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
@@ -380,7 +380,7 @@ class Node:
         if not self.protocol.expects(sender, name):
             kind = pb.BlobKind.Name(name.kind)
             return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
-        refused = too_large(name.kind, total_bytes, self._work.plan, self._shapes)
+        refused = too_large(name.kind, total_bytes, self._work.plan, self.shapes)
         return refused or no_room(self._folders.spool, total_bytes)
 
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:

@@ -1078,3 +1078,98 @@ class PrivacyReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrivacyReply: _TypeAlias = PrivacyReply  # noqa: Y015
+
+@_typing.final
+class LearningRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningRequest: _TypeAlias = LearningRequest  # noqa: Y015
+
+@_typing.final
+class LearningReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECIPE_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    SHARED_VALUES_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    ADAPTATION_INDEX_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    recipe: _builtins.str
+    """[learning] recipe"""
+    shared_values: _builtins.int
+    """that are exchanged in a round"""
+    tier: _builtins.str
+    """of the personal layer: base, advanced or extended; empty: none, or not trained yet"""
+    decision: _builtins.str
+    """of the last round: upgrade, downgrade or none"""
+    adaptation_index: _builtins.float
+    """API of pFedRAG, Eq. 4; NaN: the history is too short"""
+    reason: _builtins.str
+    """why it is this tier, for people"""
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """on every axis of [retriever], [training] and [learning]"""
+
+    @_builtins.property
+    def plan(self) -> _federation_pb2.TrainingPlan:
+        """of the run under way or the last one; absent: none yet"""
+
+    def __init__(
+        self,
+        *,
+        recipe: _builtins.str = ...,
+        choices: _abc.Iterable[Global___Choice] | None = ...,
+        plan: _federation_pb2.TrainingPlan | None = ...,
+        shared_values: _builtins.int = ...,
+        tier: _builtins.str = ...,
+        decision: _builtins.str = ...,
+        adaptation_index: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningReply: _TypeAlias = LearningReply  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AXIS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    IN_RECIPE_FIELD_NUMBER: _builtins.int
+    axis: _builtins.str
+    """as in the settings file"""
+    value: _builtins.str
+    """as configured"""
+    in_recipe: _builtins.str
+    """what the recipe says"""
+    def __init__(
+        self,
+        *,
+        axis: _builtins.str = ...,
+        value: _builtins.str = ...,
+        in_recipe: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axis", b"axis", "in_recipe", b"in_recipe", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015

@@ -84,6 +84,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.WatchTrainingRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.TrainingProgress.FromString,
                 _registered_method=True)
+        self.Learning = channel.unary_unary(
+                '/hanse.control.v1.Control/Learning',
+                request_serializer=proto_dot_control__pb2.LearningRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.LearningReply.FromString,
+                _registered_method=True)
         self.Privacy = channel.unary_unary(
                 '/hanse.control.v1.Control/Privacy',
                 request_serializer=proto_dot_control__pb2.PrivacyRequest.SerializeToString,
@@ -155,6 +160,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Learning(self, request, context):
+        """How this site learns: what was chosen, and what became of its personal layer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Privacy(self, request, context):
         """What this site's updates have told so far, and what further rounds would add.
         """
@@ -214,6 +226,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.WatchTraining,
                     request_deserializer=proto_dot_control__pb2.WatchTrainingRequest.FromString,
                     response_serializer=proto_dot_control__pb2.TrainingProgress.SerializeToString,
+            ),
+            'Learning': grpc.unary_unary_rpc_method_handler(
+                    servicer.Learning,
+                    request_deserializer=proto_dot_control__pb2.LearningRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.LearningReply.SerializeToString,
             ),
             'Privacy': grpc.unary_unary_rpc_method_handler(
                     servicer.Privacy,
@@ -491,6 +508,33 @@ class Control:
             '/hanse.control.v1.Control/WatchTraining',
             proto_dot_control__pb2.WatchTrainingRequest.SerializeToString,
             proto_dot_control__pb2.TrainingProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Learning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/Learning',
+            proto_dot_control__pb2.LearningRequest.SerializeToString,
+            proto_dot_control__pb2.LearningReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class ControlStub:
     Train: _grpc.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]
     StopTraining: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
+    Learning: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningRequest, _control_pb2.LearningReply]
+    """How this site learns: what was chosen, and what became of its personal layer."""
     Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
     """What this site's updates have told so far, and what further rounds would add."""
 
@@ -63,6 +65,8 @@ class ControlAsyncStub(ControlStub):
     Train: _aio.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     StopTraining: _aio.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
+    Learning: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningRequest, _control_pb2.LearningReply]  # type: ignore[assignment]
+    """How this site learns: what was chosen, and what became of its personal layer."""
     Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
     """What this site's updates have told so far, and what further rounds would add."""
 
@@ -137,6 +141,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.WatchTrainingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.TrainingProgress], _abc.AsyncIterator[_control_pb2.TrainingProgress]]: ...
+
+    @_abc_1.abstractmethod
+    def Learning(
+        self,
+        request: _control_pb2.LearningRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LearningReply, _abc.Awaitable[_control_pb2.LearningReply]]:
+        """How this site learns: what was chosen, and what became of its personal layer."""
 
     @_abc_1.abstractmethod
     def Privacy(

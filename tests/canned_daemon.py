@@ -32,6 +32,15 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
+        self.learning = control.LearningReply(
+            recipe="pfedrag",
+            choices=[
+                control.Choice(axis="personal", value="tiered_head", in_recipe="tiered_head"),
+                control.Choice(axis="dropout", value="0.3", in_recipe="0.1"),
+            ],
+            shared_values=1_182_336,
+            adaptation_index=math.nan,
+        )
         self.privacy = control.PrivacyReply(
             unit="this site",
             delta=1e-5,
@@ -125,6 +134,10 @@ class CannedDaemon(ControlServicer):
     def Train(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)
         return control.TrainReply(run=RUN)
+
+    def Learning(self, request: Any, context: Any) -> control.LearningReply:
+        self._hear(request, context)
+        return self.learning
 
     def Privacy(self, request: Any, context: Any) -> control.PrivacyReply:
         self._hear(request, context)

@@ -186,6 +186,7 @@ class LiveFederation:
         *,
         adapt: str = "head",
         rounds: dict[str, Any] | None = None,
+        tables: dict[str, dict[str, Any]] | None = None,
         surroundings: Surroundings | None = None,
         connect_s: float = 90.0,
         **training: Any,
@@ -194,7 +195,7 @@ class LiveFederation:
         encoder = small_encoder(root / "encoder", words=_words())
         live = cls(Federation.found(root, *names), encoder, adapt, surroundings or Surroundings())
         live.federation.hosts.update(live.surroundings.hosts)
-        live.settings = {"rounds": rounds or {}, "training": training}
+        live.settings = {"rounds": rounds or {}, "training": training, **(tables or {})}
         async with live._stack:
             for name in names:
                 await live.launch(name)
@@ -223,7 +224,7 @@ class LiveFederation:
             "workers": {"threads": 1},
         }
         for table, options in self.settings.items():
-            settings[table].update(options)
+            settings.setdefault(table, {}).update(options)
         (folder / "fedd.toml").write_text(_toml(settings))
         with (folder / "fedd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(

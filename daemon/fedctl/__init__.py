@@ -7,6 +7,7 @@
     keeping.py     site expel, site renew: what comes later
     ingesting.py   ingest
     training.py    train and its live view
+    learning.py    learning
     asking.py      ask, eval
     show.py        status, peers, rounds
     privacy.py     privacy
@@ -33,6 +34,7 @@ from daemon.fedctl import (
     demo,
     ingesting,
     keeping,
+    learning,
     privacy,
     setup,
     show,
@@ -64,6 +66,7 @@ app.add_typer(setup.site_app, name="site")
 app.add_typer(setup.manifest_app, name="manifest")
 app.command("ingest")(ingesting.ingest)
 app.command("train")(training.train)
+app.command("learning")(learning.learning)
 app.command("ask")(asking.ask)
 app.command("eval")(asking.evaluate)
 app.command("status")(show.status)

@@ -192,16 +192,6 @@ def complexity(library_path: Path) -> float:
         return score(library)
 
 
-def depth(spec: RetrieverSpec) -> DepthReport | None:
-    """The tier of this site's personal layer and why it is that one; None before any training."""
-    from daemon.learning.tiering import report_of
-
-    if spec.personal == "none":
-        return None
-    shape = _retriever(spec).shape_manifest.digest
-    return report_of(PersonalStore(Path(spec.personal_folder), shape).newest())
-
-
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
     from daemon.learning.models import open_retriever

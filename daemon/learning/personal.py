@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from daemon.learning.terms import LearningError
+from daemon.learning.terms import DepthReport, LearningError
 
 Float32 = NDArray[np.float32]
 
@@ -141,3 +141,14 @@ def sweep(folder: Path) -> None:
     """Remove what a crash left half written. Only at a start, where nobody writes."""
     for leftover in folder.glob(f"{_UNFINISHED}*"):
         leftover.unlink(missing_ok=True)
+
+
+def report_of(state: PersonalState | None) -> DepthReport | None:
+    """What was last decided, and why."""
+    told = None if state is None else state.facts.get("report")
+    if told is None:
+        return None
+    try:
+        return DepthReport(**told)
+    except TypeError as error:
+        raise LearningError(f"a personal file says {told!r} of its tier: {error}") from error
