@@ -48,6 +48,14 @@ class ControlStub:
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
     Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
     """What this site's updates have told so far, and what further rounds would add."""
+    BuildPairs: _grpc.UnaryStreamMultiCallable[_control_pb2.BuildPairsRequest, _control_pb2.BuildPairsProgress]
+    """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+    model has written by then is kept and is not asked for again.
+    """
+    MadePairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]
+    DropPairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]
+    LearningCurve: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]
+    """How the committed versions did on this site's own validation pairs."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -65,6 +73,14 @@ class ControlAsyncStub(ControlStub):
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
     Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
     """What this site's updates have told so far, and what further rounds would add."""
+    BuildPairs: _aio.UnaryStreamMultiCallable[_control_pb2.BuildPairsRequest, _control_pb2.BuildPairsProgress]  # type: ignore[assignment]
+    """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+    model has written by then is kept and is not asked for again.
+    """
+    MadePairs: _aio.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    DropPairs: _aio.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    LearningCurve: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]  # type: ignore[assignment]
+    """How the committed versions did on this site's own validation pairs."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -145,5 +161,37 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PrivacyReply, _abc.Awaitable[_control_pb2.PrivacyReply]]:
         """What this site's updates have told so far, and what further rounds would add."""
+
+    @_abc_1.abstractmethod
+    def BuildPairs(
+        self,
+        request: _control_pb2.BuildPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.BuildPairsProgress], _abc.AsyncIterator[_control_pb2.BuildPairsProgress]]:
+        """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+        model has written by then is kept and is not asked for again.
+        """
+
+    @_abc_1.abstractmethod
+    def MadePairs(
+        self,
+        request: _control_pb2.MadePairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DropPairs(
+        self,
+        request: _control_pb2.DropPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def LearningCurve(
+        self,
+        request: _control_pb2.LearningCurveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LearningCurveReply, _abc.Awaitable[_control_pb2.LearningCurveReply]]:
+        """How the committed versions did on this site's own validation pairs."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
