@@ -20,6 +20,9 @@ class RetrieverSpec:
 
     ``personal``: a layer of this site's own behind the head (``tiered_head``), which
     lies in ``personal_folder`` and never leaves it.
+
+    ``learn_from``: the pairs that were supplied, those that the site has made of its
+    own documents (kept in the file ``made_pairs``), or both.
     """
 
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
@@ -31,3 +34,5 @@ class RetrieverSpec:
     lora_alpha: int = 16
     personal: Literal["none", "tiered_head"] = "none"
     personal_folder: str = ""
+    learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
+    made_pairs: str = ""
