@@ -188,13 +188,17 @@ class LiveFederation:
         rounds: dict[str, Any] | None = None,
         surroundings: Surroundings | None = None,
         connect_s: float = 90.0,
+        tables: dict[str, dict[str, Any]] | None = None,
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
-        """Found a federation, start its daemons, wait until all are connected."""
+        """Found a federation, start its daemons, wait until all are connected.
+
+        ``tables``: further settings of every site, by table.
+        """
         encoder = small_encoder(root / "encoder", words=_words())
         live = cls(Federation.found(root, *names), encoder, adapt, surroundings or Surroundings())
         live.federation.hosts.update(live.surroundings.hosts)
-        live.settings = {"rounds": rounds or {}, "training": training}
+        live.settings = {"rounds": rounds or {}, "training": training, **(tables or {})}
         async with live._stack:
             for name in names:
                 await live.launch(name)
@@ -223,7 +227,7 @@ class LiveFederation:
             "workers": {"threads": 1},
         }
         for table, options in self.settings.items():
-            settings[table].update(options)
+            settings.setdefault(table, {}).update(options)
         (folder / "fedd.toml").write_text(_toml(settings))
         with (folder / "fedd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(

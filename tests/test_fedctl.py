@@ -232,6 +232,12 @@ ANSWERED = [
     (["ask", "Why do locks leak?"], "answer"),
     (["eval"], "mrr_at_10"),
     (["eval", "--split", "valid"], "mrr_at_10"),
+    (["eval", "--history"], "points"),
+    (["pairs"], "kinds"),
+    (["pairs", "list"], "kinds"),
+    (["pairs", "show"], "examples"),
+    (["pairs", "build", "--how", "cloze"], "made"),
+    (["pairs", "drop", "--all"], "kinds"),
     (["train", "--rounds", "2", "--detach"], "run"),
     (["train", "--stop"], "run"),
 ]
@@ -271,7 +277,7 @@ def test_without_a_daemon(fedctl: Fedctl, path: Path, words: list[str]) -> None:
 def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
     for words in ("ca init", "ca sign", "site init", "site install", "site show", "manifest sign",
                   "manifest show", "ingest", "train", "ask", "eval", "status", "peers", "rounds",
-                  "rounds show", "demo"):  # fmt: skip
+                  "rounds show", "demo", "pairs", "pairs build", "pairs drop"):  # fmt: skip
         shown = fedctl(*words.split(), "--help")
         assert shown.code == 0
         for option in ("--json", "--socket", "--config"):

@@ -7,7 +7,9 @@
     keeping.py     site expel, site renew: what comes later
     ingesting.py   ingest
     training.py    train and its live view
-    asking.py      ask, eval
+    asking.py      ask
+    evaluating.py  eval, eval --history
+    pairs.py       pairs: build, list, show, drop
     show.py        status, peers, rounds
     privacy.py     privacy
     chain.py       rounds verify
@@ -31,8 +33,10 @@ from daemon.fedctl import (
     auditing,
     chain,
     demo,
+    evaluating,
     ingesting,
     keeping,
+    pairs,
     privacy,
     setup,
     show,
@@ -65,7 +69,8 @@ app.add_typer(setup.manifest_app, name="manifest")
 app.command("ingest")(ingesting.ingest)
 app.command("train")(training.train)
 app.command("ask")(asking.ask)
-app.command("eval")(asking.evaluate)
+app.command("eval")(evaluating.evaluate)
+app.add_typer(pairs.pairs_app, name="pairs")
 app.command("status")(show.status)
 app.command("peers")(show.peers)
 app.command("privacy")(privacy.privacy)
