@@ -15,6 +15,9 @@ _LONGEST_SOCKET_PATH = 107
 _SITE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_WRITER_URL = re.compile(
+    r"http://(localhost|127(\.\d{1,3}){3}|\[::1\]):\d{1,5}(/[^#\s]*)?#\S+", re.ASCII
+)
 _BIND = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
 
 
@@ -84,6 +87,18 @@ def _as_encoder(value: str, info: ValidationInfo) -> str:
     return value
 
 
+def _as_writer(value: str, info: ValidationInfo) -> str:
+    """A model's folder, or a server on this machine: passages are shown to it."""
+    if value.startswith("http"):
+        if _WRITER_URL.fullmatch(value) is None:
+            raise _refuse(
+                'a server on this machine, "http://127.0.0.1:PORT/v1#MODEL", or a folder',
+                "passages must not leave this machine: run the model here",
+            )
+        return value
+    return str(_as_path(value, info))
+
+
 def available_cores() -> int:
     """Processor cores this process may run on (less than the machine has, in a container)."""
     return len(os.sched_getaffinity(0))
@@ -95,3 +110,4 @@ Bind = Annotated[str, AfterValidator(_as_bind)]
 SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
+WriterName = Annotated[str, AfterValidator(_as_writer)]

@@ -27,6 +27,7 @@ from config.kinds import (
     GroupName,
     SiteId,
     SocketPath,
+    WriterName,
     available_cores,
 )
 from config.recipes import (
@@ -213,6 +214,20 @@ class DepthSettings(Section):
     tell_complexity: bool = False
 
 
+class PairsSettings(Section):
+    """``[pairs]``: what this site learns from, and what writes questions about its documents."""
+
+    learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
+    writer: WriterName | None = None  # None: there is none
+    domain: Literal["general", "medical", "financial", "legal", "technical"] = "general"
+
+
+class EvaluationSettings(Section):
+    """``[evaluation]``: how each new version is judged at this site."""
+
+    curve_questions: int = Field(500, ge=0, le=100_000)
+
+
 class PrivacySettings(Section):
     """``[privacy]``: what this site's updates may tell, over all rounds together."""
 
@@ -270,6 +285,8 @@ class Settings(Section):
     training: TrainingSettings
     learning: LearningSettings
     depth: DepthSettings
+    pairs: PairsSettings
+    evaluation: EvaluationSettings
     privacy: PrivacySettings
     robust: RobustSettings
     rounds: RoundsSettings

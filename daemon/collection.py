@@ -17,6 +17,7 @@ from typing import TypeVar
 import structlog
 
 from daemon.learning import jobs as learning_jobs
+from daemon.learning import pair_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.retrieval import jobs as answering_jobs
@@ -70,6 +71,9 @@ class Collection:
         self.served_digest = b""
         self.last_error = ""
         self.suspect: Callable[[], None] = lambda: None  # a version can't be read
+        self.answers: Callable[[], None] = lambda: None  # a version answers from now on
+        self.changed: Callable[[], None] = lambda: None  # documents or pairs have
+        self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = spec
         self._versions = versions
         self._index_root = state / "index"
@@ -84,6 +88,7 @@ class Collection:
     async def prepare(self) -> None:
         """Make the library where there is none yet."""
         await self.ingest([], [])
+        await self.recount()
 
     # ---- documents in ------------------------------------------------------------
 
@@ -108,8 +113,25 @@ class Collection:
         )
         self._want(self._wanted_digest)
         await self._settled.wait()
+        await self.recount()
+        self.changed()
         if self.last_error:
             raise LearningError(self.last_error)
+
+    async def recount(self) -> None:
+        """Count the training pairs anew: documents, or pairs that were made here, have changed.
+
+        By the answering worker, which training doesn't keep waiting.
+        """
+        if self._spec.learn_from == "supplied":
+            return
+        try:
+            self._trainable = await self._answering.run(
+                pair_jobs.trainable, self._spec, self.library_path
+            )
+        except LearningError as error:
+            self._trainable = 0
+            log.warning("made pairs are not learned from", cause=str(error))
 
     async def counts(self) -> LibraryCounts:
         """How much there is."""
@@ -117,13 +139,14 @@ class Collection:
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to training, and why not if it can't."""
-        pairs = (await self.counts()).pairs_train
+        learned = self._spec.learn_from
+        pairs = (await self.counts()).pairs_train if learned == "supplied" else self._trainable
         if not self._settings.willing:
             return do.Situation(pairs, willing=False, reason="training.willing is off here")
         if pairs < self._settings.min_pairs:
             reason = (
                 f"has {pairs} training pairs and needs {self._settings.min_pairs} "
-                "(training.min_pairs): ingest pairs"
+                "(training.min_pairs): ingest pairs, or make some (fedctl pairs)"
             )
             return do.Situation(pairs, willing=False, reason=reason)
         if not self._settings.tell_complexity:
@@ -162,6 +185,7 @@ class Collection:
             else:
                 self.last_error = ""
                 pause = _RETRY_S
+                self.answers()
             if not self._dirty.is_set():
                 self._settled.set()
 
@@ -224,6 +248,8 @@ class Collection:
         await self._settled.wait()
         if self.last_error:
             raise NotIndexedYet(self.last_error)
+        if self._spec.adapt != "head":  # its index is made without the encoder's own features
+            await self._learning.run(learning_jobs.embed_frozen, self._spec, self.library_path)
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )

@@ -34,6 +34,8 @@ from config.settings import LearningSettings, RetrieverSettings, RobustSettings,
 from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
+from daemon.control_learning import LearningCalls
+from daemon.curve import Curve
 from daemon.doorman import Doorman
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
@@ -42,6 +44,7 @@ from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningEr
 from daemon.learning_reply import learning_reply
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
+from daemon.pairs import PairMaker
 from daemon.privacy import LedgerError
 from daemon.proposing import ChoiceRefused, chosen, make_plan
 from daemon.retrieval.answering import QuestionRefusedError
@@ -95,9 +98,11 @@ class Surroundings:
     workers: tuple[Worker, ...]
     started: float
     audit: AuditLog
+    pairs: PairMaker
+    curve: Curve
 
 
-class ControlService(rpc.ControlServicer):  # its method names are control.proto's
+class ControlService(LearningCalls):  # its method names are control.proto's
     """Answers one user's fedctl; every method is thin over the node and the collection."""
 
     def __init__(self, around: Surroundings, actor: str, ingesting: asyncio.Lock) -> None:
@@ -123,6 +128,13 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             outcome = "done"
         finally:
             await self._audit.record_or_owe(self._actor, action, outcome, **found)
+
+    @property
+    def _pairs(self) -> PairMaker:
+        return self._around.pairs
+
+    def _curve_missing(self) -> str:
+        return self._around.curve.missing
 
     # ---- training --------------------------------------------------------------
 
@@ -311,26 +323,6 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             passages=[_citation(passage) for passage in answered.passages],
             model_digest=answered.model_digest,
             seconds=time.monotonic() - started,
-        )
-
-    async def Evaluate(
-        self, request: control.EvaluateRequest, context: Context
-    ) -> control.EvaluateReply:
-        """Judge retrieval on this site's own pairs."""
-        async with self._audited(context, "evaluate") as recorded:
-            judged = await self._answered(
-                context, self._node.collection.evaluate(request.split or "test")
-            )
-            recorded["questions"] = judged.dense.questions
-        return control.EvaluateReply(
-            questions=judged.dense.questions,
-            mrr_at_10=judged.dense.mrr_at_10,
-            recall_at_10=judged.dense.recall_at_10,
-            hit_at_1=judged.dense.hit_at_1,
-            ndcg_at_10=judged.dense.ndcg_at_10,
-            model_digest=judged.model_digest,
-            seconds=judged.seconds,
-            retrieval="dense",
         )
 
     # ---- looking -------------------------------------------------------------------

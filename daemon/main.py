@@ -32,6 +32,7 @@ from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
+from daemon.curve import Curve
 from daemon.exchange import Folders
 from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
@@ -42,6 +43,7 @@ from daemon.learning.terms import DepthOptions, LearningError, RetrieverDescript
 from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.pairs import PairMaker, WriterSettings
 from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.spreading import Spreading
@@ -150,6 +152,7 @@ class Daemon:
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
+        curve = self._make_curve(node, workers)
         attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
         node.progress.attempts = attempts
@@ -160,6 +163,7 @@ class Daemon:
                 group.create_task(self._lag.run()),
                 group.create_task(self._notifier.keep_watchdog_fed()),
                 group.create_task(node.collection.run()),
+                group.create_task(curve.run()),
                 group.create_task(
                     workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
                 ),
@@ -174,7 +178,7 @@ class Daemon:
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._surroundings(node, workers, audit))
+            await control.start(self._surroundings(node, workers, audit, curve))
             stack.push_async_callback(control.stop)
             self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
@@ -213,6 +217,31 @@ class Daemon:
         except CryptoError as error:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
+
+    def _make_curve(self, node: Node, workers: Workers) -> Curve:
+        curve = Curve(
+            spec=_retriever_spec(self._settings),
+            state=self._settings.site.state_dir,
+            store=node.store,
+            learning=workers.learning,
+            questions=self._settings.evaluation.curve_questions,
+            head=lambda: (node.protocol.durable.head_round, node.protocol.durable.head_digest),
+        )
+        node.committed = curve.committed
+        node.collection.answers = curve.answers
+        node.collection.changed = curve.changed
+        return curve
+
+    def _make_pairs(self, node: Node, workers: Workers) -> PairMaker:
+        pairs = self._settings.pairs
+        return PairMaker(
+            spec=_retriever_spec(self._settings),
+            state=self._settings.site.state_dir,
+            collection=node.collection,
+            writer=WriterSettings(pairs.writer or "", pairs.domain),
+            learning=workers.learning,
+            answering=workers.answering,
+        )
 
     async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
         settings, membership = self._settings, self._membership
@@ -342,7 +371,9 @@ class Daemon:
         audit.tell_head("the audit log goes on")
         return audit
 
-    def _surroundings(self, node: Node, workers: Workers, audit: AuditLog) -> Surroundings:
+    def _surroundings(
+        self, node: Node, workers: Workers, audit: AuditLog, curve: Curve
+    ) -> Surroundings:
         return Surroundings(
             node=node,
             training=self._settings.training,
@@ -355,6 +386,8 @@ class Daemon:
             workers=workers.all,
             started=self._started,
             audit=audit,
+            pairs=self._make_pairs(node, workers),
+            curve=curve,
         )
 
     # ---- signals ---------------------------------------------------------------
@@ -428,6 +461,8 @@ def _retriever_spec(settings: Settings) -> RetrieverSpec:
         lora_alpha=retriever.lora_alpha,
         personal=retriever.personal,
         personal_folder=str(settings.site.state_dir / "personal"),
+        learn_from=settings.pairs.learn_from,
+        made_pairs=str(settings.site.state_dir / "made_pairs.jsonl"),
         depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
     )
 

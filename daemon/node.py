@@ -88,6 +88,7 @@ class Node:
         self.collection = collection
         self.privacy = privacy
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
         self.progress = ProgressBoard(lambda: self.traffic())
         self._last_error = ""
         self._folders = folders
@@ -347,6 +348,7 @@ class Node:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
         self.collection.adopt(effect.model_digest)
+        self.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(round_crypto.keep_residual, self._folders.residual)
         await self._exchange.forget_old_versions(

@@ -753,7 +753,7 @@ class EvaluateRequest(_message.Message):
 
     SPLIT_FIELD_NUMBER: _builtins.int
     split: _builtins.str
-    """"" means test"""
+    """train, valid or test; "": test if there are such pairs, else valid"""
     def __init__(
         self,
         *,
@@ -779,6 +779,9 @@ class EvaluateReply(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     RETRIEVAL_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    OVER_VANILLA_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -794,7 +797,17 @@ class EvaluateReply(_message.Message):
     seconds: _builtins.float
     """it took"""
     retrieval: _builtins.str
-    """which ranking was judged: dense, bm25 or fused"""
+    """the ranking that fields 2 to 5 are of: dense"""
+    split: _builtins.str
+    """whose pairs were asked"""
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
+        """every metric of every ranking, on the same questions"""
+
+    @_builtins.property
+    def over_vanilla(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
+        """likewise: the ranking minus the encoder before any training"""
+
     def __init__(
         self,
         *,
@@ -806,14 +819,55 @@ class EvaluateReply(_message.Message):
         model_digest: _builtins.bytes = ...,
         seconds: _builtins.float = ...,
         retrieval: _builtins.str = ...,
+        figures: _abc.Iterable[Global___Figure] | None = ...,
+        over_vanilla: _abc.Iterable[Global___Figure] | None = ...,
+        split: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateReply: _TypeAlias = EvaluateReply  # noqa: Y015
+
+@_typing.final
+class Figure(_message.Message):
+    """The mean of a metric over all questions, and where it lies with 95 % confidence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKING_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    ranking: _builtins.str
+    """bm25, vanilla (the encoder alone), dense (the version) or fused (what a question meets)"""
+    metric: _builtins.str
+    """as in mrr@10"""
+    mean: _builtins.float
+    """over the questions, each counted equally"""
+    low: _builtins.float
+    """of the bootstrap interval; of a difference it is paired by question"""
+    high: _builtins.float
+    """likewise"""
+    def __init__(
+        self,
+        *,
+        ranking: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        mean: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "metric", b"metric", "ranking", b"ranking"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Figure: _TypeAlias = Figure  # noqa: Y015
 
 @_typing.final
 class TrainRequest(_message.Message):
@@ -1173,3 +1227,321 @@ class Choice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Choice: _TypeAlias = Choice  # noqa: Y015
+
+@_typing.final
+class BuildPairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    A_PASSAGE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """cloze, titles, keywords or written"""
+    a_passage: _builtins.int
+    """queries of a passage: sentences or what is written; 1 .. 10; 0: 1, written 2"""
+    seed: _builtins.int
+    """of the choice of sentences"""
+    top_k: _builtins.int
+    """written: a query is kept if its passage is among so many; 1 .. 100; 0: 10"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        a_passage: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        top_k: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_passage", b"a_passage", "kind", b"kind", "seed", b"seed", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BuildPairsRequest: _TypeAlias = BuildPairsRequest  # noqa: Y015
+
+@_typing.final
+class BuildPairsProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    LEARN_FROM_FIELD_NUMBER: _builtins.int
+    TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """passages that are done"""
+    total: _builtins.int
+    """passages that may be learned from; 0: not known yet"""
+    finished: _builtins.bool
+    """the pairs are kept; the fields below are set"""
+    made: _builtins.int
+    """pairs of this kind that there are now"""
+    repeated: _builtins.int
+    """written: queries that said what another one says"""
+    lost: _builtins.int
+    """written: queries that did not find their passage"""
+    seconds: _builtins.float
+    """it took"""
+    learn_from: _builtins.str
+    """as configured: supplied, supplied+made or made"""
+    training_pairs: _builtins.int
+    """that this site would train on now"""
+    def __init__(
+        self,
+        *,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        made: _builtins.int = ...,
+        repeated: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        learn_from: _builtins.str = ...,
+        training_pairs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "finished", b"finished", "learn_from", b"learn_from", "lost", b"lost", "made", b"made", "repeated", b"repeated", "seconds", b"seconds", "total", b"total", "training_pairs", b"training_pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BuildPairsProgress: _TypeAlias = BuildPairsProgress  # noqa: Y015
+
+@_typing.final
+class MadePairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"": of all kinds"""
+    examples: _builtins.int
+    """of each kind; 0 .. 100"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        examples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadePairsRequest: _TypeAlias = MadePairsRequest  # noqa: Y015
+
+@_typing.final
+class MadePairsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KINDS_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    LEARN_FROM_FIELD_NUMBER: _builtins.int
+    SUPPLIED_FIELD_NUMBER: _builtins.int
+    TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
+    learn_from: _builtins.str
+    """as configured: supplied, supplied+made or made"""
+    supplied: _builtins.int
+    """training pairs that were ingested"""
+    training_pairs: _builtins.int
+    """that this site would train on now"""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___MadeKind]:
+        """those that there are"""
+
+    @_builtins.property
+    def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MadePair]:
+        """as asked for, evenly spread over each kind"""
+
+    def __init__(
+        self,
+        *,
+        kinds: _abc.Iterable[Global___MadeKind] | None = ...,
+        examples: _abc.Iterable[Global___MadePair] | None = ...,
+        learn_from: _builtins.str = ...,
+        supplied: _builtins.int = ...,
+        training_pairs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kinds", b"kinds", "learn_from", b"learn_from", "supplied", b"supplied", "training_pairs", b"training_pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadePairsReply: _TypeAlias = MadePairsReply  # noqa: Y015
+
+@_typing.final
+class MadeKind(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    USABLE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """cloze, titles, keywords or written"""
+    pairs: _builtins.int
+    """that are kept"""
+    usable: _builtins.int
+    """of those: their documents are here and of split train"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        pairs: _builtins.int = ...,
+        usable: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pairs", b"pairs", "usable", b"usable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadeKind: _TypeAlias = MadeKind  # noqa: Y015
+
+@_typing.final
+class MadePair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """as in MadeKind"""
+    query: _builtins.str
+    """what is asked"""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what answers it, cut to 1000 characters; at most 3"""
+
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the documents of those texts"""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        query: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "kind", b"kind", "query", b"query", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadePair: _TypeAlias = MadePair  # noqa: Y015
+
+@_typing.final
+class DropPairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"": all of them, a damaged file too"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPairsRequest: _TypeAlias = DropPairsRequest  # noqa: Y015
+
+@_typing.final
+class LearningCurveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    """"": all"""
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningCurveRequest: _TypeAlias = LearningCurveRequest  # noqa: Y015
+
+@_typing.final
+class LearningCurveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POINTS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    missing: _builtins.str
+    """why there is no point of the newest version; empty when there is one"""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
+        """oldest round first"""
+
+    def __init__(
+        self,
+        *,
+        points: _abc.Iterable[Global___CurvePoint] | None = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "points", b"points"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningCurveReply: _TypeAlias = LearningCurveReply  # noqa: Y015
+
+@_typing.final
+class CurvePoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """0: before any training"""
+    model_digest: _builtins.bytes
+    """the version"""
+    metric: _builtins.str
+    """as in mrr@10, of the version's own ranking (dense)"""
+    value: _builtins.float
+    """mean over the questions"""
+    questions: _builtins.int
+    """validation pairs that were asked"""
+    unix_ms: _builtins.int
+    """when; this site's clock"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        model_digest: _builtins.bytes = ...,
+        metric: _builtins.str = ...,
+        value: _builtins.float = ...,
+        questions: _builtins.int = ...,
+        unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "model_digest", b"model_digest", "questions", b"questions", "round", b"round", "unix_ms", b"unix_ms", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurvePoint: _TypeAlias = CurvePoint  # noqa: Y015

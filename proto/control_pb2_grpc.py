@@ -94,6 +94,26 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.PrivacyRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.PrivacyReply.FromString,
                 _registered_method=True)
+        self.BuildPairs = channel.unary_stream(
+                '/hanse.control.v1.Control/BuildPairs',
+                request_serializer=proto_dot_control__pb2.BuildPairsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.BuildPairsProgress.FromString,
+                _registered_method=True)
+        self.MadePairs = channel.unary_unary(
+                '/hanse.control.v1.Control/MadePairs',
+                request_serializer=proto_dot_control__pb2.MadePairsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.MadePairsReply.FromString,
+                _registered_method=True)
+        self.DropPairs = channel.unary_unary(
+                '/hanse.control.v1.Control/DropPairs',
+                request_serializer=proto_dot_control__pb2.DropPairsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.MadePairsReply.FromString,
+                _registered_method=True)
+        self.LearningCurve = channel.unary_unary(
+                '/hanse.control.v1.Control/LearningCurve',
+                request_serializer=proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.LearningCurveReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -174,6 +194,33 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BuildPairs(self, request, context):
+        """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+        model has written by then is kept and is not asked for again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MadePairs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPairs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LearningCurve(self, request, context):
+        """How the committed versions did on this site's own validation pairs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +283,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Privacy,
                     request_deserializer=proto_dot_control__pb2.PrivacyRequest.FromString,
                     response_serializer=proto_dot_control__pb2.PrivacyReply.SerializeToString,
+            ),
+            'BuildPairs': grpc.unary_stream_rpc_method_handler(
+                    servicer.BuildPairs,
+                    request_deserializer=proto_dot_control__pb2.BuildPairsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.BuildPairsProgress.SerializeToString,
+            ),
+            'MadePairs': grpc.unary_unary_rpc_method_handler(
+                    servicer.MadePairs,
+                    request_deserializer=proto_dot_control__pb2.MadePairsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.MadePairsReply.SerializeToString,
+            ),
+            'DropPairs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPairs,
+                    request_deserializer=proto_dot_control__pb2.DropPairsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.MadePairsReply.SerializeToString,
+            ),
+            'LearningCurve': grpc.unary_unary_rpc_method_handler(
+                    servicer.LearningCurve,
+                    request_deserializer=proto_dot_control__pb2.LearningCurveRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.LearningCurveReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -562,6 +629,114 @@ class Control:
             '/hanse.control.v1.Control/Privacy',
             proto_dot_control__pb2.PrivacyRequest.SerializeToString,
             proto_dot_control__pb2.PrivacyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BuildPairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/BuildPairs',
+            proto_dot_control__pb2.BuildPairsRequest.SerializeToString,
+            proto_dot_control__pb2.BuildPairsProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MadePairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/MadePairs',
+            proto_dot_control__pb2.MadePairsRequest.SerializeToString,
+            proto_dot_control__pb2.MadePairsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/DropPairs',
+            proto_dot_control__pb2.DropPairsRequest.SerializeToString,
+            proto_dot_control__pb2.MadePairsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LearningCurve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/LearningCurve',
+            proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
+            proto_dot_control__pb2.LearningCurveReply.FromString,
             options,
             channel_credentials,
             insecure,

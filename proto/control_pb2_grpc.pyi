@@ -50,6 +50,14 @@ class ControlStub:
     """How this site learns: what was chosen, and what became of its personal layer."""
     Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
     """What this site's updates have told so far, and what further rounds would add."""
+    BuildPairs: _grpc.UnaryStreamMultiCallable[_control_pb2.BuildPairsRequest, _control_pb2.BuildPairsProgress]
+    """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+    model has written by then is kept and is not asked for again.
+    """
+    MadePairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]
+    DropPairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]
+    LearningCurve: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]
+    """How the committed versions did on this site's own validation pairs."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -69,6 +77,14 @@ class ControlAsyncStub(ControlStub):
     """How this site learns: what was chosen, and what became of its personal layer."""
     Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
     """What this site's updates have told so far, and what further rounds would add."""
+    BuildPairs: _aio.UnaryStreamMultiCallable[_control_pb2.BuildPairsRequest, _control_pb2.BuildPairsProgress]  # type: ignore[assignment]
+    """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+    model has written by then is kept and is not asked for again.
+    """
+    MadePairs: _aio.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    DropPairs: _aio.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    LearningCurve: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]  # type: ignore[assignment]
+    """How the committed versions did on this site's own validation pairs."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -157,5 +173,37 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PrivacyReply, _abc.Awaitable[_control_pb2.PrivacyReply]]:
         """What this site's updates have told so far, and what further rounds would add."""
+
+    @_abc_1.abstractmethod
+    def BuildPairs(
+        self,
+        request: _control_pb2.BuildPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.BuildPairsProgress], _abc.AsyncIterator[_control_pb2.BuildPairsProgress]]:
+        """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+        model has written by then is kept and is not asked for again.
+        """
+
+    @_abc_1.abstractmethod
+    def MadePairs(
+        self,
+        request: _control_pb2.MadePairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DropPairs(
+        self,
+        request: _control_pb2.DropPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def LearningCurve(
+        self,
+        request: _control_pb2.LearningCurveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LearningCurveReply, _abc.Awaitable[_control_pb2.LearningCurveReply]]:
+        """How the committed versions did on this site's own validation pairs."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

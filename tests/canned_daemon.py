@@ -128,7 +128,65 @@ class CannedDaemon(ControlServicer):
     def Evaluate(self, request: Any, context: Any) -> control.EvaluateReply:
         self._hear(request, context)
         return control.EvaluateReply(
-            questions=30, mrr_at_10=0.75, recall_at_10=0.9, retrieval="dense", model_digest=DIGEST
+            questions=30,
+            mrr_at_10=0.75,
+            recall_at_10=0.9,
+            retrieval="dense",
+            model_digest=DIGEST,
+            split=request.split or "test",
+            figures=[
+                control.Figure(ranking=ranking, metric=metric, mean=mean, low=0.5, high=0.875)
+                for ranking, mean in (("bm25", 0.625), ("vanilla", 0.6875), ("dense", 0.75))
+                for metric in ("mrr@10", "map")
+            ],
+            over_vanilla=[
+                control.Figure(ranking="dense", metric="mrr@10", mean=0.0625, low=-0.01, high=0.13)
+            ],
+        )
+
+    def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
+        self._hear(request, context)
+        yield control.BuildPairsProgress(done=3, total=44)
+        yield control.BuildPairsProgress(
+            done=44,
+            total=44,
+            finished=True,
+            made=60,
+            repeated=2,
+            lost=26,
+            seconds=1.5,
+            learn_from="supplied",
+            training_pairs=12,
+        )
+
+    def MadePairs(self, request: Any, context: Any) -> control.MadePairsReply:
+        self._hear(request, context)
+        told = control.MadePair(
+            kind="cloze", query="Why [bold]leak?\x1b[31m", texts=["Locks\nleak."], documents=["d1"]
+        )
+        return control.MadePairsReply(
+            kinds=[control.MadeKind(kind="cloze", pairs=60, usable=58)],
+            examples=[told] if request.examples else [],
+            learn_from="supplied+made",
+            supplied=12,
+            training_pairs=70,
+        )
+
+    def DropPairs(self, request: Any, context: Any) -> control.MadePairsReply:
+        self._hear(request, context)
+        return control.MadePairsReply(learn_from="supplied", supplied=12, training_pairs=12)
+
+    def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
+        self._hear(request, context)
+        return control.LearningCurveReply(
+            points=[
+                control.CurvePoint(
+                    round=n, model_digest=DIGEST, metric=metric, value=n / 8, questions=20
+                )
+                for n in range(3)
+                for metric in ("mrr@10", "map")
+            ],
+            missing="the newest version has not been indexed yet",
         )
 
     def Train(self, request: Any, context: Any) -> control.TrainReply:

@@ -186,12 +186,15 @@ class LiveFederation:
         *,
         adapt: str = "head",
         rounds: dict[str, Any] | None = None,
-        tables: dict[str, dict[str, Any]] | None = None,
         surroundings: Surroundings | None = None,
         connect_s: float = 90.0,
+        tables: dict[str, dict[str, Any]] | None = None,
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
-        """Found a federation, start its daemons, wait until all are connected."""
+        """Found a federation, start its daemons, wait until all are connected.
+
+        ``tables``: further settings of every site, by table.
+        """
         encoder = small_encoder(root / "encoder", words=_words())
         live = cls(Federation.found(root, *names), encoder, adapt, surroundings or Surroundings())
         live.federation.hosts.update(live.surroundings.hosts)

@@ -8,7 +8,9 @@
     ingesting.py   ingest
     training.py    train and its live view
     learning.py    learning
-    asking.py      ask, eval
+    asking.py      ask
+    evaluating.py  eval, eval --history
+    pairs.py       pairs: build, list, show, drop
     show.py        status, peers, rounds
     privacy.py     privacy
     chain.py       rounds verify
@@ -32,9 +34,11 @@ from daemon.fedctl import (
     auditing,
     chain,
     demo,
+    evaluating,
     ingesting,
     keeping,
     learning,
+    pairs,
     privacy,
     setup,
     show,
@@ -68,7 +72,8 @@ app.command("ingest")(ingesting.ingest)
 app.command("train")(training.train)
 app.command("learning")(learning.learning)
 app.command("ask")(asking.ask)
-app.command("eval")(asking.evaluate)
+app.command("eval")(evaluating.evaluate)
+app.add_typer(pairs.pairs_app, name="pairs")
 app.command("status")(show.status)
 app.command("peers")(show.peers)
 app.command("privacy")(privacy.privacy)

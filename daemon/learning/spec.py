@@ -23,6 +23,9 @@ class RetrieverSpec:
 
     ``personal``: a layer of this site's own behind the head (``tiered_head``), which
     lies in ``personal_folder`` and never leaves it; ``depth`` says how its tiers change.
+
+    ``learn_from``: the pairs that were supplied, those that the site has made of its
+    own documents (kept in the file ``made_pairs``), or both.
     """
 
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
@@ -35,3 +38,5 @@ class RetrieverSpec:
     personal: Personal = "none"
     personal_folder: str = ""
     depth: DepthOptions = field(default_factory=DepthOptions)
+    learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
+    made_pairs: str = ""
