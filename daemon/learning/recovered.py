@@ -59,9 +59,7 @@ def words(text: str) -> frozenset[str]:
 
 def names(text: str, title: str = "") -> frozenset[str]:
     """The names in a passage and its document's title, in lower case; see above."""
-    found = {
-        match.group() for rule in (_DATE, _QUANTITY, _CODE) for match in rule.finditer(text)
-    }
+    found = {match.group() for rule in (_DATE, _QUANTITY, _CODE) for match in rule.finditer(text)}
     for match in _SPAN.finditer(text):
         span = match.group()
         if _SENTENCE_START.search(text, 0, match.start()):
