@@ -35,6 +35,7 @@ from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
 from daemon.doorman import Doorman
+from daemon.embedding_audit import EmbeddingAudit, result_of
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
@@ -323,6 +324,18 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             seconds=judged.seconds,
             retrieval="dense",
         )
+
+    async def AuditEmbeddings(
+        self, request: control.AuditEmbeddingsRequest, context: Context
+    ) -> AsyncIterator[control.AuditEmbeddingsProgress]:
+        """Attack this site's own embeddings, step by step; ends when the caller hangs up."""
+        async with (
+            self._audited(context, "audit-embeddings", show=request.show),
+            EmbeddingAudit(self._node.collection, self._around.audit_worker) as audit,
+        ):
+            async for step in audit.steps(request):
+                yield step
+            yield result_of(await self._answered(context, audit.result()))
 
     # ---- looking -------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def audit(source: Path, cache: Path, chosen: argparse.Namespace) -> dict[str, An
     items = list(read(source))
     documents = [item for item in items if isinstance(item, Document)]
     pairs = [item for item in items if isinstance(item, Pair)]
-    jobs.ingest(spec, library, documents, pairs, passage_tokens=200)
+    jobs.ingest(spec, library, documents, pairs, passage_tokens=220)
     jobs.embed_passages(spec, library)
     digest = jobs.write_initial_version(spec, versions)
     options = exposure.AuditOptions(epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes)
