@@ -20,7 +20,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
 from daemon.doorman import Doorman
-from daemon.embedding_audit import EmbeddingAudit, result_of
+from daemon.embedding_audit import EmbeddingAudit
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
@@ -92,6 +92,7 @@ class Surroundings:
     workers: tuple[Worker, ...]
     started: float
     audit: AuditLog
+    embeddings: EmbeddingAudit
 
 
 class ControlService(rpc.ControlServicer):  # its method names are control.proto's
@@ -329,13 +330,13 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         self, request: control.AuditEmbeddingsRequest, context: Context
     ) -> AsyncIterator[control.AuditEmbeddingsProgress]:
         """Attack this site's own embeddings, step by step; ends when the caller hangs up."""
-        async with (
-            self._audited(context, "audit-embeddings", show=request.show),
-            EmbeddingAudit(self._node.collection, self._around.audit_worker) as audit,
-        ):
-            async for step in audit.steps(request):
-                yield step
-            yield result_of(await self._answered(context, audit.result()))
+        async with self._audited(context, "audit-embeddings", shown=request.show):
+            try:
+                async with aclosing(self._around.embeddings.steps(request)) as steps:
+                    async for step in steps:
+                        yield step
+            except _REFUSALS as refusal:
+                await _refuse(context, str(refusal))
 
     # ---- looking -------------------------------------------------------------------
 

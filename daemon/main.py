@@ -32,6 +32,7 @@ from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
+from daemon.embedding_audit import EmbeddingAudit
 from daemon.exchange import Folders
 from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
@@ -89,6 +90,7 @@ class Workers:
     learning: Worker
     answering: Worker
     crypto: Worker
+    auditing: Worker
 
     @classmethod
     def of(cls, threads: int) -> Workers:
@@ -99,12 +101,13 @@ class Workers:
             answering=Worker("answering", threads=threads, forked=True),
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
+            auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
         )
 
     @property
     def all(self) -> tuple[Worker, ...]:
         """Each of them."""
-        return (self.learning, self.answering, self.crypto)
+        return (self.learning, self.answering, self.crypto, self.auditing)
 
     async def stop(self) -> None:
         """End every worker process."""
@@ -214,13 +217,7 @@ class Daemon:
 
     async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
         settings, membership = self._settings, self._membership
-        spec = RetrieverSpec(
-            encoder=settings.retriever.encoder,
-            adapt=settings.retriever.adapt,
-            max_tokens=settings.retriever.max_tokens,
-            device=settings.retriever.device,
-            threads=settings.workers.threads,
-        )
+        spec = self._spec()
         state = settings.site.state_dir
         folders = Folders(
             versions=state / "versions",
@@ -276,6 +273,16 @@ class Daemon:
             history=membership,
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
+        )
+
+    def _spec(self) -> RetrieverSpec:
+        retriever = self._settings.retriever
+        return RetrieverSpec(
+            encoder=retriever.encoder,
+            adapt=retriever.adapt,
+            max_tokens=retriever.max_tokens,
+            device=retriever.device,
+            threads=self._settings.workers.threads,
         )
 
     def _make_protocol(
@@ -356,6 +363,12 @@ class Daemon:
             workers=workers.all,
             started=self._started,
             audit=audit,
+            embeddings=EmbeddingAudit(
+                self._spec(),
+                self._settings.site.state_dir / "versions",
+                node.collection,
+                workers.auditing,
+            ),
         )
 
     # ---- signals ---------------------------------------------------------------

@@ -89,6 +89,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.PrivacyRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.PrivacyReply.FromString,
                 _registered_method=True)
+        self.AuditEmbeddings = channel.unary_stream(
+                '/hanse.control.v1.Control/AuditEmbeddings',
+                request_serializer=proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -162,6 +167,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditEmbeddings(self, request, context):
+        """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +231,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Privacy,
                     request_deserializer=proto_dot_control__pb2.PrivacyRequest.FromString,
                     response_serializer=proto_dot_control__pb2.PrivacyReply.SerializeToString,
+            ),
+            'AuditEmbeddings': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditEmbeddings,
+                    request_deserializer=proto_dot_control__pb2.AuditEmbeddingsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.AuditEmbeddingsProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -518,6 +535,33 @@ class Control:
             '/hanse.control.v1.Control/Privacy',
             proto_dot_control__pb2.PrivacyRequest.SerializeToString,
             proto_dot_control__pb2.PrivacyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditEmbeddings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/AuditEmbeddings',
+            proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
+            proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
             options,
             channel_credentials,
             insecure,

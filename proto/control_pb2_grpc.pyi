@@ -48,6 +48,8 @@ class ControlStub:
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
     Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
     """What this site's updates have told so far, and what further rounds would add."""
+    AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
+    """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -65,6 +67,8 @@ class ControlAsyncStub(ControlStub):
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
     Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
     """What this site's updates have told so far, and what further rounds would add."""
+    AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
+    """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -145,5 +149,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PrivacyReply, _abc.Awaitable[_control_pb2.PrivacyReply]]:
         """What this site's updates have told so far, and what further rounds would add."""
+
+    @_abc_1.abstractmethod
+    def AuditEmbeddings(
+        self,
+        request: _control_pb2.AuditEmbeddingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditEmbeddingsProgress], _abc.AsyncIterator[_control_pb2.AuditEmbeddingsProgress]]:
+        """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -279,7 +279,8 @@ def train_decoder(
     counts = _counts(train, len(items))
     share = (counts + 0.3) / (len(train) + 1.0)
     prior = np.log(share / (1.0 - share)).astype(np.float32)
-    model = Decoder(linear_start(disclose(train.vectors), train.vectors), items, words, prior)
+    start = linear_start(disclose(train.vectors), _less_mean(train.vectors))
+    model = Decoder(start, items, words, prior)
     weight = torch.from_numpy((counts > 0).astype(np.float32))
     optimiser = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=1e-2)
     chosen_by = torch.from_numpy(disclose(choose.vectors))
@@ -469,26 +470,26 @@ def attack(
     """
     total, words = len(dictionary.vectors), len(dictionary.words)
     centred = _centred(dictionary)
+    view = _standardised(disclose, train.vectors)
     trained = train_decoder(
         train,
         _both([kind.choose for kind in kinds.values()]),
         centred,
         words,
-        disclose,
+        view,
         seed=seed,
         deadline=deadline,
         report=report,
     )
-    known = disclose(train.vectors)
-    start = linear_start(known, train.vectors)
-    middle = (known @ start).mean(axis=0)
+    known = view(train.vectors)
+    start = linear_start(known, _less_mean(train.vectors))
 
     def by_dictionary(seen: Float32) -> Float32:
-        return dictionary_scores(seen @ start - middle, centred)
+        return dictionary_scores(seen @ start, centred)
 
     found = {}
     for name, kind in kinds.items():
-        seen = (disclose(kind.choose.vectors), disclose(kind.test.vectors))
+        seen = (view(kind.choose.vectors), view(kind.test.vectors))
 
         scores: dict[str, Callable[[Float32], Float32]] = {
             f"neighbours ({k})": functools.partial(
@@ -508,6 +509,22 @@ def attack(
         counted = measures(train, dictionary)
         found[name] = judged(attackers, counted, kind.choose, kind.test, dictionary)
     return found, trained.cut_short
+
+
+def _standardised(disclose: Disclose, vectors: Float32) -> Disclose:
+    """Disclosures without what all have in common, rows of about length 1.
+
+    Some encoders put all texts into a narrow cone: what tells them apart is small there.
+    """
+    seen = disclose(vectors)
+    middle = seen.mean(axis=0)
+    scale = 1.0 / max(float(np.linalg.norm(seen - middle, axis=1).mean()), 1e-9)
+    return lambda some: ((disclose(some) - middle) * scale).astype(np.float32)
+
+
+def _less_mean(vectors: Float32) -> Float32:
+    centred: Float32 = vectors - vectors.mean(axis=0)
+    return centred / np.float32(max(float(np.linalg.norm(centred, axis=1).mean()), 1e-9))
 
 
 def _mean_of(one: Float32, other: Float32) -> Float32:
