@@ -44,7 +44,7 @@ DELTA = 1e-5
 _SEED = 0
 _SLICE = 256
 # To learn from, to choose by and to test on.
-_SHARES = (0.7, 0.1, 0.2)
+_SHARES = (0.65, 0.15, 0.2)
 _MOST_PASSAGES = (4000, 400, 400)
 _MOST_QUESTIONS = (1000, 400, 400)
 _MOST_WORDS, _MOST_NAMES = 12_000, 6_000
