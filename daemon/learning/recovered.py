@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 _MOST_TITLE_WORDS = 8
 _LONGEST_NAME = 80  # characters
+_LEAD = 8  # characters before a span that tell whether a sentence begins there
 _WORD = re.compile(r"[^\W_]+")
 _MONTHS = (
     "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -60,9 +61,10 @@ def words(text: str) -> frozenset[str]:
 def names(text: str, title: str = "") -> frozenset[str]:
     """The names in a passage and its document's title, in lower case; see above."""
     found = {match.group() for rule in (_DATE, _QUANTITY, _CODE) for match in rule.finditer(text)}
-    for match in _SPAN.finditer(text):
-        span = match.group()
-        if _SENTENCE_START.search(text, 0, match.start()):
+    undated = _DATE.sub(lambda date: "\0" * len(date.group()), text)  # March 2019 is no one's name
+    for match in _SPAN.finditer(undated):
+        span, start = match.group(), match.start()
+        if _SENTENCE_START.search(undated, max(0, start - _LEAD), start):
             span = span.partition(" ")[2]
             span = re.sub(r"^(?:(?:of|the|de|la|von|van) )+", "", span)
         if " " in span:
