@@ -37,11 +37,11 @@ from daemon.collection import NotIndexedYet
 from daemon.control_learning import LearningCalls
 from daemon.curve import Curve
 from daemon.doorman import Doorman
+from daemon.embedding_audit import EmbeddingAudit
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
 from daemon.learning.personal import PersonalStore
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
-from daemon.learning_reply import learning_reply
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
 from daemon.pairs import PairMaker
@@ -100,6 +100,7 @@ class Surroundings:
     audit: AuditLog
     pairs: PairMaker
     curve: Curve
+    embeddings: EmbeddingAudit
 
 
 class ControlService(LearningCalls):  # its method names are control.proto's
@@ -128,13 +129,6 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             outcome = "done"
         finally:
             await self._audit.record_or_owe(self._actor, action, outcome, **found)
-
-    @property
-    def _pairs(self) -> PairMaker:
-        return self._around.pairs
-
-    def _curve_missing(self) -> str:
-        return self._around.curve.missing
 
     # ---- training --------------------------------------------------------------
 
@@ -196,15 +190,6 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             colluders=wanted.colluders or self._around.colluders,
             clip_quantile=wanted.clip_quantile,
         )
-
-    async def Learning(
-        self, _request: control.LearningRequest, context: Context
-    ) -> control.LearningReply:
-        """How this site learns, and the tier of its personal layer."""
-        reply: control.LearningReply = await self._answered(
-            context, asyncio.to_thread(learning_reply, self._around)
-        )
-        return reply
 
     async def Privacy(
         self, request: control.PrivacyRequest, context: Context

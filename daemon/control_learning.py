@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TYPE_CHECKING, Any, Literal
 
 from daemon.learning.intervals import Interval
 from daemon.learning.pair_jobs import PairCounts, PairPlan, PairProgress
 from daemon.learning.terms import LearningError
+from daemon.learning_reply import learning_reply
 from daemon.node import Node
 from daemon.pairs import PairMaker
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from daemon.control import Surroundings
 
 _How = Literal["inverse-cloze", "title", "keywords", "llm"]
 _HOW: dict[str, _How] = {
@@ -30,15 +34,12 @@ Context = Any  # grpc's, whose home is control.py
 class LearningCalls(rpc.ControlServicer):
     """Mixed into the control service, which says how calls are audited and refused."""
 
+    _around: Surroundings
     _node: Node
 
     @property
     def _pairs(self) -> PairMaker:
-        raise NotImplementedError
-
-    def _curve_missing(self) -> str:
-        """Why the newest version has no point; empty when it has one."""
-        raise NotImplementedError
+        return self._around.pairs
 
     def _audited(
         self, context: Context, action: str, **asked: Any
@@ -47,6 +48,28 @@ class LearningCalls(rpc.ControlServicer):
 
     async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
         raise NotImplementedError
+
+    # ---- how this site learns ------------------------------------------------------
+
+    async def Learning(
+        self, _request: control.LearningRequest, context: Context
+    ) -> control.LearningReply:
+        """How this site learns, and the tier of its personal layer."""
+        reply: control.LearningReply = await self._answered(
+            context, asyncio.to_thread(learning_reply, self._around)
+        )
+        return reply
+
+    async def AuditEmbeddings(
+        self, request: control.AuditEmbeddingsRequest, context: Context
+    ) -> AsyncIterator[control.AuditEmbeddingsProgress]:
+        """Attack this site's own embeddings, step by step; ends when the caller hangs up."""
+        async with (
+            self._audited(context, "audit-embeddings", shown=request.show),
+            aclosing(self._around.embeddings.steps(request)) as steps,
+        ):
+            while (step := await self._answered(context, anext(steps, None))) is not None:
+                yield step
 
     # ---- pairs -------------------------------------------------------------------
 
@@ -173,7 +196,7 @@ class LearningCalls(rpc.ControlServicer):
                 )
                 for point in points
             ],
-            missing=self._curve_missing(),
+            missing=self._around.curve.missing,
         )
 
 

@@ -33,6 +33,7 @@ from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.curve import Curve
+from daemon.embedding_audit import EmbeddingAudit
 from daemon.exchange import Folders
 from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
@@ -93,6 +94,7 @@ class Workers:
     learning: Worker
     answering: Worker
     crypto: Worker
+    auditing: Worker
 
     @classmethod
     def of(cls, threads: int) -> Workers:
@@ -103,12 +105,13 @@ class Workers:
             answering=Worker("answering", threads=threads, forked=True),
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
+            auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
         )
 
     @property
     def all(self) -> tuple[Worker, ...]:
         """Each of them."""
-        return (self.learning, self.answering, self.crypto)
+        return (self.learning, self.answering, self.crypto, self.auditing)
 
     async def stop(self) -> None:
         """End every worker process."""
@@ -305,6 +308,16 @@ class Daemon:
             heartbeat_s=settings.rounds.heartbeat_s,
         )
 
+    def _spec(self) -> RetrieverSpec:
+        retriever = self._settings.retriever
+        return RetrieverSpec(
+            encoder=retriever.encoder,
+            adapt=retriever.adapt,
+            max_tokens=retriever.max_tokens,
+            device=retriever.device,
+            threads=self._settings.workers.threads,
+        )
+
     def _make_protocol(
         self, durable: do.Durable, store: Store, described: RetrieverDescription
     ) -> Protocol:
@@ -388,6 +401,12 @@ class Daemon:
             audit=audit,
             pairs=self._make_pairs(node, workers),
             curve=curve,
+            embeddings=EmbeddingAudit(
+                _retriever_spec(self._settings),
+                self._settings.site.state_dir / "versions",
+                node.collection,
+                workers.auditing,
+            ),
         )
 
     # ---- signals ---------------------------------------------------------------

@@ -1545,3 +1545,343 @@ class CurvePoint(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CurvePoint: _TypeAlias = CurvePoint  # noqa: Y015
+
+@_typing.final
+class AuditEmbeddingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPSILONS_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    MINUTES_FIELD_NUMBER: _builtins.int
+    SHOW_FIELD_NUMBER: _builtins.int
+    minutes: _builtins.float
+    """for all levels; 0: 10; <= 1440"""
+    show: _builtins.int
+    """examples of recovered text a level; <= 20"""
+    @_builtins.property
+    def epsilons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """noisy: for one vector sent once; 0.01 .. 1000000; none: the usual ones"""
+
+    @_builtins.property
+    def bits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """bucket: 1 .. 256; none: the usual ones"""
+
+    def __init__(
+        self,
+        *,
+        epsilons: _abc.Iterable[_builtins.float] | None = ...,
+        bits: _abc.Iterable[_builtins.int] | None = ...,
+        minutes: _builtins.float = ...,
+        show: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "epsilons", b"epsilons", "minutes", b"minutes", "show", b"show"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEmbeddingsRequest: _TypeAlias = AuditEmbeddingsRequest  # noqa: Y015
+
+@_typing.final
+class AuditEmbeddingsProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """dictionary, or the level that is attacked"""
+    fraction: _builtins.float
+    """of the whole; 0 .. 1"""
+    @_builtins.property
+    def result(self) -> Global___EmbeddingsAudit:
+        """in the last message only"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        fraction: _builtins.float = ...,
+        result: Global___EmbeddingsAudit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fraction", b"fraction", "result", b"result", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEmbeddingsProgress: _TypeAlias = AuditEmbeddingsProgress  # noqa: Y015
+
+@_typing.final
+class EmbeddingsAudit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGES_KNOWN_FIELD_NUMBER: _builtins.int
+    PASSAGES_UNSEEN_FIELD_NUMBER: _builtins.int
+    QUESTIONS_KNOWN_FIELD_NUMBER: _builtins.int
+    QUESTIONS_UNSEEN_FIELD_NUMBER: _builtins.int
+    SUBJECTS_UNSEEN_FIELD_NUMBER: _builtins.int
+    DICTIONARY_WORDS_FIELD_NUMBER: _builtins.int
+    DICTIONARY_NAMES_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    GUESSING_PASSAGES_FIELD_NUMBER: _builtins.int
+    GUESSING_QUESTIONS_FIELD_NUMBER: _builtins.int
+    NEGATIVES_ASKED_FIELD_NUMBER: _builtins.int
+    NEGATIVES_WANTED_FIELD_NUMBER: _builtins.int
+    COSINE_AT_RANDOM_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    passages_known: _builtins.int
+    """that attackers were trained on"""
+    passages_unseen: _builtins.int
+    """that were attacked, of subjects that the attacker has no text of"""
+    questions_known: _builtins.int
+    """likewise"""
+    questions_unseen: _builtins.int
+    """0: too few to say anything of them"""
+    subjects_unseen: _builtins.int
+    """titles of documents"""
+    dictionary_words: _builtins.int
+    """that the attacker may guess"""
+    dictionary_names: _builtins.int
+    """likewise"""
+    delta: _builtins.float
+    """of every epsilon here"""
+    negatives_asked: _builtins.int
+    """questions that the negatives' use was measured with"""
+    negatives_wanted: _builtins.int
+    """for each of them"""
+    cosine_at_random: _builtins.float
+    """of a question with any passage"""
+    seconds: _builtins.float
+    """it took"""
+    advice: _builtins.str
+    """what the figures say"""
+    model_digest: _builtins.bytes
+    """the version that was audited"""
+    @_builtins.property
+    def guessing_passages(self) -> Global___TextsExposure:
+        """what guessing without an embedding gives"""
+
+    @_builtins.property
+    def guessing_questions(self) -> Global___TextsExposure:
+        """likewise"""
+
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelExposure]:
+        """exact first"""
+
+    def __init__(
+        self,
+        *,
+        passages_known: _builtins.int = ...,
+        passages_unseen: _builtins.int = ...,
+        questions_known: _builtins.int = ...,
+        questions_unseen: _builtins.int = ...,
+        subjects_unseen: _builtins.int = ...,
+        dictionary_words: _builtins.int = ...,
+        dictionary_names: _builtins.int = ...,
+        delta: _builtins.float = ...,
+        guessing_passages: Global___TextsExposure | None = ...,
+        guessing_questions: Global___TextsExposure | None = ...,
+        negatives_asked: _builtins.int = ...,
+        negatives_wanted: _builtins.int = ...,
+        cosine_at_random: _builtins.float = ...,
+        levels: _abc.Iterable[Global___LevelExposure] | None = ...,
+        seconds: _builtins.float = ...,
+        advice: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guessing_passages", b"guessing_passages", "guessing_questions", b"guessing_questions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "cosine_at_random", b"cosine_at_random", "delta", b"delta", "dictionary_names", b"dictionary_names", "dictionary_words", b"dictionary_words", "guessing_passages", b"guessing_passages", "guessing_questions", b"guessing_questions", "levels", b"levels", "model_digest", b"model_digest", "negatives_asked", b"negatives_asked", "negatives_wanted", b"negatives_wanted", "passages_known", b"passages_known", "passages_unseen", b"passages_unseen", "questions_known", b"questions_known", "questions_unseen", b"questions_unseen", "seconds", b"seconds", "subjects_unseen", b"subjects_unseen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingsAudit: _TypeAlias = EmbeddingsAudit  # noqa: Y015
+
+@_typing.final
+class RecoveredShare(_message.Message):
+    """The best of several attackers, chosen on other texts than those attacked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    F1_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    ATTACKER_FIELD_NUMBER: _builtins.int
+    f1: _builtins.float
+    """of precision and recall; 0 .. 1"""
+    precision: _builtins.float
+    """share of what was guessed that is right"""
+    recall: _builtins.float
+    """share of what is there that was guessed"""
+    attacker: _builtins.str
+    """which it was"""
+    def __init__(
+        self,
+        *,
+        f1: _builtins.float = ...,
+        precision: _builtins.float = ...,
+        recall: _builtins.float = ...,
+        attacker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacker", b"attacker", "f1", b"f1", "precision", b"precision", "recall", b"recall"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveredShare: _TypeAlias = RecoveredShare  # noqa: Y015
+
+@_typing.final
+class TextsExposure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORDS_FIELD_NUMBER: _builtins.int
+    TELLING_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def words(self) -> Global___RecoveredShare:
+        """distinct words; means over the texts"""
+
+    @_builtins.property
+    def telling(self) -> Global___RecoveredShare:
+        """words that few texts have; means over the texts"""
+
+    @_builtins.property
+    def names(self) -> Global___RecoveredShare:
+        """named exactly; over all texts together"""
+
+    def __init__(
+        self,
+        *,
+        words: Global___RecoveredShare | None = ...,
+        telling: Global___RecoveredShare | None = ...,
+        names: Global___RecoveredShare | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "telling", b"telling", "words", b"words"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "telling", b"telling", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextsExposure: _TypeAlias = TextsExposure  # noqa: Y015
+
+@_typing.final
+class LevelExposure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    SHUFFLED_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    COSINE_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    CUT_SHORT_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """in words"""
+    epsilon: _builtins.float
+    """of noise; 0: none"""
+    sigma: _builtins.float
+    """its deviation on a coordinate"""
+    bits: _builtins.int
+    """of a bucket; 0: none"""
+    overlap: _builtins.float
+    """share of the exact nearest negatives that is returned"""
+    cosine: _builtins.float
+    """mean of a question with what is returned"""
+    returned: _builtins.float
+    """mean number"""
+    cut_short: _builtins.bool
+    """minutes were up before the decoder stopped getting better"""
+    @_builtins.property
+    def passages(self) -> Global___TextsExposure:
+        """what was recovered of unseen ones"""
+
+    @_builtins.property
+    def questions(self) -> Global___TextsExposure:
+        """likewise"""
+
+    @_builtins.property
+    def shuffled(self) -> Global___TextsExposure:
+        """the guesses on passages, held against other passages"""
+
+    @_builtins.property
+    def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveredText]:
+        """only when asked for"""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+        epsilon: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        bits: _builtins.int = ...,
+        passages: Global___TextsExposure | None = ...,
+        questions: Global___TextsExposure | None = ...,
+        shuffled: Global___TextsExposure | None = ...,
+        overlap: _builtins.float = ...,
+        cosine: _builtins.float = ...,
+        returned: _builtins.float = ...,
+        cut_short: _builtins.bool = ...,
+        examples: _abc.Iterable[Global___RecoveredText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["passages", b"passages", "questions", b"questions", "shuffled", b"shuffled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "cosine", b"cosine", "cut_short", b"cut_short", "epsilon", b"epsilon", "examples", b"examples", "level", b"level", "overlap", b"overlap", "passages", b"passages", "questions", b"questions", "returned", b"returned", "shuffled", b"shuffled", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LevelExposure: _TypeAlias = LevelExposure  # noqa: Y015
+
+@_typing.final
+class RecoveredText(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    RIGHT_WORDS_FIELD_NUMBER: _builtins.int
+    WRONG_WORDS_FIELD_NUMBER: _builtins.int
+    RIGHT_NAMES_FIELD_NUMBER: _builtins.int
+    WRONG_NAMES_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """a passage that the attacker never saw"""
+    @_builtins.property
+    def right_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """guessed, and in it"""
+
+    @_builtins.property
+    def wrong_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """guessed, and not in it"""
+
+    @_builtins.property
+    def right_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise"""
+
+    @_builtins.property
+    def wrong_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        right_words: _abc.Iterable[_builtins.str] | None = ...,
+        wrong_words: _abc.Iterable[_builtins.str] | None = ...,
+        right_names: _abc.Iterable[_builtins.str] | None = ...,
+        wrong_names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["right_names", b"right_names", "right_words", b"right_words", "text", b"text", "wrong_names", b"wrong_names", "wrong_words", b"wrong_words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveredText: _TypeAlias = RecoveredText  # noqa: Y015

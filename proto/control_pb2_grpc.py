@@ -114,6 +114,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.LearningCurveReply.FromString,
                 _registered_method=True)
+        self.AuditEmbeddings = channel.unary_stream(
+                '/hanse.control.v1.Control/AuditEmbeddings',
+                request_serializer=proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -221,6 +226,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditEmbeddings(self, request, context):
+        """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -303,6 +315,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.LearningCurve,
                     request_deserializer=proto_dot_control__pb2.LearningCurveRequest.FromString,
                     response_serializer=proto_dot_control__pb2.LearningCurveReply.SerializeToString,
+            ),
+            'AuditEmbeddings': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditEmbeddings,
+                    request_deserializer=proto_dot_control__pb2.AuditEmbeddingsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.AuditEmbeddingsProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -737,6 +754,33 @@ class Control:
             '/hanse.control.v1.Control/LearningCurve',
             proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
             proto_dot_control__pb2.LearningCurveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditEmbeddings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/AuditEmbeddings',
+            proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
+            proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,8 @@ class ControlStub:
     DropPairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]
     LearningCurve: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]
     """How the committed versions did on this site's own validation pairs."""
+    AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
+    """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -85,6 +87,8 @@ class ControlAsyncStub(ControlStub):
     DropPairs: _aio.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
     LearningCurve: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]  # type: ignore[assignment]
     """How the committed versions did on this site's own validation pairs."""
+    AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
+    """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -205,5 +209,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.LearningCurveReply, _abc.Awaitable[_control_pb2.LearningCurveReply]]:
         """How the committed versions did on this site's own validation pairs."""
+
+    @_abc_1.abstractmethod
+    def AuditEmbeddings(
+        self,
+        request: _control_pb2.AuditEmbeddingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditEmbeddingsProgress], _abc.AsyncIterator[_control_pb2.AuditEmbeddingsProgress]]:
+        """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -56,6 +56,7 @@ class CannedDaemon(ControlServicer):
             least_multiplier=0.9,
             last_multiplier=2.0,
         )
+        self.exposed = audited_embeddings()
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
@@ -205,6 +206,13 @@ class CannedDaemon(ControlServicer):
         self._hear(request, context)
         return control.TrainReply(run=RUN)
 
+    def AuditEmbeddings(
+        self, request: Any, context: Any
+    ) -> Iterator[control.AuditEmbeddingsProgress]:
+        self._hear(request, context)
+        yield control.AuditEmbeddingsProgress(step="exact", fraction=0.5)
+        yield control.AuditEmbeddingsProgress(step="done", fraction=1, result=self.exposed)
+
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)
         yield from self.training
@@ -214,6 +222,36 @@ def progress(**fields: Any) -> control.TrainingProgress:
     """One step of a run to round 2."""
     defaults: dict[str, Any] = {"target_round": 2, "coordinator": "north", "loss": math.nan}
     return control.TrainingProgress(**(defaults | fields))
+
+
+def audited_embeddings() -> control.EmbeddingsAudit:
+    """Exact embeddings tell much, a bucket of 8 bits little; one example."""
+
+    def exposed(f1: float) -> control.TextsExposure:
+        share = control.RecoveredShare(f1=f1, precision=f1, recall=f1, attacker="decoder")
+        return control.TextsExposure(words=share, telling=share, names=share)
+
+    example = control.RecoveredText(text="Locks \x1b[31mleak.", right_words=["locks"])
+    levels = [
+        control.LevelExposure(
+            level="exact", passages=exposed(0.5), questions=exposed(0.75), overlap=1, cosine=0.625
+        ),
+        control.LevelExposure(
+            level="bucket, 8 bits", bits=8, passages=exposed(0.125), questions=exposed(0.25)
+        ),
+    ]
+    levels[0].examples.append(example)
+    return control.EmbeddingsAudit(
+        passages_known=700,
+        passages_unseen=200,
+        questions_unseen=50,
+        subjects_unseen=30,
+        guessing_passages=exposed(0.0625),
+        guessing_questions=exposed(0.0625),
+        levels=levels,
+        advice="It is a lower bound.",
+        model_digest=DIGEST,
+    )
 
 
 def committed_round(number: int) -> control.Round:

@@ -15,6 +15,7 @@
     privacy.py     privacy
     chain.py       rounds verify
     auditing.py    audit head, verify, show
+    exposing.py    audit embeddings
     demo.py        three sites on one machine; demo_sites.py their folders and processes
 
 Heavy imports (grpc, rich's tables, certificates) wait until a command needs
@@ -35,6 +36,7 @@ from daemon.fedctl import (
     chain,
     demo,
     evaluating,
+    exposing,
     ingesting,
     keeping,
     learning,
@@ -79,6 +81,7 @@ app.command("peers")(show.peers)
 app.command("privacy")(privacy.privacy)
 show.rounds_app.command("verify")(chain.verify)
 app.add_typer(show.rounds_app, name="rounds")
+auditing.audit_app.command("embeddings")(exposing.embeddings)
 app.add_typer(auditing.audit_app, name="audit")
 
 
