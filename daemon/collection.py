@@ -18,6 +18,7 @@ import structlog
 
 from daemon.learning import jobs as learning_jobs
 from daemon.learning import pair_jobs
+from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.retrieval import jobs as answering_jobs
@@ -199,7 +200,9 @@ class Collection:
             self._want(self._wanted_digest)
 
     async def _index_and_open(self, digest: bytes) -> None:
-        path = await asyncio.to_thread(_index_at, self._index_root, self.library_path, digest)
+        path = await asyncio.to_thread(
+            _index_at, self._index_root, self.library_path, self._spec, digest
+        )
         if not await self._opened(digest, path):
             path = await self._learning.run(
                 learning_jobs.build_index,
@@ -267,11 +270,13 @@ class Collection:
             return await call()
 
 
-def _index_at(root: Path, library_path: Path, digest: bytes) -> Path:
+def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes) -> Path:
     from daemon.retrieval.index import index_path
 
+    embedded = embedded_by(spec.personal, spec.personal_folder, digest)
+
     with Library.open(library_path, read_only=True) as library:
-        return index_path(root, digest, library.content_digest())
+        return index_path(root, embedded, library.content_digest())
 
 
 def _remove_others(root: Path, keep: Path) -> None:

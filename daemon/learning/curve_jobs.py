@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daemon.learning import jobs
+from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.library import Library
 
@@ -53,7 +54,8 @@ def judge_version(
         if retriever.uses_features and spec.personal == "none":
             found = _exact(library, retriever, pairs)
         else:
-            found = _by_index(library, retriever, pairs, index_root, model_digest)
+            embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
+            found = _by_index(library, retriever, pairs, index_root, embedded)
         document_of = {passage.rowid: passage.document_id for passage in library.passages()}
         scores = judged(found, pairs, document_of)
     return VersionScores(scores.means(), scores.questions)
@@ -69,14 +71,14 @@ def _exact(library: Library, retriever: Retriever, pairs: list[Pair]) -> Labels:
 
 
 def _by_index(
-    library: Library, retriever: Retriever, pairs: list[Pair], root: Path, model_digest: bytes
+    library: Library, retriever: Retriever, pairs: list[Pair], root: Path, embedded: bytes
 ) -> Labels:
     from daemon.retrieval import index
     from daemon.retrieval.judging import DEPTH
 
-    path = index.index_path(root, model_digest, library.content_digest())
+    path = index.index_path(root, embedded, library.content_digest())
     try:
-        opened = index.load_index(path, model_digest)
+        opened = index.load_index(path, embedded)
     except index.IndexDamaged as error:
         raise NotIndexed(str(error)) from error
     queries = [pair.query for pair in pairs]

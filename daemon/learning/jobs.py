@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.personal import PersonalState, PersonalStore
+from daemon.learning.personal import PersonalState, PersonalStore, embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
@@ -113,21 +113,21 @@ def build_index(
     from daemon.retrieval import index
 
     retriever = _retriever(spec)
-    newly_pinned = _pin(spec, retriever, model_digest)
+    _pin(spec, retriever, model_digest)
+    embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
-        path = index.index_path(index_root, model_digest, content_digest)
+        path = index.index_path(index_root, embedded, content_digest)
         try:
-            index.load_index(path, model_digest, content_digest)
+            index.load_index(path, embedded, content_digest)
         except index.IndexDamaged:
             pass  # missing or damaged: built below
         else:
-            if not newly_pinned:
-                return path
+            return path
         load_serving(spec, retriever, versions, model_digest)
         labels, vectors = _embedded(library, retriever)
     built = index.build_index(labels, vectors, threads=spec.threads)
-    return built.save(index_root, model_digest, content_digest)
+    return built.save(index_root, embedded, content_digest)
 
 
 def train(
@@ -215,7 +215,7 @@ def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
 
 def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
     """Where this site keeps what is its own; None when nothing is."""
-    if plan.start_from == "global" and spec.personal == "none":
+    if plan.start_from == "global" and spec.personal != "tiered_head":
         return None
     if not spec.personal_folder:
         raise LearningError(
@@ -308,12 +308,11 @@ def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> No
         raise TrainingError("an update of no example weighs nothing: no update was made")
 
 
-def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> bool:
-    """Decide what personal layer a version answers with; whether that is news."""
-    if spec.personal == "none":
-        return False
-    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
-    return store.pin(model_digest)
+def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> None:
+    """Decide what personal layer a version answers with. Others are put there when made."""
+    if spec.personal == "tiered_head":
+        store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+        store.pin(model_digest)
 
 
 def load_serving(

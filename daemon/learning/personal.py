@@ -15,13 +15,14 @@ that one's shape, which covers encoder and adaptation, and is passed over otherw
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +136,21 @@ class PersonalStore:
             raise OSError(f"cannot write {path}: {error}") from error
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def embedded_by(personal: str, folder: str, model_digest: bytes) -> bytes:
+    """Name (32 bytes) of what passages are embedded by, as an index has it.
+
+    The version's own digest, unless they go through parameters of this site, too
+    (``personal`` as in settings): then that and the digest of these. So an index never
+    meets questions that were embedded otherwise than its passages. Reads a file.
+    """
+    path = Path(folder) / f"version-{model_digest.hex()}.safetensors"
+    if personal in ("none", "query_encoder") or not path.exists():
+        return model_digest
+    with path.open("rb") as file:
+        own = hashlib.file_digest(cast(Any, file), "sha256").digest()
+    return hashlib.sha256(b"hanse-embedded-by-v1\0" + model_digest + own).digest()
 
 
 def sweep(folder: Path) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from daemon.learning.evaluation import Metrics
 from daemon.learning.intervals import Interval, differences_of, figures_of
 from daemon.learning.jobs import load_serving
+from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.answering import Answered, OpenVersion
 from daemon.retrieval.index import load_index
@@ -66,7 +67,8 @@ def open_version(
     """
     global _open
     retriever = _retriever(spec)
-    index = load_index(index_path, model_digest)
+    embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
+    index = load_index(index_path, embedded)
     library = Library.open(library_path, read_only=True)
     # Last, all of it or nothing: the encoder is shared with the version before,
     # its parameters are what changes.
