@@ -12,20 +12,40 @@ round protocol.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib import metadata
-from itertools import pairwise
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from peers import negative_bounds
+from peers.bounds import COUNT_MAX as COUNT_MAX
+from peers.bounds import Part as _Part
+from peers.bounds import Rule
+from peers.bounds import ascending as _ascending
+from peers.bounds import each as _each
+from peers.bounds import free as _free
+from peers.bounds import matching as _matching
+from peers.bounds import number as _number
+from peers.bounds import octets as _octets
+from peers.bounds import one_of as _one_of
+from peers.bounds import real as _real
+from peers.bounds import refuse as _refuse
+from peers.bounds import shown as _shown
+from peers.bounds import text as _text
+from peers.errors import BlobUnknown as BlobUnknown
+from peers.errors import LocalProtocolError as LocalProtocolError
+from peers.errors import PeerBusy as PeerBusy
+from peers.errors import PeerError as PeerError
+from peers.errors import PeerRefused as PeerRefused
+from peers.errors import PeerUnreachable as PeerUnreachable
+from peers.errors import RemoteProtocolError as RemoteProtocolError
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 1
-FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "masking", "privacy", "robust")
+FEATURES: Final = (
+    *("adapt-head", "adapt-lora", "ckks", "masking", "negatives", "privacy", "robust"),
+)
 
 
 try:
@@ -41,9 +61,6 @@ MESSAGE_BYTES: Final = 2 * MIB  # what the transport parses at most, frames incl
 TEXT_LENGTH: Final = 500
 MAX_SITES: Final = 256
 MAX_COMPARED: Final = 64
-
-# Counters must fit SQLite's signed integers and leave room to count on.
-COUNT_MAX: Final = 2**62
 
 # A training loss is clipped to 64 before it is shared; far above that is nonsense.
 _LOSS_MAX: Final = 1000.0
@@ -63,147 +80,6 @@ BLOB_BYTES: Final[Mapping[int, int]] = {
 }
 
 M = TypeVar("M", bound=Message)
-
-
-# ---- errors: who is to blame -------------------------------------------------
-
-
-class PeerError(Exception):
-    """Something between this site and a peer went wrong, and not by our fault."""
-
-
-class RemoteProtocolError(PeerError):
-    """The peer misbehaves: what it sent is not what the protocol allows."""
-
-
-class PeerRefused(PeerError):
-    """The peer refused us and said why."""
-
-
-class BlobUnknown(PeerRefused):
-    """The site that was asked does not have the object."""
-
-
-class PeerBusy(PeerRefused):
-    """We asked more of the peer than it gives one site; it says when to ask again."""
-
-    def __init__(self, text: str, retry_after_s: float) -> None:
-        super().__init__(text)
-        self.retry_after_s = retry_after_s
-
-
-class PeerUnreachable(PeerError):
-    """The network, or a peer that is down: try again later."""
-
-
-class LocalProtocolError(Exception):
-    """This site was about to break the protocol: a bug of ours."""
-
-
-# ---- rules -------------------------------------------------------------------
-
-Rule = Callable[[str, Any], None]  # (path of the field, its value): raises RemoteProtocolError
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A field that is itself a message; it is checked by the table in turn."""
-
-    presence: Literal["required", "optional", "absent"] = "required"
-
-
-def _refuse(path: str, found: str, expected: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"{path} is {found}; expected {expected}")
-
-
-def _number(low: int, high: int = COUNT_MAX) -> Rule:
-    def rule(path: str, value: int) -> None:
-        if not low <= value <= high:
-            raise _refuse(path, str(value), f"{low} .. {high}")
-
-    return rule
-
-
-def _one_of(*allowed: Any) -> Rule:
-    def rule(path: str, value: object) -> None:
-        if value not in allowed:
-            expected = ", ".join(str(choice) for choice in allowed)
-            raise _refuse(path, _shown(value), f"one of {expected}")
-
-    return rule
-
-
-def _real(low: float, high: float, *, above: bool = False, unknown: bool = False) -> Rule:
-    """``above``: greater than ``low``; ``unknown``: NaN is allowed and says so."""
-
-    def rule(path: str, value: float) -> None:
-        if unknown and math.isnan(value):
-            return
-        # NaN fails the comparison, as it should.
-        if not low <= value <= high or (above and value == low):
-            raise _refuse(path, str(value), f"{'above ' if above else ''}{low:g} .. {high:g}")
-
-    return rule
-
-
-def _text(low: int, high: int) -> Rule:
-    """Printable characters only: texts end up in terminals and logs."""
-
-    def rule(path: str, value: str) -> None:
-        if not low <= len(value) <= high:
-            raise _refuse(path, f"{len(value)} characters long", f"{low} .. {high}")
-        if not value.isprintable():
-            raise _refuse(path, _shown(value), "printable characters on one line")
-
-    return rule
-
-
-def _matching(pattern: str) -> Rule:
-    compiled = re.compile(pattern)
-
-    def rule(path: str, value: str) -> None:
-        if not compiled.fullmatch(value):
-            raise _refuse(path, _shown(value), pattern)
-
-    return rule
-
-
-def _octets(low: int, high: int) -> Rule:
-    expected = f"{low} bytes" if low == high else f"{low} .. {high} bytes"
-
-    def rule(path: str, value: bytes) -> None:
-        if not low <= len(value) <= high:
-            raise _refuse(path, f"{len(value)} bytes", expected)
-
-    return rule
-
-
-def _each(rule: Rule, low: int, high: int, *, ordered: bool = False) -> Rule:
-    """A list of ``low`` to ``high``; ``ordered``: strictly ascending, so none occurs twice."""
-
-    def list_rule(path: str, values: Sequence[Any]) -> None:
-        if not low <= len(values) <= high:
-            raise _refuse(path, f"{len(values)} long", f"{low} .. {high}")
-        for position, value in enumerate(values):
-            rule(f"{path}[{position}]", value)
-        if ordered:
-            _ascending(path, values)
-
-    return list_rule
-
-
-def _ascending(path: str, values: Sequence[str]) -> None:
-    if any(not before < after for before, after in pairwise(values)):
-        raise _refuse(path, "not in ascending order", "sorted, each once")
-
-
-def _free(_path: str, _value: object) -> None:
-    """Every value of the wire type has a meaning."""
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _COUNT = _number(0)
@@ -457,6 +333,7 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
     },
     pb.Rejection: {"site": _SITE, "reason": _REASON},
     pb.PhaseTime: {"phase": _one_of(*_PHASES), "seconds": _real(0.0, 1e9)},
+    **negative_bounds.RULES,
 }
 
 
@@ -590,6 +467,7 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.MaskingOrder: _masking_order,
     pb.MaskingAnswer: _masking_answer,
     pb.Apply: _apply,
+    **negative_bounds.RELATIONS,
 }
 
 
