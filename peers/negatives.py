@@ -32,7 +32,7 @@ from proto import federation_pb2 as pb
 Level = Literal["exact", "noisy", "bucket"]
 Select = Literal["all", "random", "nearest"]
 
-WIRE: Final[Mapping[str, pb.Disclosure]] = {
+WIRE: Final[Mapping[str, pb.Disclosure.ValueType]] = {
     "exact": pb.EXACT,
     "noisy": pb.NOISY,
     "bucket": pb.BUCKET,

@@ -1868,7 +1868,7 @@ class NegativesRequest(_message.Message):
     sender: _builtins.str
     """must be the certificate's site"""
     model_digest: _builtins.bytes
-    """32 bytes: the version that embedded the queries; covers encoder and shape"""
+    """32 bytes: the version whose passages the queries are compared with; covers encoder and shape"""
     level: Global___Disclosure.ValueType
     """never unspecified; the receiver may refuse it"""
     dimension: _builtins.int
