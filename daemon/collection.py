@@ -224,6 +224,16 @@ class Collection:
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )
 
+    @property
+    def served_index(self) -> Path | None:
+        """Folder of the index that questions are answered from; None: none is open yet."""
+        return self._index
+
+    async def reopen(self) -> None:
+        """Have the answering worker read again what the site keeps for the version it serves."""
+        if self._index is not None:
+            await self._open(self.served_digest, self._index)
+
     async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
         """Once more with a fresh worker when the old one died under the call."""
         try:

@@ -25,6 +25,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from peers.bounds import refuse
 from peers.errors import PeerError
 from peers.negative_bounds import Float32, count_of
 from proto import federation_pb2 as pb
@@ -78,9 +79,10 @@ class Order:
 class Desk:
     """The answering site's side: admits requests, and counts what each peer was given."""
 
-    def __init__(self, policy: AnswerPolicy, *, common_passages: bool) -> None:
+    def __init__(self, policy: AnswerPolicy, dimension: int, *, common_passages: bool) -> None:
         """``common_passages``: false where a personal layer embeds this site's passages."""
         self.policy = policy
+        self._dimension = dimension
         self.answered: Counter[str] = Counter()  # queries by peer since the start
         self.refused: Counter[str] = Counter()  # requests by peer since the start
         self._common_passages = common_passages
@@ -90,7 +92,7 @@ class Desk:
     def admit(
         self, sender: str, request: pb.NegativesRequest, served_digest: bytes, round: int
     ) -> Order:
-        """What to search for, charged to the sender; raises Declined.
+        """What to search for, charged to the sender; raises Declined, RemoteProtocolError.
 
         ``served_digest``: of the version whose index this site has open; ``round``: the
         last that it has committed.
@@ -98,7 +100,7 @@ class Desk:
         try:
             order = self._allowed(request, served_digest)
             self._charge(sender, order.count, round)
-        except Declined:
+        except PeerError:
             self.refused[sender] += 1
             raise
         self.answered[sender] += order.count
@@ -122,6 +124,8 @@ class Desk:
                 f"this site answers with model version {ours}, the queries are of "
                 f"{request.model_digest.hex()[:12]}: wait until both have the newest one"
             )
+        if request.dimension != self._dimension:  # of the same version, it says
+            raise refuse("dimension", str(request.dimension), f"{self._dimension}, the version's")
         if level not in policy.levels:
             allowed = ", ".join(sorted(policy.levels)) or "none"
             raise Declined(
