@@ -132,6 +132,31 @@ def _as_encoder(value: str, info: ValidationInfo) -> str:
     return value
 
 
+_LEVELS = ("exact", "noisy", "bucket")
+
+
+def _as_levels(value: object) -> tuple[str, ...]:
+    """Levels of disclosure, each once."""
+    if not isinstance(value, list | tuple) or any(level not in _LEVELS for level in value):
+        raise _refuse(
+            f"a list of {', '.join(_toml(level) for level in _LEVELS)}",
+            'write for example ["bucket"], or [] to answer at no level',
+        )
+    return tuple(dict.fromkeys(value))
+
+
+def _as_beginnings(value: object) -> tuple[str, ...]:
+    """What ids begin with; "" would be all of them, and is not how to say so."""
+    good = isinstance(value, list | tuple) and all(
+        isinstance(text, str) and 1 <= len(text) <= 512 for text in value
+    )
+    if not good:
+        raise _refuse(
+            "a list of texts of 1 to 512 characters", 'write for example ["public/"], or [] for all'
+        )
+    return tuple(value)  # type: ignore[arg-type]  # just looked at
+
+
 def available_cores() -> int:
     """Processor cores this process may run on (less than the machine has, in a container)."""
     return len(os.sched_getaffinity(0))
@@ -143,6 +168,8 @@ Bind = Annotated[str, AfterValidator(_as_bind)]
 SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
+Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
+Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]
 
 
 class Section(BaseModel):
@@ -215,6 +242,7 @@ class RetrieverSettings(Section):
 
     encoder: EncoderName = "sentence-transformers/all-MiniLM-L6-v2"
     adapt: Literal["head", "lora"] = "head"
+    personal: Literal["none", "tiered_head", "query_encoder"] = "none"
     max_tokens: int = Field(256, ge=16, le=512)
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -267,6 +295,26 @@ class RobustSettings(Section):
     byzantine_sites: int = Field(1, ge=0, le=32)
 
 
+class NegativesSettings(Section):
+    """``[negatives]``: embeddings that sites give one another to tell answers from others.
+
+    ``answer`` to ``collections`` are this site's policy towards others that ask; the
+    rest is how it asks itself. ``noise`` and ``bits`` concern both.
+    """
+
+    answer: bool = False
+    levels: Levels = ("bucket",)
+    queries_per_round: int = Field(20_000, ge=1, le=1_000_000_000)
+    top_n: int = Field(10, ge=1, le=256)
+    collections: Beginnings = ()
+    noise: float = Field(0.05, ge=0.001, le=100)
+    bits: int = Field(8, ge=1, le=64)
+    level: Literal["exact", "noisy", "bucket"] = "bucket"
+    select: Literal["all", "random", "nearest"] = "all"
+    sites: int = Field(3, ge=1, le=256)
+    deadline_s: float = Field(5.0, ge=0.1, le=300)
+
+
 class RoundsSettings(Section):
     """``[rounds]``: how long a round waits, in seconds, and how much of the past is kept."""
 
@@ -304,6 +352,7 @@ class Settings(Section):
     training: TrainingSettings
     privacy: PrivacySettings
     robust: RobustSettings
+    negatives: NegativesSettings
     rounds: RoundsSettings
     workers: WorkersSettings
     log: LogSettings

@@ -29,7 +29,7 @@ from daemon.retrieval.sharing import Float32, Shelf
 from daemon.workers import Worker, WorkerCrashed
 from peers.contacts import PeerStatistics
 from peers.messages import PeerBusy, PeerError, PeerUnreachable
-from peers.negative_bounds import buckets_of, most_queries, queries_of, reply_of
+from peers.negative_bounds import buckets_of, count_of, most_queries, queries_of, reply_of
 from peers.negatives import WIRE, Declined, Desk, Select, select
 from proto import federation_pb2 as pb
 
@@ -250,7 +250,7 @@ class Asking:
         try:
             async with asyncio.timeout(self.options.deadline_s):
                 for request in requests:
-                    seen.asked += 1
+                    seen.asked += count_of(request)
                     answers += await self._patiently(site, request)
         except (TimeoutError, PeerUnreachable, PeerBusy) as error:
             seen.missed += 1
