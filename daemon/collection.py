@@ -70,7 +70,7 @@ class Collection:
         self.last_error = ""
         self.suspect: Callable[[], None] = lambda: None  # a version can't be read
         self._spec = spec
-        self._versions = versions
+        self.versions = versions
         self._index_root = state / "index"
         self._settings = settings
         self._learning = learning
@@ -177,7 +177,7 @@ class Collection:
                 learning_jobs.build_index,
                 self._spec,
                 self.library_path,
-                self._versions,
+                self.versions,
                 digest,
                 self._index_root,
             )
@@ -201,7 +201,7 @@ class Collection:
             answering_jobs.open_version,
             self._spec,
             self.library_path,
-            self._versions,
+            self.versions,
             digest,
             path,
         )
@@ -228,6 +228,13 @@ class Collection:
     def served_index(self) -> Path | None:
         """Folder of the index that questions are answered from; None: none is open yet."""
         return self._index
+
+    async def until_served(self, digest: bytes) -> None:
+        """Wait until questions are answered with that version; raises NotIndexedYet."""
+        if self.served_digest != digest:
+            await self._settled.wait()
+        if self.served_digest != digest:
+            raise NotIndexedYet(self.last_error or "another version is wanted by now")
 
     async def reopen(self) -> None:
         """Have the answering worker read again what the site keeps for the version it serves."""

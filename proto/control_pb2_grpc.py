@@ -89,6 +89,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.PrivacyRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.PrivacyReply.FromString,
                 _registered_method=True)
+        self.Personalise = channel.unary_stream(
+                '/hanse.control.v1.Control/Personalise',
+                request_serializer=proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.PersonaliseProgress.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -162,6 +167,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Personalise(self, request, context):
+        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+        gives it up, and nothing has changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +232,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Privacy,
                     request_deserializer=proto_dot_control__pb2.PrivacyRequest.FromString,
                     response_serializer=proto_dot_control__pb2.PrivacyReply.SerializeToString,
+            ),
+            'Personalise': grpc.unary_stream_rpc_method_handler(
+                    servicer.Personalise,
+                    request_deserializer=proto_dot_control__pb2.PersonaliseRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.PersonaliseProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -518,6 +536,33 @@ class Control:
             '/hanse.control.v1.Control/Privacy',
             proto_dot_control__pb2.PrivacyRequest.SerializeToString,
             proto_dot_control__pb2.PrivacyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Personalise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/Personalise',
+            proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
+            proto_dot_control__pb2.PersonaliseProgress.FromString,
             options,
             channel_credentials,
             insecure,

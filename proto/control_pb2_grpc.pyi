@@ -48,6 +48,10 @@ class ControlStub:
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
     Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
     """What this site's updates have told so far, and what further rounds would add."""
+    Personalise: _grpc.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]
+    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+    gives it up, and nothing has changed then.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -65,6 +69,10 @@ class ControlAsyncStub(ControlStub):
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
     Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
     """What this site's updates have told so far, and what further rounds would add."""
+    Personalise: _aio.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]  # type: ignore[assignment]
+    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+    gives it up, and nothing has changed then.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -145,5 +153,15 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PrivacyReply, _abc.Awaitable[_control_pb2.PrivacyReply]]:
         """What this site's updates have told so far, and what further rounds would add."""
+
+    @_abc_1.abstractmethod
+    def Personalise(
+        self,
+        request: _control_pb2.PersonaliseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.PersonaliseProgress], _abc.AsyncIterator[_control_pb2.PersonaliseProgress]]:
+        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+        gives it up, and nothing has changed then.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
