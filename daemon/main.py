@@ -40,9 +40,11 @@ from daemon.learning.terms import LearningError, RetrieverDescription
 from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.personalising import Personaliser
 from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.spreading import Spreading
+from daemon.stage_two import StageTwo
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
 from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
@@ -89,6 +91,7 @@ class Workers:
     learning: Worker
     answering: Worker
     crypto: Worker
+    sharing: Worker
 
     @classmethod
     def of(cls, threads: int) -> Workers:
@@ -99,12 +102,14 @@ class Workers:
             answering=Worker("answering", threads=threads, forked=True),
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
+            # Peers' searches: never at a question's expense, and soon free of one that is lost.
+            sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
         )
 
     @property
     def all(self) -> tuple[Worker, ...]:
         """Each of them."""
-        return (self.learning, self.answering, self.crypto)
+        return (self.learning, self.answering, self.crypto, self.sharing)
 
     async def stop(self) -> None:
         """End every worker process."""
@@ -144,7 +149,7 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        node = await self._make_node(workers, stack)
+        node, stage_two = await self._make_node(workers, stack)
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
@@ -161,18 +166,25 @@ class Daemon:
                 group.create_task(
                     workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
                 ),
+                group.create_task(
+                    workers.sharing.stop_when_idle(self._settings.workers.idle_stop_s)
+                ),
                 group.create_task(self._warm_up(workers.crypto)),
                 group.create_task(node.run(transport, running.set)),
             ]
             await running.wait()
             node.collection.adopt(node.protocol.durable.head_digest)
+            node.desk = await stage_two.desk(node, workers.sharing)
+            personaliser = stage_two.personaliser(node, workers.learning, transport, audit)
+            node.run_ended = personaliser.run_ended
+            tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
             watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._surroundings(node, workers, audit))
+            await control.start(self._surroundings(node, workers, audit, personaliser))
             stack.push_async_callback(control.stop)
             self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
@@ -212,7 +224,7 @@ class Daemon:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
 
-    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
+    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> tuple[Node, StageTwo]:
         settings, membership = self._settings, self._membership
         spec = RetrieverSpec(
             encoder=settings.retriever.encoder,
@@ -220,6 +232,8 @@ class Daemon:
             max_tokens=settings.retriever.max_tokens,
             device=settings.retriever.device,
             threads=settings.workers.threads,
+            personal=settings.retriever.personal,
+            personal_folder=str(settings.site.state_dir / "personal"),
         )
         state = settings.site.state_dir
         folders = Folders(
@@ -259,7 +273,7 @@ class Daemon:
             answering=workers.answering,
         )
         await collection.prepare()
-        return Node(
+        node = Node(
             identity=membership.identity,
             trust=membership.trust,
             protocol=self._make_protocol(durable, store, described),
@@ -277,6 +291,7 @@ class Daemon:
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
         )
+        return node, StageTwo(settings, spec, described)
 
     def _make_protocol(
         self, durable: do.Durable, store: Store, described: RetrieverDescription
@@ -344,9 +359,12 @@ class Daemon:
         audit.tell_head("the audit log goes on")
         return audit
 
-    def _surroundings(self, node: Node, workers: Workers, audit: AuditLog) -> Surroundings:
+    def _surroundings(
+        self, node: Node, workers: Workers, audit: AuditLog, personaliser: Personaliser
+    ) -> Surroundings:
         return Surroundings(
             node=node,
+            personaliser=personaliser,
             training=self._settings.training,
             colluders=self._settings.privacy.colluders,
             robust=self._settings.robust,

@@ -136,9 +136,7 @@ class Personaliser:
         async with self._turn:
             return await self._personalise(listener, local_epochs)
 
-    async def _personalise(
-        self, listener: Callable[[object], None], local_epochs: int
-    ) -> Outcome:
+    async def _personalise(self, listener: Callable[[object], None], local_epochs: int) -> Outcome:
         chosen, collection = self._chosen, self._collection
         digest = collection.served_digest
         if not digest:

@@ -8,6 +8,7 @@
     ingesting.py   ingest
     training.py    train and its live view
     asking.py      ask, eval
+    personalising.py  personalise
     show.py        status, peers, rounds
     privacy.py     privacy
     chain.py       rounds verify
@@ -33,6 +34,7 @@ from daemon.fedctl import (
     demo,
     ingesting,
     keeping,
+    personalising,
     privacy,
     setup,
     show,
@@ -64,6 +66,7 @@ app.add_typer(setup.site_app, name="site")
 app.add_typer(setup.manifest_app, name="manifest")
 app.command("ingest")(ingesting.ingest)
 app.command("train")(training.train)
+app.command("personalise")(personalising.personalise)
 app.command("ask")(asking.ask)
 app.command("eval")(asking.evaluate)
 app.command("status")(show.status)

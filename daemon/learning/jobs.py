@@ -192,7 +192,7 @@ def depth(spec: RetrieverSpec) -> DepthReport | None:
     """The tier of this site's personal layer and why it is that one; None before any training."""
     from daemon.learning.tiering import report_of
 
-    if spec.personal == "none":
+    if spec.personal != "tiered_head":
         return None
     shape = _retriever(spec).shape_manifest.digest
     return report_of(PersonalStore(Path(spec.personal_folder), shape).newest())
@@ -213,7 +213,7 @@ def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
 
 def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
     """Where this site keeps what is its own; None when nothing is."""
-    if plan.start_from == "global" and spec.personal == "none":
+    if plan.start_from == "global" and spec.personal != "tiered_head":
         return None
     if not spec.personal_folder:
         raise LearningError(
@@ -308,7 +308,7 @@ def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> No
 
 def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> bool:
     """Decide what personal layer a version answers with; whether that is news."""
-    if spec.personal == "none":
+    if spec.personal != "tiered_head":  # a query encoder is put in its place when it is made
         return False
     store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
     return store.pin(model_digest)
@@ -323,6 +323,11 @@ def load_serving(
     site's personal parameters are; the retriever stays as it was then.
     """
     vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
+    if spec.personal == "query_encoder":
+        from daemon.learning import personal_jobs
+
+        personal_jobs.load_serving(spec, retriever, vector, model_digest)
+        return
     if spec.personal != "none":
         from daemon.learning.tiering import take_up
         from daemon.learning.tiers import TieredHeadRetriever

@@ -26,10 +26,12 @@ from daemon.retrieval.library import Library
 from daemon.workers import report
 
 if TYPE_CHECKING:
+    from daemon.learning.models import Retriever, Texts
     from daemon.learning.query_encoder import PersonalQueryRetriever
     from daemon.learning.training import TrainingSet
     from daemon.learning.tuning import Validation
 
+Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 _KIND = "query_encoder"
@@ -48,6 +50,7 @@ class Personalised:
     """
 
     model_digest: bytes
+    epochs: int
     loss: float
     pairs: int
     judged: int
@@ -74,7 +77,7 @@ def personalise(
     from daemon.learning.tuning import tune
 
     started = time.monotonic()
-    retriever = _personal(spec)
+    retriever = _personal(jobs._retriever(spec))
     jobs._load(retriever, versions, model_digest)
     seed = _seed(options.seed, model_digest)
     with Library.open(library_path) as library:
@@ -95,6 +98,7 @@ def personalise(
     changed = any(not np.array_equal(before[name], after[name]) for name in after)
     result = Personalised(
         model_digest=model_digest,
+        epochs=options.local_epochs,
         loss=loss,
         pairs=len(pairs.positives),
         judged=len(validation.positives) if validation else 0,
@@ -108,23 +112,32 @@ def personalise(
     return result
 
 
-def take_up(spec: RetrieverSpec, retriever: PersonalQueryRetriever, model_digest: bytes) -> None:
-    """Make the query encoder current that is kept for a version; the shared one if none is.
+def load_serving(
+    spec: RetrieverSpec, retriever: Retriever, vector: Float32, model_digest: bytes
+) -> None:
+    """Make a version current, and for queries the encoder that this site keeps for it.
 
-    After `load_vector`, which makes it the shared one.
+    Raises LearningError when what is kept is damaged; the retriever stays as it was then.
     """
-    state = _store(spec, retriever).serving(model_digest)
-    if state is not None and state.facts.get("kind") == _KIND:
-        retriever.load_personal(state.arrays)
+    own = _personal(retriever)
+    state = _store(spec, own).serving(model_digest)
+    before = own.vector(), own.personal_arrays()
+    own.load_vector(vector)
+    try:
+        if state is not None and state.facts.get("kind") == _KIND:
+            own.load_personal(state.arrays)
+    except LearningError:
+        own.load_vector(before[0])
+        own.load_personal(before[1])
+        raise
 
 
-def _personal(spec: RetrieverSpec) -> PersonalQueryRetriever:
+def _personal(retriever: Retriever) -> PersonalQueryRetriever:
     from daemon.learning.query_encoder import PersonalQueryRetriever
 
-    retriever = jobs._retriever(spec)
     if not isinstance(retriever, PersonalQueryRetriever):
         raise LearningError(
-            f"personal = {spec.personal!r} has no query encoder of its own: choose 'query_encoder'"
+            "this retriever has no query encoder of its own: it takes personal = 'query_encoder'"
         )
     return retriever
 

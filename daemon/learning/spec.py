@@ -18,8 +18,9 @@ class RetrieverSpec:
     its linear layers in full, of which rank ``lora_rank`` is exchanged
     (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
 
-    ``personal``: a layer of this site's own behind the head (``tiered_head``), which
-    lies in ``personal_folder`` and never leaves it.
+    ``personal``: a layer of this site's own behind the head (``tiered_head``), or a copy
+    of all that trains for its queries alone (``query_encoder``). It lies in
+    ``personal_folder`` and never leaves it.
     """
 
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
@@ -29,5 +30,5 @@ class RetrieverSpec:
     threads: int = 1
     lora_rank: int = 8
     lora_alpha: int = 16
-    personal: Literal["none", "tiered_head"] = "none"
+    personal: Literal["none", "tiered_head", "query_encoder"] = "none"
     personal_folder: str = ""
