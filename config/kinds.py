@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -99,6 +100,31 @@ def _as_writer(value: str, info: ValidationInfo) -> str:
     return str(_as_path(value, info))
 
 
+_LEVELS = ("exact", "noisy", "bucket")
+
+
+def _as_levels(value: object) -> tuple[str, ...]:
+    """Levels of disclosure, each once."""
+    if not isinstance(value, list | tuple) or any(level not in _LEVELS for level in value):
+        raise _refuse(
+            f"a list of {', '.join(json.dumps(level) for level in _LEVELS)}",
+            'write for example ["bucket"], or [] to answer at no level',
+        )
+    return tuple(dict.fromkeys(value))
+
+
+def _as_beginnings(value: object) -> tuple[str, ...]:
+    """What ids begin with; "" would be all of them, and is not how to say so."""
+    good = isinstance(value, list | tuple) and all(
+        isinstance(text, str) and 1 <= len(text) <= 512 for text in value
+    )
+    if not good:
+        raise _refuse(
+            "a list of texts of 1 to 512 characters", 'write for example ["public/"], or [] for all'
+        )
+    return tuple(value)  # type: ignore[arg-type]  # just looked at
+
+
 def available_cores() -> int:
     """Processor cores this process may run on (less than the machine has, in a container)."""
     return len(os.sched_getaffinity(0))
@@ -111,3 +137,5 @@ SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
+Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
+Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

@@ -21,10 +21,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from config.kinds import (
+    Beginnings,
     Bind,
     EncoderName,
     FilePath,
     GroupName,
+    Levels,
     SiteId,
     SocketPath,
     WriterName,
@@ -248,6 +250,26 @@ class RobustSettings(Section):
     byzantine_sites: int = Field(1, ge=0, le=32)
 
 
+class NegativesSettings(Section):
+    """``[negatives]``: embeddings that sites give one another to tell answers from others.
+
+    ``answer`` to ``collections`` are this site's policy towards others that ask; the
+    rest is how it asks itself. ``noise`` and ``bits`` concern both.
+    """
+
+    answer: bool = False
+    levels: Levels = ("bucket",)
+    queries_per_round: int = Field(20_000, ge=1, le=1_000_000_000)
+    top_n: int = Field(10, ge=1, le=256)
+    collections: Beginnings = ()
+    noise: float = Field(0.05, ge=0.001, le=100)
+    bits: int = Field(8, ge=1, le=64)
+    level: Literal["exact", "noisy", "bucket"] = "bucket"
+    select: Literal["all", "random", "nearest"] = "all"
+    sites: int = Field(3, ge=1, le=256)
+    deadline_s: float = Field(5.0, ge=0.1, le=300)
+
+
 class RoundsSettings(Section):
     """``[rounds]``: how long a round waits, in seconds, and how much of the past is kept."""
 
@@ -289,6 +311,7 @@ class Settings(Section):
     evaluation: EvaluationSettings
     privacy: PrivacySettings
     robust: RobustSettings
+    negatives: NegativesSettings
     rounds: RoundsSettings
     workers: WorkersSettings
     log: LogSettings

@@ -76,7 +76,7 @@ class Collection:
         self.changed: Callable[[], None] = lambda: None  # documents or pairs have
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = spec
-        self._versions = versions
+        self.versions = versions
         self._index_root = state / "index"
         self._settings = settings
         self._learning = learning
@@ -208,7 +208,7 @@ class Collection:
                 learning_jobs.build_index,
                 self._spec,
                 self.library_path,
-                self._versions,
+                self.versions,
                 digest,
                 self._index_root,
             )
@@ -232,7 +232,7 @@ class Collection:
             answering_jobs.open_version,
             self._spec,
             self.library_path,
-            self._versions,
+            self.versions,
             digest,
             path,
         )
@@ -256,6 +256,23 @@ class Collection:
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )
+
+    @property
+    def served_index(self) -> Path | None:
+        """Folder of the index that questions are answered from; None: none is open yet."""
+        return self._index
+
+    async def until_served(self, digest: bytes) -> None:
+        """Wait until questions are answered with that version; raises NotIndexedYet."""
+        if self.served_digest != digest:
+            await self._settled.wait()
+        if self.served_digest != digest:
+            raise NotIndexedYet(self.last_error or "another version is wanted by now")
+
+    async def reopen(self) -> None:
+        """Have the answering worker read again what the site keeps for the version it serves."""
+        if self._index is not None:
+            await self._open(self.served_digest, self._index)
 
     async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
         """Once more with a fresh worker when the old one died under the call."""

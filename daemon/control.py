@@ -45,6 +45,8 @@ from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningEr
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
 from daemon.pairs import PairMaker
+from daemon.personalising import Personaliser, told
+from daemon.personalising_steps import last_step, watched
 from daemon.privacy import LedgerError
 from daemon.proposing import ChoiceRefused, chosen, make_plan
 from daemon.retrieval.answering import QuestionRefusedError
@@ -101,6 +103,7 @@ class Surroundings:
     pairs: PairMaker
     curve: Curve
     embeddings: EmbeddingAudit
+    personaliser: Personaliser
 
 
 class ControlService(LearningCalls):  # its method names are control.proto's
@@ -243,6 +246,20 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             async for progress in self._node.progress.watch(active):
                 yield progress
 
+    async def Personalise(
+        self, request: control.PersonaliseRequest, context: Context
+    ) -> AsyncIterator[control.PersonaliseProgress]:
+        """Fit this site's query encoder to its own pairs."""
+        if request.local_epochs > 100:
+            await _refuse(context, "1 to 100 passes over the pairs", "Say --local-epochs N")
+        async with self._audited(context, "personalise") as recorded:
+            async with watched(self._around.personaliser, request.local_epochs) as (steps, work):
+                async for step in steps:
+                    yield step
+                outcome = await self._answered(context, work)
+            recorded |= told(outcome)
+            yield last_step(outcome)
+
     # ---- documents and questions -------------------------------------------------
 
     async def Ingest(
@@ -362,6 +379,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
         peers = node.transport.statistics()
         reply = control.PeersReply(warnings=warnings(expiries(node.identity, node.trust, peers)))
         rejected = await asyncio.to_thread(node.store.rejected_rounds)
+        desk = node.desk.desk if node.desk else None
         for site, seen in peers.items():
             reply.peers.add(
                 site=site,
@@ -380,6 +398,8 @@ class ControlService(LearningCalls):  # its method names are control.proto's
                 refused=seen.refused,
                 over_quota=seen.over_quota,
                 rejected_rounds=rejected[site],
+                negatives_answered=desk.answered[site] if desk else 0,
+                negatives_declined=desk.refused[site] if desk else 0,
             )
         return reply
 

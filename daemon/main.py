@@ -45,9 +45,11 @@ from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
 from daemon.pairs import PairMaker, WriterSettings
+from daemon.personalising import Personaliser
 from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.spreading import Spreading
+from daemon.stage_two import StageTwo
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
 from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
@@ -95,6 +97,7 @@ class Workers:
     answering: Worker
     crypto: Worker
     auditing: Worker
+    sharing: Worker
 
     @classmethod
     def of(cls, threads: int) -> Workers:
@@ -106,12 +109,14 @@ class Workers:
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
             auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
+            # Peers' searches: never at a question's expense, and soon free of one that is lost.
+            sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
         )
 
     @property
     def all(self) -> tuple[Worker, ...]:
         """Each of them."""
-        return (self.learning, self.answering, self.crypto, self.auditing)
+        return (self.learning, self.answering, self.crypto, self.auditing, self.sharing)
 
     async def stop(self) -> None:
         """End every worker process."""
@@ -151,7 +156,7 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        node = await self._make_node(workers, stack)
+        node, stage_two = await self._make_node(workers, stack)
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
@@ -170,18 +175,25 @@ class Daemon:
                 group.create_task(
                     workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
                 ),
+                group.create_task(
+                    workers.sharing.stop_when_idle(self._settings.workers.idle_stop_s)
+                ),
                 group.create_task(self._warm_up(workers.crypto)),
                 group.create_task(node.run(transport, running.set)),
             ]
             await running.wait()
             node.collection.adopt(node.protocol.durable.head_digest)
+            node.desk = await stage_two.desk(node, workers.sharing)
+            personaliser = stage_two.personaliser(node, workers.learning, transport, audit)
+            node.run_ended = personaliser.run_ended
+            tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
             watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._surroundings(node, workers, audit, curve))
+            await control.start(self._surroundings(node, workers, audit, curve, personaliser))
             stack.push_async_callback(control.stop)
             self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
@@ -246,7 +258,7 @@ class Daemon:
             answering=workers.answering,
         )
 
-    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
+    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> tuple[Node, StageTwo]:
         settings, membership = self._settings, self._membership
         state = settings.site.state_dir
         spec = _retriever_spec(settings)
@@ -289,7 +301,7 @@ class Daemon:
             answering=workers.answering,
         )
         await collection.prepare()
-        return Node(
+        node = Node(
             identity=membership.identity,
             trust=membership.trust,
             protocol=self._make_protocol(durable, store, described),
@@ -307,6 +319,7 @@ class Daemon:
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
         )
+        return node, StageTwo(settings, spec, described)
 
     def _spec(self) -> RetrieverSpec:
         retriever = self._settings.retriever
@@ -385,10 +398,16 @@ class Daemon:
         return audit
 
     def _surroundings(
-        self, node: Node, workers: Workers, audit: AuditLog, curve: Curve
+        self,
+        node: Node,
+        workers: Workers,
+        audit: AuditLog,
+        curve: Curve,
+        personaliser: Personaliser,
     ) -> Surroundings:
         return Surroundings(
             node=node,
+            personaliser=personaliser,
             training=self._settings.training,
             learning=self._settings.learning,
             colluders=self._settings.privacy.colluders,

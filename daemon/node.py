@@ -26,6 +26,7 @@ from daemon.faultpoints import passing
 from daemon.journal import Journal, still
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
+from daemon.negatives import AnsweringDesk
 from daemon.outbox import Outbox, put_in_envelope
 from daemon.privacy import LedgerError, PrivacyBudget
 from daemon.progress import ProgressBoard
@@ -38,6 +39,7 @@ from peers.certificates import CertificateError, sign_vote
 from peers.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.frames import Received
 from peers.manifest import FederationManifest
+from peers.negatives import Declined
 from peers.protocol import Protocol
 from peers.transport import Transport
 from proto import federation_pb2 as pb
@@ -87,6 +89,8 @@ class Node:
         self.store = store
         self.collection = collection
         self.privacy = privacy
+        self.desk: AnsweringDesk | None = None  # for peers that ask for negatives
+        self.run_ended: Callable[[], None] = lambda: None  # its last round is committed
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
         self.progress = ProgressBoard(lambda: self.traffic())
@@ -354,6 +358,9 @@ class Node:
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
+        run = self.protocol.run
+        if run is not None and run.target_round <= effect.round:
+            self.run_ended()
 
     def _show(self, effect: do.Progress) -> None:
         if effect.message:
@@ -395,6 +402,12 @@ class Node:
     async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
         """What a peer may pull: committed certificates, model versions by name."""
         return await self._exchange.source(sender, name)
+
+    async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
+        """Embeddings near a peer's queries; raises Declined."""
+        if self.desk is None:
+            raise Declined("this site is still starting: ask again later")
+        return await self.desk.answer(sender, request)
 
     # ---- small parts -----------------------------------------------------------------
 

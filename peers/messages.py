@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from peers import negative_bounds
 from peers.bounds import (
     Part,
     Rule,
@@ -39,7 +40,7 @@ from proto import federation_pb2 as pb
 PROTOCOL_VERSION: Final = 1
 FEATURES: Final = (
     *("adapt-full", "adapt-head", "adapt-lora", "adapt-lora-server"),
-    *("ckks", "learning", "masking", "privacy", "robust"),
+    *("ckks", "learning", "masking", "negatives", "privacy", "robust"),
 )
 
 
@@ -350,6 +351,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
     },
     pb.Rejection: {"site": _SITE, "reason": _REASON},
     pb.PhaseTime: {"phase": one_of(*_PHASES), "seconds": real(0.0, 1e9)},
+    **negative_bounds.RULES,
 }
 
 
@@ -484,6 +486,7 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.MaskingOrder: _masking_order,
     pb.MaskingAnswer: _masking_answer,
     pb.Apply: _apply,
+    **negative_bounds.RELATIONS,
 }
 
 

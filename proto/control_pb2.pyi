@@ -237,6 +237,8 @@ class Peer(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     OVER_QUOTA_FIELD_NUMBER: _builtins.int
     REJECTED_ROUNDS_FIELD_NUMBER: _builtins.int
+    NEGATIVES_ANSWERED_FIELD_NUMBER: _builtins.int
+    NEGATIVES_DECLINED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """site id"""
     address: _builtins.str
@@ -269,6 +271,10 @@ class Peer(_message.Message):
     """of those, the ones that were too many: see [limits]"""
     rejected_rounds: _builtins.int
     """committed rounds whose robust rule kept its update out"""
+    negatives_answered: _builtins.int
+    """queries of it that this site gave embeddings for since start"""
+    negatives_declined: _builtins.int
+    """requests of it for embeddings that this site turned down since start"""
     def __init__(
         self,
         *,
@@ -288,10 +294,12 @@ class Peer(_message.Message):
         refused: _builtins.int = ...,
         over_quota: _builtins.int = ...,
         rejected_rounds: _builtins.int = ...,
+        negatives_answered: _builtins.int = ...,
+        negatives_declined: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "over_quota", b"over_quota", "refused", b"refused", "rejected_rounds", b"rejected_rounds", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "negatives_answered", b"negatives_answered", "negatives_declined", b"negatives_declined", "over_quota", b"over_quota", "refused", b"refused", "rejected_rounds", b"rejected_rounds", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1885,3 +1893,137 @@ class RecoveredText(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecoveredText: _TypeAlias = RecoveredText  # noqa: Y015
+
+@_typing.final
+class PersonaliseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
+    local_epochs: _builtins.int
+    """passes over the pairs, 1 .. 100; 0: as in the settings"""
+    def __init__(
+        self,
+        *,
+        local_epochs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_epochs", b"local_epochs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersonaliseRequest: _TypeAlias = PersonaliseRequest  # noqa: Y015
+
+@_typing.final
+class PersonaliseProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    PAIRS_JUDGED_FIELD_NUMBER: _builtins.int
+    MRR_BEFORE_FIELD_NUMBER: _builtins.int
+    MRR_AFTER_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    STEPS_UNANSWERED_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """that has ended; 0: none yet"""
+    epochs: _builtins.int
+    """in all"""
+    loss: _builtins.float
+    """mean of that epoch; NaN: none yet"""
+    done: _builtins.bool
+    """the stream ends; what follows is told with it"""
+    model_digest: _builtins.bytes
+    """the version that it was done for"""
+    pairs: _builtins.int
+    """learned from"""
+    pairs_judged: _builtins.int
+    """kept apart to judge by; 0: too few, nothing was judged"""
+    mrr_before: _builtins.float
+    """of the right passage for those, with the shared encoder; NaN: not judged"""
+    mrr_after: _builtins.float
+    """likewise, with this site's own"""
+    changed: _builtins.bool
+    """this site's own differs from the shared one"""
+    steps: _builtins.int
+    """of training"""
+    steps_unanswered: _builtins.int
+    """in which no peer gave negatives"""
+    seconds: _builtins.float
+    """it took"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
+        """that were asked, sorted"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        epochs: _builtins.int = ...,
+        loss: _builtins.float = ...,
+        done: _builtins.bool = ...,
+        model_digest: _builtins.bytes = ...,
+        pairs: _builtins.int = ...,
+        pairs_judged: _builtins.int = ...,
+        mrr_before: _builtins.float = ...,
+        mrr_after: _builtins.float = ...,
+        changed: _builtins.bool = ...,
+        steps: _builtins.int = ...,
+        steps_unanswered: _builtins.int = ...,
+        peers: _abc.Iterable[Global___Exchanged] | None = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersonaliseProgress: _TypeAlias = PersonaliseProgress  # noqa: Y015
+
+@_typing.final
+class Exchanged(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id"""
+    asked: _builtins.int
+    """queries that were sent to it"""
+    answered: _builtins.int
+    """queries that it answered"""
+    embeddings: _builtins.int
+    """that it gave"""
+    missed: _builtins.int
+    """steps in which it did not answer in time"""
+    reason: _builtins.str
+    """why it was not asked any more; empty: it was"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        asked: _builtins.int = ...,
+        answered: _builtins.int = ...,
+        embeddings: _builtins.int = ...,
+        missed: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "asked", b"asked", "embeddings", b"embeddings", "missed", b"missed", "reason", b"reason", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Exchanged: _TypeAlias = Exchanged  # noqa: Y015

@@ -119,6 +119,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
                 _registered_method=True)
+        self.Personalise = channel.unary_stream(
+                '/hanse.control.v1.Control/Personalise',
+                request_serializer=proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.PersonaliseProgress.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -233,6 +238,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Personalise(self, request, context):
+        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+        gives it up, and nothing has changed then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -320,6 +333,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.AuditEmbeddings,
                     request_deserializer=proto_dot_control__pb2.AuditEmbeddingsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.AuditEmbeddingsProgress.SerializeToString,
+            ),
+            'Personalise': grpc.unary_stream_rpc_method_handler(
+                    servicer.Personalise,
+                    request_deserializer=proto_dot_control__pb2.PersonaliseRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.PersonaliseProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -781,6 +799,33 @@ class Control:
             '/hanse.control.v1.Control/AuditEmbeddings',
             proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
             proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Personalise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/Personalise',
+            proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
+            proto_dot_control__pb2.PersonaliseProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,10 @@ class ControlStub:
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
     """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    Personalise: _grpc.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]
+    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+    gives it up, and nothing has changed then.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -89,6 +93,10 @@ class ControlAsyncStub(ControlStub):
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
     """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    Personalise: _aio.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]  # type: ignore[assignment]
+    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+    gives it up, and nothing has changed then.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -217,5 +225,15 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditEmbeddingsProgress], _abc.AsyncIterator[_control_pb2.AuditEmbeddingsProgress]]:
         """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+
+    @_abc_1.abstractmethod
+    def Personalise(
+        self,
+        request: _control_pb2.PersonaliseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.PersonaliseProgress], _abc.AsyncIterator[_control_pb2.PersonaliseProgress]]:
+        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+        gives it up, and nothing has changed then.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -290,6 +290,35 @@ OPENING: MaskingStep.ValueType  # 4
 """shares of what opens it"""
 Global___MaskingStep: _TypeAlias = MaskingStep  # noqa: Y015
 
+class _Disclosure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DisclosureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Disclosure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DISCLOSURE_UNSPECIFIED: _Disclosure.ValueType  # 0
+    EXACT: _Disclosure.ValueType  # 1
+    """queries and passages as they are embedded"""
+    NOISY: _Disclosure.ValueType  # 2
+    """both under Gaussian noise"""
+    BUCKET: _Disclosure.ValueType  # 3
+    """of queries the signs of projections; passages under Gaussian noise"""
+
+class Disclosure(_Disclosure, metaclass=_DisclosureEnumTypeWrapper):
+    """---- negatives from other sites -----------------------------------------------
+
+    How much of an embedding leaves a site (crypto/disclosure.py).
+    """
+
+DISCLOSURE_UNSPECIFIED: Disclosure.ValueType  # 0
+EXACT: Disclosure.ValueType  # 1
+"""queries and passages as they are embedded"""
+NOISY: Disclosure.ValueType  # 2
+"""both under Gaussian noise"""
+BUCKET: Disclosure.ValueType  # 3
+"""of queries the signs of projections; passages under Gaussian noise"""
+Global___Disclosure: _TypeAlias = Disclosure  # noqa: Y015
+
 @_typing.final
 class HelloRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -2034,3 +2063,81 @@ class PhaseTime(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
+
+@_typing.final
+class NegativesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """<= 63 characters; must equal the receiver's"""
+    sender: _builtins.str
+    """must be the certificate's site"""
+    model_digest: _builtins.bytes
+    """32 bytes: the version whose passages the queries are compared with; covers encoder and shape"""
+    level: Global___Disclosure.ValueType
+    """never unspecified; the receiver may refuse it"""
+    dimension: _builtins.int
+    """d of an embedding; 1 .. 16384"""
+    top_n: _builtins.int
+    """embeddings wanted a query; 1 .. 256"""
+    queries: _builtins.bytes
+    """EXACT, NOISY: float32 little-endian [q, d], rows of length 1; <= 1 MiB, q <= 1024"""
+    bits: _builtins.int
+    """BUCKET: projections, seeded with model_digest; 1 .. 256, otherwise 0"""
+    buckets: _builtins.bytes
+    """BUCKET: [q, ceil(bits / 8)], bit i in byte i / 8 from its low end; q <= 1024"""
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        sender: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+        level: Global___Disclosure.ValueType = ...,
+        dimension: _builtins.int = ...,
+        top_n: _builtins.int = ...,
+        queries: _builtins.bytes = ...,
+        bits: _builtins.int = ...,
+        buckets: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "buckets", b"buckets", "dimension", b"dimension", "federation_id", b"federation_id", "level", b"level", "model_digest", b"model_digest", "queries", b"queries", "sender", b"sender", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NegativesRequest: _TypeAlias = NegativesRequest  # noqa: Y015
+
+@_typing.final
+class NegativesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    embeddings: _builtins.bytes
+    """float32 little-endian [sum of counts, d], rows of length 1; <= 1 MiB"""
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each query, in their order; 0 .. top_n"""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        embeddings: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "embeddings", b"embeddings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NegativesReply: _TypeAlias = NegativesReply  # noqa: Y015

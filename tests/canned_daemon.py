@@ -32,6 +32,23 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
+        self.personalising = [
+            control.PersonaliseProgress(epoch=1, epochs=2, loss=0.5),
+            control.PersonaliseProgress(
+                epoch=2,
+                epochs=2,
+                loss=0.25,
+                done=True,
+                model_digest=DIGEST,
+                pairs=30,
+                pairs_judged=20,
+                mrr_before=0.75,
+                mrr_after=0.875,
+                changed=True,
+                steps=4,
+                peers=[control.Exchanged(site="east", asked=64, answered=32, embeddings=160)],
+            ),
+        ]
         self.learning = control.LearningReply(
             recipe="pfedrag",
             choices=[
@@ -197,6 +214,10 @@ class CannedDaemon(ControlServicer):
     def Learning(self, request: Any, context: Any) -> control.LearningReply:
         self._hear(request, context)
         return self.learning
+
+    def Personalise(self, request: Any, context: Any) -> Iterator[control.PersonaliseProgress]:
+        self._hear(request, context)
+        yield from self.personalising
 
     def Privacy(self, request: Any, context: Any) -> control.PrivacyReply:
         self._hear(request, context)

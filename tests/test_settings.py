@@ -78,6 +78,20 @@ def test_addresses_to_bind(tmp_path: Path, bind: str) -> None:
     assert load(write(tmp_path, f'[network]\nbind = "{bind}"')).network.bind == bind
 
 
+def test_lists_of_levels_and_of_collections(tmp_path: Path) -> None:
+    text = '[negatives]\nlevels = ["noisy", "bucket", "noisy"]\ncollections = ["faq/"]'
+    negatives = load(write(tmp_path, text)).negatives
+    assert negatives.levels == ("noisy", "bucket")
+    assert negatives.collections == ("faq/",)
+    assert refusals(tmp_path, '[negatives]\nlevels = ["all"]\ncollections = ""\nbits = 65') == [
+        'negatives.levels = ["all"]: expected a list of "exact", "noisy", "bucket"; write for '
+        'example ["bucket"], or [] to answer at no level',
+        'negatives.collections = "": expected a list of texts of 1 to 512 characters; write for '
+        'example ["public/"], or [] for all',
+        "negatives.bits = 65: expected a whole number from 1 to 64; lower it to 64 or less",
+    ]
+
+
 def test_settings_never_change_after_loading(tmp_path: Path) -> None:
     settings = load(write(tmp_path, ""))
     with pytest.raises(ValidationError):
@@ -317,6 +331,8 @@ def test_the_example_lists_every_option_with_its_default() -> None:
                 assert tomllib.loads(f"x = {shown[1]}")["x"] == field.default, f"{section}.{key}"
             elif fixed:
                 default = str(field.default) if isinstance(field.default, Path) else field.default
+                if isinstance(default, tuple):
+                    default = list(default)
                 assert table.pop(key) == default, f"{section}.{key}"
             else:  # the default depends on the machine: shown, commented out
                 assert re.search(rf"^# {key} = \S", text, re.MULTILINE), f"{section}.{key}"

@@ -335,7 +335,8 @@ def test_the_scheduler_changes_the_tier_between_rounds(site: Site) -> None:
     hasty = DepthOptions(
         window=1, stable_rounds=0, cooling_rounds=0, kd_epochs=2, momentum_weight=1.0
     )
-    options = replace(OPTIONS, local_epochs=1, depth=hasty)
+    site.spec = replace(site.spec, depth=hasty)
+    options = replace(OPTIONS, local_epochs=1)
     tiers = []
     for round_ in (1, 2, 3, 4, 5):
         site.train(site.genesis, round_, options)

@@ -11,6 +11,7 @@
     asking.py      ask
     evaluating.py  eval, eval --history
     pairs.py       pairs: build, list, show, drop
+    personalising.py  personalise
     show.py        status, peers, rounds
     privacy.py     privacy
     chain.py       rounds verify
@@ -41,6 +42,7 @@ from daemon.fedctl import (
     keeping,
     learning,
     pairs,
+    personalising,
     privacy,
     setup,
     show,
@@ -73,6 +75,7 @@ app.add_typer(setup.manifest_app, name="manifest")
 app.command("ingest")(ingesting.ingest)
 app.command("train")(training.train)
 app.command("learning")(learning.learning)
+app.command("personalise")(personalising.personalise)
 app.command("ask")(asking.ask)
 app.command("eval")(evaluating.evaluate)
 app.add_typer(pairs.pairs_app, name="pairs")

@@ -324,6 +324,11 @@ def load_serving(
     site's personal parameters are; the retriever stays as it was then.
     """
     vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
+    if spec.personal == "query_encoder":
+        from daemon.learning import personal_jobs
+
+        personal_jobs.load_serving(spec, retriever, vector, model_digest)
+        return
     if spec.personal != "none":
         from daemon.learning.tiering import take_up
         from daemon.learning.tiers import TieredHeadRetriever

@@ -7,7 +7,8 @@ A folder of safetensors files that no message ever reads:
   a crash, starts from where the first did and nothing is learned twice.
 - ``version-<digest>``: the state that a model version was first indexed with, and
   with which it answers: passages in an index and the questions asked of it must go
-  through the same layers, also while the next round is being trained.
+  through the same layers, also while the next round is being trained. A personal query
+  encoder is of one version, too, but comes after the index, which knows nothing of it.
 
 A file is of use only with the retriever it was made for: it names the digest of
 that one's shape, which covers encoder and adaptation, and is passed over otherwise.
@@ -91,10 +92,20 @@ class PersonalStore:
         if newest is None:
             return False
         self._write(path, newest)
+        self._forget_old_versions(path)
+        return True
+
+    def put(self, model_digest: bytes, state: PersonalState) -> None:
+        """Make a state the one that a version answers with, in place of any before."""
+        path = self._version(model_digest)
+        self._write(path, state)
+        self._forget_old_versions(path)
+
+    def _forget_old_versions(self, keep: Path) -> None:
         pinned = sorted(self._folder.glob("version-*"), key=lambda file: file.stat().st_mtime_ns)
         for old in pinned[:-_VERSIONS_KEPT]:
-            old.unlink(missing_ok=True)
-        return True
+            if old != keep:
+                old.unlink(missing_ok=True)
 
     def _version(self, model_digest: bytes) -> Path:
         return self._folder / f"version-{model_digest.hex()}.safetensors"

@@ -21,8 +21,9 @@ class RetrieverSpec:
     its linear layers in full, of which rank ``lora_rank`` is exchanged
     (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
 
-    ``personal``: a layer of this site's own behind the head (``tiered_head``), which
-    lies in ``personal_folder`` and never leaves it; ``depth`` says how its tiers change.
+    ``personal``: a layer of this site's own behind the head (``tiered_head``), or a copy
+    of all that trains for its queries alone (``query_encoder``). It lies in
+    ``personal_folder`` and never leaves it; ``depth`` says how the layer's tiers change.
 
     ``learn_from``: the pairs that were supplied, those that the site has made of its
     own documents (kept in the file ``made_pairs``), or both.
