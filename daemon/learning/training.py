@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
@@ -71,12 +71,7 @@ def fit(
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.parameters()
     held = shared_copies(retriever) if anchor is None else anchor
-    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
-    optimiser = torch.optim.AdamW(
-        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
-    )
-    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
+    optimiser, schedule = optimiser_of(parameters, count, options)
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 
@@ -113,6 +108,19 @@ def fit(
         if on_epoch is not None:
             on_epoch(epoch, mean_loss)
     return mean_loss
+
+
+def optimiser_of(
+    parameters: Sequence[nn.Parameter], count: int, options: TrainingOptions
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW, and its rate that falls linearly over the steps that ``count`` pairs take."""
+    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+    optimiser = torch.optim.AdamW(
+        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+    )
+    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
+    falling = torch.optim.lr_scheduler.LinearLR
+    return optimiser, falling(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
 
 
 def shared_copies(retriever: Retriever) -> list[Tensor]:
