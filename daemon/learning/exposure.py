@@ -60,50 +60,54 @@ class ExposureError(LearningError):
 class Level:
     """What is disclosed of an embedding (`crypto.disclosure`).
 
-    ``epsilon``: of the noise, at ``DELTA``, for one vector sent once; ``bits``: of the
-    bucket.
+    ``sigma``: deviation of the noise on a coordinate. ``epsilon``: if the noise was asked
+    for by it, at ``DELTA``, for one vector sent once. ``bits``: of the bucket.
     """
 
     kind: Literal["exact", "noisy", "bucket"]
+    sigma: float = 0.0
     epsilon: float = 0.0
     bits: int = 0
 
-    @property
-    def sigma(self) -> float:
-        """Deviation of the noise on a coordinate; 0 for none."""
-        from crypto.disclosure import noise_for
-
-        return noise_for(self.epsilon, DELTA) if self.kind == "noisy" else 0.0
-
     def __str__(self) -> str:
         if self.kind == "noisy":
-            return f"noisy, epsilon {self.epsilon:g}"
+            by_epsilon = f", epsilon {self.epsilon:g}"
+            return f"noisy, sigma {self.sigma:.3g}{by_epsilon if self.epsilon else ''}"
         return f"bucket, {self.bits} bits" if self.kind == "bucket" else "exact"
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What the operator asks for: epsilons and bits besides ``exact``, and time for it all.
+    """What the operator asks for: noises and bits besides ``exact``, and time for it all.
 
+    ``noises``: deviations on a coordinate, ``epsilons``: at `DELTA`, what noise is for.
     ``minutes``: for training attackers, all levels together. ``show``: examples a level.
     """
 
-    epsilons: tuple[float, ...] = (50.0, 500.0)
-    bits: tuple[int, ...] = (16, 64)
+    noises: tuple[float, ...] = (0.05, 0.2)
+    epsilons: tuple[float, ...] = ()
+    bits: tuple[int, ...] = (8, 64)
     minutes: float = 10.0
     show: int = 0
 
     @property
     def levels(self) -> list[Level]:
         """Exact first, then by ever less."""
+        from crypto.disclosure import noise_for
+
+        noised = [Level("noisy", sigma) for sigma in set(self.noises)] + [
+            Level("noisy", noise_for(epsilon, DELTA), epsilon) for epsilon in set(self.epsilons)
+        ]
         return [
             Level("exact"),
-            *(Level("noisy", epsilon=epsilon) for epsilon in sorted(set(self.epsilons))[::-1]),
-            *(Level("bucket", bits=bits) for bits in sorted(set(self.bits))[::-1]),
+            *sorted(noised, key=lambda level: level.sigma),
+            *(Level("bucket", bits=bits) for bits in sorted(set(self.bits), reverse=True)),
         ]
 
     def check(self) -> None:
         """Raise ExposureError for what makes no sense."""
+        if not all(math.isfinite(s) and 0.001 <= s <= 100.0 for s in self.noises):
+            raise ExposureError("noise has a deviation of 0.001 to 100")
         if not all(math.isfinite(e) and 0.01 <= e <= 1e6 for e in self.epsilons):
             raise ExposureError("an epsilon is 0.01 to 1000000")
         if not all(1 <= bits <= 256 for bits in self.bits):
@@ -532,16 +536,18 @@ def _examples(texts: Sequence[str], corpus: Corpus, found: Attacked) -> tuple[Ex
 def near_guessing(level: LevelExposure, exposure: Exposure) -> bool:
     """Whether a level tells hardly more than guessing does.
 
-    Of passages and of questions: at most a tenth of what exact embeddings tell beyond
-    guessing by telling words, and names at most 1 % of them above guessing.
+    At most a tenth of what exact embeddings tell beyond guessing by telling words, and at
+    most 1 % more of the names than guessing. Of passages and of questions; of a bucket of
+    questions only, if there are any: a passage never leaves as a bucket's name.
     """
-    exact = exposure.levels[0]
-    for kind, control in (
-        ("passages", exposure.guessing_passages),
-        ("questions", exposure.guessing_questions),
-    ):
+    kinds = [("passages", exposure.guessing_passages), ("questions", exposure.guessing_questions)]
+    if not exposure.questions_unseen:
+        kinds = kinds[:1]
+    elif level.bits:
+        kinds = kinds[1:]
+    for kind, control in kinds:
         of_level: TextsExposure = getattr(level, kind)
-        of_exact: TextsExposure = getattr(exact, kind)
+        of_exact: TextsExposure = getattr(exposure.levels[0], kind)
         gained = of_level.telling.f1 - control.telling.f1
         if gained > 0.1 * max(0.0, of_exact.telling.f1 - control.telling.f1):
             return False
@@ -553,24 +559,30 @@ def near_guessing(level: LevelExposure, exposure: Exposure) -> bool:
 def advice(exposure: Exposure) -> str:
     """What the figures say, in sentences that help to decide."""
     exact = exposure.levels[0]
-    said = [
-        f"From exact embeddings of unseen passages this attacker names {_percent(exact.passages)} "
-        f"of the names in them, exactly (guessing: {_percent(exposure.guessing_passages)})."
-    ]
-    safe = [level for level in exposure.levels[1:] if near_guessing(level, exposure)]
-    if near_guessing(exact, exposure):
+    told = [("passages", exact.passages, exposure.guessing_passages)]
+    if exposure.questions_unseen:
+        told.append(("questions", exact.questions, exposure.guessing_questions))
+    shares = " and ".join(
+        f"{_percent(texts)} of the names in unseen {kind} (guessing: {_percent(control)})"
+        for kind, texts, control in told
+    )
+    said = [f"From exact embeddings this attacker names {shares}, exactly."]
+    near = [level for level in exposure.levels if near_guessing(level, exposure)]
+    if near and near[0] is exact:
         said.append("That is hardly more than guessing; ask again with more texts or more minutes.")
-    elif safe:
-        best = max(safe, key=lambda level: (level.cosine, level.overlap))
+    elif near:
+        best = max(near, key=lambda level: (level.cosine, level.overlap))
+        only = " (of questions; the passages that answer leave under noise)" if best.bits else ""
         said.append(
-            f"Of the levels that come near guessing, {best.level!r} keeps most of the negatives' "
-            f"use: {100 * best.overlap:.0f} % of the exact nearest, cosine {best.cosine:.2f} "
-            f"(exact {exact.cosine:.2f}, at random {exposure.cosine_at_random:.2f})."
+            f"Of the levels that tell hardly more than guessing, '{best.level}'{only} keeps most "
+            f"of the negatives' use: {100 * best.overlap:.0f} % of the exact nearest, cosine "
+            f"{best.cosine:.2f} (exact {exact.cosine:.2f}, at random "
+            f"{exposure.cosine_at_random:.2f})."
         )
     else:
         said.append(
-            "No level asked about comes near guessing: allow fed-negatives only to peers that "
-            "may read what these texts are about."
+            "Every level asked about tells more than guessing does: answer at them only peers "
+            "that may know what these texts are about."
         )
     said.append(
         "It is a lower bound: more texts, more time or a better method recover more, and what is "
