@@ -1119,7 +1119,7 @@ class AuditEmbeddingsProgress(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """dictionary, or the level that is attacked"""
+    """texts, dictionary, the level that is attacked, or done"""
     fraction: _builtins.float
     """of the whole; 0 .. 1"""
     @_builtins.property

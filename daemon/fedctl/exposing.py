@@ -23,6 +23,11 @@ if TYPE_CHECKING:
         TextsExposure,
     )
 
+_LEGEND = """\
+F1 (precision/recall): distinct words. Telling: words that few texts have. Names: share named
+exactly, and how much of what was named is right. Overlap and cosine: what is left of the
+negatives' use. A bucket is what a question leaves as; passages leave exactly or under noise."""
+
 
 @command
 def embeddings(
@@ -71,7 +76,7 @@ async def _audited(session: Session, request: AuditEmbeddingsRequest) -> Embeddi
         TimeElapsedColumn(),
         console=session.notes,
         transient=True,
-        disable=session.json,
+        disable=session.json or not session.notes.is_terminal,
     )
     task = bars.add_task("texts are read", total=1.0)
     async with connected(socket_path(session)) as daemon:
@@ -95,12 +100,7 @@ def _show(console: Console, found: EmbeddingsAudit) -> None:
         f"Model version {short(found.model_digest.hex())}."
     )
     console.print(_table(found))
-    console.print(
-        "F1 (precision/recall): distinct words. Telling: words that few texts have. Names: share\n"
-        "named exactly. Overlap and cosine: what is left of the negatives' use. A bucket is what\n"
-        "a question leaves as; passages leave as they are, or under noise.",
-        style="dim",
-    )
+    console.print(_LEGEND, style="dim")
     if any(level.cut_short for level in found.levels):
         console.print("* more --minutes would have made a stronger attacker.", style="dim")
     console.print()
@@ -158,7 +158,7 @@ def _questions(texts: TextsExposure) -> list[str]:
 
 
 def _share(names: RecoveredShare) -> str:
-    return f"{100 * names.recall:.1f} %"
+    return f"{100 * names.recall:.0f} % ({100 * names.precision:.0f} %)"
 
 
 def _show_example(console: Console, level: str, example: RecoveredText) -> None:
