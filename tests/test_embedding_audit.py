@@ -20,7 +20,7 @@ from tests.canned_daemon import canned_daemon
 from tests.small_models import small_encoder
 from tests.test_inversion import COLOURS, THINGS, WORDS, small_site
 
-QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.1)
+QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.05)
 
 
 @dataclass
