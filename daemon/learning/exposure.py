@@ -260,65 +260,36 @@ def audit_vectors(
 ) -> Exposure:
     """The audit of texts that are embedded already: passages [n, d], queries [q, d]."""
     from daemon.learning import hardness, inversion
-    from daemon.learning.recovered import names, words
 
-    of_words = [words(p.embedding_text) for p in texts.passages] + [words(q) for q in texts.queries]
-    of_names = [names(p.text, p.title) for p in texts.passages] + [names(q) for q in texts.queries]
-    dictionary = _dictionary(retriever, of_words, of_names)
-    everything = np.concatenate([vectors, queries])
-    passages = len(texts.passages)
-    rows = {
-        "passages": _drawn(texts.passage_part, _MOST_PASSAGES, 0),
-        "questions": _drawn(texts.query_part, _MOST_QUESTIONS, passages),
-    }
-
-    def corpus(some: Rows) -> Corpus:
-        return inversion.Corpus.of(
-            everything[some],
-            [of_words[row] for row in some],
-            [of_names[row] for row in some],
-            dictionary,
-        )
-
-    train = corpus(np.concatenate([rows["passages"][0], rows["questions"][0]]))
-    kinds: dict[str, Kind] = {
-        kind: inversion.Kind(corpus(parts[1]), corpus(parts[2]))
-        for kind, parts in rows.items()
-        if kind == "passages" or min(len(parts[1]), len(parts[2])) >= _LEAST_QUESTIONS
-    }
-    guessed = inversion.guessing(train, kinds, dictionary)
+    material = _material(texts, np.concatenate([vectors, queries]), retriever)
+    guessed = inversion.guessing(material.train, material.kinds, material.dictionary)
     asked = hardness.Asked.of(queries, vectors, texts.right, seed=_SEED)
     levels = []
     for place, level in enumerate(options.levels):
         before, each = 0.1 + 0.9 * place / len(options.levels), 0.9 / len(options.levels)
         left = options.minutes * 60.0 - (time.monotonic() - started)
-        deadline = time.monotonic() + max(0.0, left) / (len(options.levels) - place)
         report(ExposureProgress(str(level), before))
-        disclose = disclosure_of(level, vectors.shape[1], seed)
         found, cut_short = inversion.attack(
-            train,
-            kinds,
-            dictionary,
-            disclose,
+            material.train,
+            material.kinds,
+            material.dictionary,
+            disclosure_of(level, vectors.shape[1], seed),
             seed=_SEED,
-            deadline=deadline,
+            deadline=time.monotonic() + max(0.0, left) / (len(options.levels) - place),
             report=_epochs(str(level), before, each),
         )
         kept = hardness.kept(asked, level, seed)
-        examples = _examples(
-            [texts.passages[row].embedding_text for row in rows["passages"][2][: options.show]],
-            kinds["passages"].test,
-            found["passages"],
-        )
+        examples = _examples(material, found["passages"], options.show)
         levels.append(_level_exposure(level, found, kept, cut_short, examples))
+    kinds = material.kinds
     done = Exposure(
-        passages_known=len(rows["passages"][0]),
-        passages_unseen=len(rows["passages"][2]),
-        questions_known=len(rows["questions"][0]),
+        passages_known=material.passages_known,
+        passages_unseen=len(kinds["passages"].test),
+        questions_known=len(material.train) - material.passages_known,
         questions_unseen=len(kinds["questions"].test) if "questions" in kinds else 0,
         subjects_unseen=texts.subjects_unseen,
-        dictionary_words=len(dictionary.words),
-        dictionary_names=len(dictionary.names),
+        dictionary_words=len(material.dictionary.words),
+        dictionary_names=len(material.dictionary.names),
         delta=DELTA,
         guessing_passages=_texts_exposure(guessed.get("passages")),
         guessing_questions=_texts_exposure(guessed.get("questions")),
@@ -329,6 +300,55 @@ def audit_vectors(
         seconds=time.monotonic() - started,
     )
     return replace(done, advice=advice(done))
+
+
+@dataclass(frozen=True)
+class Material:
+    """What attackers are trained on, and by kind what they are chosen by and tested on.
+
+    ``shown``: the passages of the test, as the encoder read them.
+    """
+
+    train: Corpus
+    kinds: dict[str, Kind]
+    dictionary: Dictionary
+    passages_known: int
+    shown: Sequence[str]
+
+
+def _material(texts: Divided, vectors: Float32, retriever: Retriever) -> Material:
+    """``vectors`` [passages + queries, d]: of the passages first."""
+    from daemon.learning import inversion
+    from daemon.learning.recovered import names, words
+
+    read = [passage.embedding_text for passage in texts.passages]
+    of_words = [words(text) for text in [*read, *texts.queries]]
+    of_names = [names(p.text, p.title) for p in texts.passages] + [names(q) for q in texts.queries]
+    dictionary = _dictionary(retriever, of_words, of_names)
+    rows = {
+        "passages": _drawn(texts.passage_part, _MOST_PASSAGES, 0),
+        "questions": _drawn(texts.query_part, _MOST_QUESTIONS, len(read)),
+    }
+
+    def corpus(some: Rows) -> Corpus:
+        return inversion.Corpus.of(
+            vectors[some],
+            [of_words[row] for row in some],
+            [of_names[row] for row in some],
+            dictionary,
+        )
+
+    return Material(
+        train=corpus(np.concatenate([rows["passages"][0], rows["questions"][0]])),
+        kinds={
+            kind: inversion.Kind(corpus(parts[1]), corpus(parts[2]))
+            for kind, parts in rows.items()
+            if kind == "passages" or min(len(parts[1]), len(parts[2])) >= _LEAST_QUESTIONS
+        },
+        dictionary=dictionary,
+        passages_known=len(rows["passages"][0]),
+        shown=[read[row] for row in rows["passages"][2]],
+    )
 
 
 def disclosure_of(level: Level, dimension: int, seed: bytes) -> Callable[[Float32], Float32]:
@@ -517,10 +537,15 @@ def _level_exposure(
     )
 
 
-def _examples(texts: Sequence[str], corpus: Corpus, found: Attacked) -> tuple[Example, ...]:
+def _examples(material: Material, found: Attacked, count: int) -> tuple[Example, ...]:
+    corpus = material.kinds["passages"].test
     made = []
     for text, words, names, (some, called) in zip(
-        texts, corpus.words, corpus.names, found.guessed, strict=False
+        material.shown[:count],
+        corpus.words[:count],
+        corpus.names[:count],
+        found.guessed[:count],
+        strict=True,
     ):
         made.append(
             Example(
