@@ -21,6 +21,12 @@ Kind = Literal["cloze", "titles", "keywords", "written"]
 # Pairs are counted behind a question that is being answered, or a whole evaluation.
 COUNTED_WITHIN_S = 600.0
 _TEXT_SHOWN = 160
+_NONE = {
+    "cloze": "It needs passages of two sentences or more.",
+    "titles": "It needs documents with titles.",
+    "keywords": "It needs passages with words.",
+    "written": "See what the model writes, or raise --top-k.",
+}
 
 pairs_app = typer.Typer(
     help="Questions made of this site's own documents, to learn from. They never leave it."
@@ -159,6 +165,8 @@ def _say_built(console: Console, how: str, done: BuildPairsProgress) -> None:
             f" {done.lost} queries did not find their passage and {done.repeated} said what "
             "another one says: they were left out."
         )
+    if not done.made:
+        text += f" {_NONE[how]}"
     console.print(text)
     console.print(_training(done.learn_from, done.training_pairs))
 
