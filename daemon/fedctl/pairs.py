@@ -90,8 +90,8 @@ def pairs_build(
 ) -> None:
     """Make pairs of one kind of the documents that may be learned from.
 
-    They replace those of this kind that there were; other kinds stay. Ctrl-C ends it:
-    pairs stay as they were, and what a language model wrote is not asked for again.
+    They replace those of this kind that there were; other kinds stay. Ctrl-C ends it, and what
+    a language model has written by then is kept: the next build goes on from there.
     """
     last = run(_build(session, how, a_passage, seed, top_k))
     if last is None:
