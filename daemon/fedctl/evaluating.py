@@ -123,13 +123,14 @@ def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
                 if (f.metric, f.ranking) != (metric, ranking):
                     continue
                 gain = over.get((metric, ranking))
+                places = 2 if metric == "avg_rank" else 3  # a rank has digits before the point
                 table.add_row(
                     metric if first else "",
                     called,
-                    f"{f.mean:.3f}",
-                    f"{f.low:.3f}–{f.high:.3f}",
-                    f"{gain.mean:+.3f}" if gain else "",
-                    f"{gain.low:+.3f} to {gain.high:+.3f}" if gain else "",
+                    f"{f.mean:.{places}f}",
+                    f"{f.low:.{places}f}–{f.high:.{places}f}",
+                    f"{gain.mean:+.{places}f}" if gain else "",
+                    f"{gain.low:+.{places}f} to {gain.high:+.{places}f}" if gain else "",
                 )
                 first = False
     return table
