@@ -9,7 +9,8 @@ with canned_daemon(socket) as daemon:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,21 @@ class CannedDaemon(ControlServicer):
             last_multiplier=2.0,
         )
         self.exposed = audited_embeddings()
+        self.building: Iterable[control.BuildPairsProgress] = [
+            control.BuildPairsProgress(done=3, total=44),
+            control.BuildPairsProgress(
+                done=44,
+                total=44,
+                finished=True,
+                made=60,
+                repeated=2,
+                lost=26,
+                seconds=1.5,
+                learn_from="supplied",
+                training_pairs=12,
+            ),
+        ]
+        self.left = threading.Event()  # who built pairs is gone
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
@@ -165,18 +181,8 @@ class CannedDaemon(ControlServicer):
 
     def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
         self._hear(request, context)
-        yield control.BuildPairsProgress(done=3, total=44)
-        yield control.BuildPairsProgress(
-            done=44,
-            total=44,
-            finished=True,
-            made=60,
-            repeated=2,
-            lost=26,
-            seconds=1.5,
-            learn_from="supplied",
-            training_pairs=12,
-        )
+        context.add_callback(self.left.set)
+        yield from self.building
 
     def MadePairs(self, request: Any, context: Any) -> control.MadePairsReply:
         self._hear(request, context)

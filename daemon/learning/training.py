@@ -37,7 +37,9 @@ class TrainingSet:
     ``positives[i]``: rows of ``passages`` that answer query i, at least one;
     ``negatives[i]``: its mined hard negatives, possibly none. ``parent``: what
     the parent version makes of the queries [n, d] and the passages [m, d], the
-    teacher of KD-GLE and the ground on which batches by topic are found.
+    teacher of KD-GLE and the ground on which batches by topic are found. ``right[i]``:
+    rows that answer query i, those included that it is never to find (the passage that
+    an asking sentence was cut out of): no negatives; None: as ``positives``.
     """
 
     queries: Texts
@@ -45,6 +47,7 @@ class TrainingSet:
     positives: list[Rows]
     negatives: list[Rows]
     parent: tuple[Float32, Float32] | None = None
+    right: list[Rows] | None = None
 
 
 def fit(
@@ -197,7 +200,8 @@ def also_right(
     """
     hidden = np.zeros((len(batch), len(rows)), dtype=np.bool_)
     for line, (pair, positive) in enumerate(zip(batch, drawn, strict=True)):
-        hidden[line] = np.isin(content[rows], content[pairs.positives[pair]])
+        right = pairs.positives if pairs.right is None else pairs.right
+        hidden[line] = np.isin(content[rows], content[right[pair]])
         hidden[line, np.searchsorted(rows, positive)] = False
     return hidden
 
