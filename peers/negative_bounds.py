@@ -86,10 +86,11 @@ def answers_of(request: pb.NegativesRequest, reply: pb.NegativesReply) -> list[F
         raise refuse(f"{path}.counts", f"{len(reply.counts)} long", f"{wanted}, one a query")
     if max(reply.counts) > request.top_n:
         raise refuse(f"{path}.counts", str(max(reply.counts)), f"0 .. top_n = {request.top_n}")
-    vectors = _units(f"{path}.embeddings", reply.embeddings, request.dimension)
     total = sum(reply.counts)
-    if len(vectors) != total:
-        raise refuse(f"{path}.embeddings", f"{len(vectors)} rows", f"{total}, as counts say")
+    if len(reply.embeddings) != _VALUE * request.dimension * total:
+        found = f"{len(reply.embeddings)} bytes"
+        raise refuse(f"{path}.embeddings", found, f"{total} rows of {request.dimension} float32")
+    vectors = _units(f"{path}.embeddings", reply.embeddings, request.dimension)
     ends = np.cumsum(reply.counts)
     return np.split(vectors, ends[:-1])
 
@@ -125,8 +126,6 @@ def _padding(path: str, request: pb.NegativesRequest) -> None:
 
 
 def _units(path: str, raw: bytes, dimension: int) -> Float32:
-    if len(raw) % (_VALUE * dimension):
-        raise refuse(path, f"{len(raw)} bytes", f"rows of {dimension} float32")
     vectors = np.frombuffer(raw, dtype="<f4").reshape(-1, dimension)
     # NaN and infinity fail the comparison, too. In float64: the square of a large float32
     # is no float32.
