@@ -129,7 +129,8 @@ def _units(path: str, raw: bytes, dimension: int) -> Float32:
     vectors = np.frombuffer(raw, dtype="<f4").reshape(-1, dimension)
     # NaN and infinity fail the comparison, too. In float64: the square of a large float32
     # is no float32.
-    squares = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # refused below, and no line on stderr for a peer's NaN
+        squares = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
     if not (np.abs(squares - 1.0) <= 2 * _UNIT_TOLERANCE).all():
         raise refuse(path, "not of length 1, or not finite", "rows of length 1")
     return vectors

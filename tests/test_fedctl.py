@@ -234,6 +234,7 @@ ANSWERED = [
     (["eval", "--split", "valid"], "mrr_at_10"),
     (["train", "--rounds", "2", "--detach"], "run"),
     (["train", "--stop"], "run"),
+    (["personalise"], "pairs_judged"),
 ]
 
 
