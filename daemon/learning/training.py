@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
@@ -26,8 +26,8 @@ Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 _MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
-_FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step
-_CLIP = 1.0  # L2 norm of a step's gradient
+FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step
+CLIP = 1.0  # L2 norm of a step's gradient
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,22 @@ def fit(
     count = len(pairs.positives)
     if options.local_epochs == 0:
         return 0.0
-    _check_enough(count)
+    check_enough(count)
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.parameters()
     held = shared_copies(retriever) if anchor is None else anchor
-    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
-    optimiser = torch.optim.AdamW(
-        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
-    )
-    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, _FINAL_RATE, max(steps - 1, 1))
-    content = _content_numbers(pairs.passages)
+    optimiser, schedule = optimiser_of(parameters, count, options)
+    content = content_numbers(pairs.passages)
     mean_loss = 0.0
 
     for epoch in range(1, options.local_epochs + 1):
         losses: list[float] = []
-        for batch in _batches(pairs, options, chance):
+        for batch in batches_of(pairs, options, chance):
             drawn = np.array([chance.choice(pairs.positives[pair]) for pair in batch])  # [b]
-            explicit = _explicit_negatives(pairs, options, batch, chance)
+            explicit = explicit_negatives(pairs, options, batch, chance)
             rows = np.unique(np.concatenate([drawn, explicit]))  # [m] every candidate once
             columns = np.searchsorted(rows, drawn)  # [b] where each positive is
-            hidden = torch.from_numpy(_also_right(pairs, batch, rows, drawn, content))  # [b, m]
+            hidden = torch.from_numpy(also_right(pairs, batch, rows, drawn, content))  # [b, m]
 
             queries = retriever.forward(pairs.queries, batch)  # [b, d] unit rows
             passages = retriever.forward(pairs.passages, rows)  # [m, d] unit rows
@@ -96,16 +91,16 @@ def fit(
             loss = contrast
             if options.distill != "none":
                 local = (queries, passages[target.to(passages.device)])  # [b, d] each
-                teacher = _teacher(pairs, batch, drawn, queries.device)
+                teacher = teacher_of(pairs, batch, drawn, queries.device)
                 distil = kd_pairs if options.distill == "pairs" else kd_matrix
                 loss = loss + options.kd_weight * distil(local, teacher)
             if options.proximal:
                 loss = loss + options.proximal * proximal(retriever.shared_parameters(), held)
 
-            _check_finite(loss.item(), epoch)
+            check_finite(loss.item(), epoch)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
+            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
             optimiser.step()
             schedule.step()
             losses.append(contrast.item() * len(batch))
@@ -113,6 +108,19 @@ def fit(
         if on_epoch is not None:
             on_epoch(epoch, mean_loss)
     return mean_loss
+
+
+def optimiser_of(
+    parameters: Sequence[nn.Parameter], count: int, options: TrainingOptions
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW, and its rate that falls linearly over the steps that ``count`` pairs take."""
+    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+    optimiser = torch.optim.AdamW(
+        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+    )
+    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
+    falling = torch.optim.lr_scheduler.LinearLR
+    return optimiser, falling(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
 
 
 def shared_copies(retriever: Retriever) -> list[Tensor]:
@@ -129,7 +137,8 @@ def training_seed(seed: int, round_number: int, site: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
-def _check_enough(count: int) -> None:
+def check_enough(count: int) -> None:
+    """Raise TrainingError for fewer pairs than contrastive learning needs."""
     if count < _MIN_PAIRS:
         raise TrainingError(
             f"this site has {count} usable training pairs, and contrastive learning needs at "
@@ -137,7 +146,7 @@ def _check_enough(count: int) -> None:
         )
 
 
-def _batches(
+def batches_of(
     pairs: TrainingSet, options: TrainingOptions, chance: np.random.Generator
 ) -> list[Rows]:
     """One epoch's batches: every pair in exactly one."""
@@ -147,7 +156,7 @@ def _batches(
     return random_batches(len(pairs.positives), options.batch_size, chance)
 
 
-def _explicit_negatives(
+def explicit_negatives(
     pairs: TrainingSet, options: TrainingOptions, batch: Rows, chance: np.random.Generator
 ) -> Rows:
     """Rows of the batch's mined negatives, and of passages drawn at random beside them."""
@@ -167,7 +176,7 @@ def _parent(pairs: TrainingSet) -> tuple[Float32, Float32]:
     return pairs.parent
 
 
-def _teacher(
+def teacher_of(
     pairs: TrainingSet, batch: Rows, drawn: Rows, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """The global model's view of a batch: queries [b, d] and their positives [b, d]."""
@@ -178,7 +187,7 @@ def _teacher(
     )
 
 
-def _also_right(
+def also_right(
     pairs: TrainingSet, batch: Rows, rows: Rows, drawn: Rows, content: Rows
 ) -> NDArray[np.bool_]:
     """[b, m]: passages that answer the query too, or say the same as one that does.
@@ -193,7 +202,7 @@ def _also_right(
     return hidden
 
 
-def _content_numbers(texts: Texts) -> Rows:
+def content_numbers(texts: Texts) -> Rows:
     """[m] A number per distinct text: equal texts are one passage to learn from."""
     numbers: dict[str, int] = {}
     return np.array(
@@ -201,7 +210,8 @@ def _content_numbers(texts: Texts) -> Rows:
     )
 
 
-def _check_finite(loss: float, epoch: int) -> None:
+def check_finite(loss: float, epoch: int) -> None:
+    """Raise TrainingError for a loss from which no step may be taken."""
     if not math.isfinite(loss):
         raise TrainingError(
             f"the training loss became {loss} in epoch {epoch}: lower the learning rate or raise "
