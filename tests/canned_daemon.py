@@ -99,6 +99,30 @@ class CannedDaemon(ControlServicer):
             progress(round=2, phase="committed", loss=1.0, head_round=2, finished=True),
         ]
 
+        self.personalising = [
+            control.PersonaliseProgress(epoch=1, epochs=2, loss=1.5, mrr_before=math.nan),
+            control.PersonaliseProgress(epoch=2, epochs=2, loss=1.25, mrr_before=math.nan),
+            control.PersonaliseProgress(
+                epoch=2,
+                epochs=2,
+                loss=1.25,
+                done=True,
+                model_digest=DIGEST,
+                pairs=80,
+                pairs_judged=20,
+                mrr_before=0.5,
+                mrr_after=0.625,
+                changed=True,
+                steps=6,
+                steps_unanswered=1,
+                peers=[
+                    control.Exchanged(site="east", asked=160, answered=120, embeddings=1200),
+                    control.Exchanged(site="west", asked=32, reason="off\x1b[31m here"),
+                ],
+                seconds=2.5,
+            ),
+        ]
+
     def _hear(self, request: Any, context: Any) -> None:
         self.asked.append(request)
         if self.refusal:
@@ -229,6 +253,10 @@ class CannedDaemon(ControlServicer):
     def Privacy(self, request: Any, context: Any) -> control.PrivacyReply:
         self._hear(request, context)
         return self.privacy
+
+    def Personalise(self, request: Any, context: Any) -> Iterator[control.PersonaliseProgress]:
+        self._hear(request, context)
+        yield from self.personalising
 
     def StopTraining(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)
