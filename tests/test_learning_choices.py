@@ -238,7 +238,10 @@ async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_its
 @pytest.mark.timeout(600)
 async def test_after_a_run_every_site_answers_with_its_own_mixture(tmp_path: Path) -> None:
     sites = ["alder", "birch", "cedar"]
-    tables = {"retriever": {"personal": "mixture"}, "learning": {"own_rounds": 1}}
+    tables: dict[str, dict[str, Any]] = {
+        "retriever": {"personal": "mixture"},
+        "learning": {"own_rounds": 1},
+    }
     async with LiveFederation.start(tmp_path, sites, tables=tables) as live:
         await live.ingest_all()
         await live.train("birch", 1)
