@@ -46,7 +46,8 @@ def small_site(passages_a_subject: int = 6) -> tuple[list[Document], list[Pair]]
             documents.append(Document(name, title, " ".join(drawn)))
             if number % 2:
                 pairs.append(Pair(f"where is {' '.join(drawn[:3])}", (name,)))
-    return documents, pairs
+    everywhere = tuple(document.id for document in documents)  # so of no part of the site
+    return documents, [*pairs, Pair("where is everything", everywhere)]
 
 
 @pytest.fixture(scope="module")
