@@ -199,6 +199,9 @@ class Answers:
         for piece in self.pieces:
             yield piece.SerializeToString()
 
+    async def negatives(self, _raw: bytes, _context: Any) -> bytes:
+        return pb.NegativesReply(counts=[0]).SerializeToString()
+
 
 @asynccontextmanager
 async def answering(
@@ -212,6 +215,7 @@ async def answering(
         "Deliver": grpc.unary_unary_rpc_method_handler(answers.deliver),
         "Push": grpc.stream_unary_rpc_method_handler(answers.push),
         "Pull": grpc.unary_stream_rpc_method_handler(answers.pull),
+        "Negatives": grpc.unary_unary_rpc_method_handler(answers.negatives),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     credentials = grpc.ssl_server_credentials(

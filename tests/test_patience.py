@@ -38,11 +38,23 @@ IMPATIENT = replace(
 # Greeting (hello_s), then the call (call_s, or frame_s for what is written and what is read).
 ENOUGH_S = 4 * 0.5
 
+REQUEST = pb.NegativesRequest(
+    federation_id="med",
+    sender="alpha",
+    model_digest=bytes(32),
+    level=pb.BUCKET,
+    dimension=4,
+    top_n=1,
+    bits=8,
+    buckets=b"\x01",
+)
+
 CALLS: dict[str, Callable[[Transport, Path], Awaitable[object]]] = {
     "Hello": lambda transport, _: transport.hello("beta"),
     "Deliver": lambda transport, _: transport.send("beta", hint("alpha")),
     "Push": lambda transport, _: transport.push("beta", UPDATE, bytes(20 * MIB)),
     "Pull": lambda transport, folder: transport.pull("beta", VERSION, folder / "version"),
+    "Negatives": lambda transport, _: transport.negatives("beta", REQUEST, 0.5),
 }
 
 
@@ -100,6 +112,10 @@ class Watchful(Answers):
         self.waits["Pull"] = context.time_remaining()
         async for frame in super().pull(raw, context):
             yield frame
+
+    async def negatives(self, raw: bytes, context: Any) -> bytes:
+        self.waits["Negatives"] = context.time_remaining()
+        return await super().negatives(raw, context)
 
 
 async def test_every_call_carries_a_deadline(federation: Federation) -> None:
@@ -198,9 +214,13 @@ class Stuck(Answers):
             yield self.pieces[0].SerializeToString()
         await asyncio.sleep(3600)
 
+    async def negatives(self, _raw: bytes, _context: Any) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
 
 @pytest.mark.parametrize("after", [False, True], ids=["at once", "after a frame"])
-@pytest.mark.parametrize("method", ["Deliver", "Push", "Pull"])
+@pytest.mark.parametrize("method", ["Deliver", "Push", "Pull", "Negatives"])
 async def test_a_peer_that_greets_and_then_is_silent(
     federation: Federation, method: str, after: bool
 ) -> None:
