@@ -99,8 +99,8 @@ def _section(one: dict[str, Any]) -> str:
         "",
         f"{one['passages_known']} passages and {one['questions_known']} questions known to the "
         f"attacker; {one['passages_unseen']} passages and {one['questions_unseen']} questions on "
-        f"{one['subjects_unseen']} unseen subjects attacked; {one['seconds'] / 60:.0f} minutes with "
-        "one thread.",
+        f"{one['subjects_unseen']} unseen subjects attacked; {one['seconds'] / 60:.0f} minutes "
+        "with one thread.",
         "",
         "| disclosed | sigma | passages: F1 (P/R) | telling F1 | names "
         "| questions: F1 | telling F1 | names | overlap | cosine |",
