@@ -85,7 +85,9 @@ quantities, the title) that were named exactly, and in brackets the share of wha
 is right. *Guessing* sees no embedding; *others'* holds the guesses from exact embeddings against
 other texts. Epsilon is for one vector sent once, at delta 1e-5. A lower bound throughout.
 *Overlap*: share of the 10 exact nearest negatives among what is returned; *cosine*: mean of the
-question with what is returned.
+question with what is returned. A bucket is what a question leaves as: its figures for passages
+tell what such bits would give away of one. The machine had other work meanwhile: where minutes
+ran out (\\*) the decoder had fewer epochs than it could have used, and an attacker has them.
 """
 
 
@@ -97,8 +99,8 @@ def _section(one: dict[str, Any]) -> str:
         "",
         f"{one['passages_known']} passages and {one['questions_known']} questions known to the "
         f"attacker; {one['passages_unseen']} passages and {one['questions_unseen']} questions on "
-        f"{one['subjects_unseen']} unseen subjects attacked; {one['seconds'] / 60:.0f} minutes on "
-        "one processor core.",
+        f"{one['subjects_unseen']} unseen subjects attacked; {one['seconds'] / 60:.0f} minutes "
+        "with one thread.",
         "",
         "| disclosed | sigma | passages: F1 (P/R) | telling F1 | names "
         "| questions: F1 | telling F1 | names | overlap | cosine |",
