@@ -238,6 +238,10 @@ class Collection:
         )
         self.served_digest, self._index = digest, path
 
+    def indexed_by(self, embedded: bytes) -> bool:
+        """Whether questions are answered from an index of that name (`embedded_by`)."""
+        return self._index is not None and self._index.name.startswith(embedded.hex())
+
     # ---- questions -----------------------------------------------------------------
 
     async def ask(self, question: str, top_k: int) -> Answered:

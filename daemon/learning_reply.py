@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from config.recipes import RECIPES
-from daemon.learning.personal import report_of
+from daemon.learning.personal import embedded_by, report_of
 from proto import control_pb2 as control
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ def learning_reply(around: Surroundings) -> control.LearningReply:
         adaptation_index=math.nan,
         own_share=math.nan,
     )
-    served = around.node.collection.served_digest
+    collection, personal = around.node.collection, around.retriever.personal
+    served = collection.served_digest
     kept = around.personal.serving(served) if served else None
-    if kept is not None:
+    embedded = embedded_by(personal, around.personal.folder, served)
+    if kept is not None and collection.indexed_by(embedded):
         reply.personal_digest = served
         reply.own_share = float(kept.facts.get("share", math.nan))
     report = None

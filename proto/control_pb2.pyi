@@ -1183,7 +1183,7 @@ class LearningReply(_message.Message):
     reason: _builtins.str
     """why it is this tier, for people"""
     personal_digest: _builtins.bytes
-    """the newest version that something of this site's own was fitted for; empty: none"""
+    """the version that answers, where it does with something of this site's own; else empty"""
     own_share: _builtins.float
     """of what it learned alone, in its mixture; NaN: there is none"""
     @_builtins.property

@@ -34,7 +34,7 @@ from daemon.fedctl.output import (
 from daemon.fedctl.training import TrainingView, start, watched
 
 if TYPE_CHECKING:
-    from proto.control_pb2 import StatusReply
+    from proto.control_pb2 import LearningReply, StatusReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
 T = TypeVar("T")
@@ -343,12 +343,25 @@ async def _train(session: Session, stubs: Sequence[ControlAsyncStub], rounds: in
 
 
 async def _settled(stub: ControlAsyncStub, target: int) -> None:
-    """Returns once this site has committed the round and indexed its passages anew."""
+    """Returns once this site has committed the round and answers with it, and with its own."""
+    from proto.control_pb2 import LearningRequest
+
     while True:
         status = await _status(stub)
         if status.head_round >= target and status.index_digest == status.model_digest:
+            break
+        await asyncio.sleep(LOOK_AGAIN_AFTER_S)
+    while True:
+        reply = await stub.Learning(LearningRequest(), timeout=30)
+        if _fitted(reply, status.model_digest):
             return
         await asyncio.sleep(LOOK_AGAIN_AFTER_S)
+
+
+def _fitted(reply: LearningReply, version: bytes) -> bool:
+    """Whether the site answers with what is to be its own, if anything is."""
+    personal = next(choice.value for choice in reply.choices if choice.axis == "personal")
+    return personal not in ("mixture", "query_encoder") or reply.personal_digest == version
 
 
 async def _answer(corpus: Corpus, stub: ControlAsyncStub) -> dict[str, Any]:

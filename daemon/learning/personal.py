@@ -51,7 +51,7 @@ class PersonalStore:
     """The files of one site, for one shape of retriever."""
 
     def __init__(self, folder: Path, shape_digest: bytes) -> None:
-        self._folder = folder
+        self.folder = folder
         self._shape = shape_digest.hex()
 
     def before(self, round: int) -> PersonalState | None:
@@ -68,7 +68,7 @@ class PersonalStore:
 
     def keep(self, round: int, state: PersonalState) -> None:
         """Keep what training for a round left behind, whole or not at all."""
-        self._write(self._folder / f"round-{round}.safetensors", state)
+        self._write(self.folder / f"round-{round}.safetensors", state)
         earlier = [path for number, path in self._rounds() if number <= round]
         # A later round than the one under way belongs to a history that was given up.
         for number, path in self._rounds():
@@ -102,17 +102,17 @@ class PersonalStore:
         self._forget_old_versions(path)
 
     def _forget_old_versions(self, keep: Path) -> None:
-        pinned = sorted(self._folder.glob("version-*"), key=lambda file: file.stat().st_mtime_ns)
+        pinned = sorted(self.folder.glob("version-*"), key=lambda file: file.stat().st_mtime_ns)
         for old in pinned[:-_VERSIONS_KEPT]:
             if old != keep:
                 old.unlink(missing_ok=True)
 
     def _version(self, model_digest: bytes) -> Path:
-        return self._folder / f"version-{model_digest.hex()}.safetensors"
+        return self.folder / f"version-{model_digest.hex()}.safetensors"
 
     def _rounds(self) -> list[tuple[int, Path]]:
         found = []
-        for path in self._folder.glob("round-*.safetensors"):
+        for path in self.folder.glob("round-*.safetensors"):
             number = path.stem.removeprefix("round-")
             if number.isdecimal():
                 found.append((int(number), path))
@@ -135,8 +135,8 @@ class PersonalStore:
         return PersonalState(arrays, facts)
 
     def _write(self, path: Path, state: PersonalState) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self._folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
         metadata = {"shape_digest": self._shape, "facts": json.dumps(dict(state.facts))}
         try:
             save_file(dict(state.arrays), temporary, metadata=metadata)
@@ -149,7 +149,7 @@ class PersonalStore:
             temporary.unlink(missing_ok=True)
 
 
-def embedded_by(personal: str, folder: str, model_digest: bytes) -> bytes:
+def embedded_by(personal: str, folder: str | Path, model_digest: bytes) -> bytes:
     """Name (32 bytes) of what passages are embedded by, as an index has it.
 
     The version's own digest, unless they go through parameters of this site, too
