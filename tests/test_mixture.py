@@ -54,11 +54,18 @@ def test_chance_does_not_move_the_share_and_evidence_does() -> None:
     by_chance = usual + np.array([0.5, -0.4, 0.0, 0.0])  # mean 0.025, error 0.19
     better = usual + np.array([0.2, 0.3, 0.2, 0.3])  # mean 0.25, error 0.03
     best = better + 0.1
-    assert best_share({0.5: usual}) == 0.5
-    assert best_share({0.0: by_chance, 0.5: usual, 1.0: usual}) == 0.5
+    worse = usual - 0.1
+    assert best_share({0.0: worse, 0.5: usual, 1.0: by_chance}) == 0.5
     assert best_share({0.0: better, 0.5: usual, 1.0: by_chance}) == 0.0
-    assert best_share({0.0: better, 0.5: usual, 0.75: best}) == 0.75
-    assert best_share({0.0: np.array([1.0]), 0.5: np.array([0.5])}) == 0.5, "one says nothing"
+    assert best_share({0.0: worse, 0.5: usual, 0.25: better, 0.75: best}) == 0.75
+    assert best_share({0.0: usual, 0.5: usual}) == 0.5
+    assert best_share({0.0: np.array([0.2]), 0.5: np.array([0.3]), 1.0: np.array([1.0])}) == 0.5
+
+
+def test_what_is_a_sites_own_is_never_worse_than_what_is_shared_as_far_as_it_knows() -> None:
+    usual = np.array([0.5, 0.5, 1.0, 1.0])
+    slightly = usual + np.array([0.5, -0.4, 0.0, 0.0])  # by chance, perhaps
+    assert best_share({0.0: slightly, 0.5: usual}) == 0.0
 
 
 # ---- at a site -------------------------------------------------------------------

@@ -27,7 +27,8 @@ def personalise(
 ) -> None:
     """Fit what is this site's own to its pairs, as retriever.personal says.
 
-    "mixture": train alone, and answer with the mean of that and the shared version.
+    "mixture": train alone, and answer with the mean of that and the shared version, if
+    pairs that are kept apart say that it is better.
     "query_encoder": fit how questions are embedded; other sites are asked for negatives as
     [negatives] says. It happens by itself when a run is over. Ctrl-C gives it up: nothing
     has changed then, and it can be begun anew.

@@ -42,7 +42,9 @@ def best_share(ranks: Mapping[float, Float64]) -> float:
     The preferred one, unless another does better by more than one standard error of
     the difference between the two, question by question (the one-standard-error rule,
     Breiman et al. 1984): a few dozen validation pairs would else choose by chance. Of
-    several such the best. Raises KeyError without ranks of the preferred share.
+    several such the best. And the shared version (0), where that does better than the
+    one so found: nobody is to lose by what is his own. Raises KeyError without ranks of
+    these two shares.
     """
     usual = ranks[PREFERRED]
     chosen, most = PREFERRED, 0.0
@@ -54,4 +56,4 @@ def best_share(ranks: Mapping[float, Float64]) -> float:
         mean = float(gain.mean())
         if mean > max(error, most):
             chosen, most = share, mean
-    return chosen
+    return 0.0 if ranks[0.0].mean() > ranks[chosen].mean() else chosen

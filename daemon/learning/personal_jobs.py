@@ -97,8 +97,12 @@ def _mixture(
     _how: Disclosure,
     own_rounds: int,
 ) -> tuple[Personalised, PersonalState]:
-    """Train alone, as often as a federation of one would, and find the share to answer with."""
-    from daemon.learning.mixture import PREFERRED, SHARES, best_share, mix
+    """Train alone, as often as a federation of one would, and find the share to answer with.
+
+    Without pairs to judge by it stays with the shared version: on some collections half of
+    each is far worse than that (the demo's, docs/results/learning.md).
+    """
+    from daemon.learning.mixture import SHARES, best_share, mix
     from daemon.learning.training import fit
 
     retriever = jobs._retriever(spec)
@@ -126,7 +130,7 @@ def _mixture(
         for share in SHARES:
             retriever.load_vector(mix(shared, own, share))
             ranks[share] = validation.reciprocal_ranks(retriever)
-    share = best_share(ranks) if ranks else PREFERRED
+    share = best_share(ranks) if ranks else 0.0
     vector = mix(shared, own, share)
     made = Personalised(
         model_digest=model_digest,
