@@ -30,7 +30,7 @@ from daemon.learning.terms import LearningError, TrainingOptions, TrainingProgre
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.library import Library
 from daemon.versions import read_version
-from daemon.workers import Worker
+from daemon.workers import Worker, import_once
 from tests.canned_daemon import CannedDaemon, canned_daemon
 from tests.small_models import small_encoder
 
@@ -110,7 +110,8 @@ class Abroad:
 
 
 async def fitted(site: Site, abroad: Abroad, how: Disclosure = EXACT) -> Personalised:
-    worker = Worker("learning", threads=1)
+    import_once(["daemon.learning.models", "daemon.learning.tuning"], threads=1)
+    worker = Worker("learning", threads=1, forked=True)
     try:
         return await worker.run_asking(
             abroad.steps.append,
