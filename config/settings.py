@@ -9,33 +9,45 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
-import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
-# Linux sun_path holds 108 bytes, the last of them zero (unix(7)).
-_LONGEST_SOCKET_PATH = 107
-_SITE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_BIND = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
+from config.kinds import (
+    Beginnings,
+    Bind,
+    EncoderName,
+    FilePath,
+    GroupName,
+    Levels,
+    SiteId,
+    SocketPath,
+    WriterName,
+    available_cores,
+)
+from config.recipes import (
+    DEFAULT_RECIPE,
+    RECIPES,
+    Adapt,
+    Aggregate,
+    Batches,
+    Distill,
+    Negatives,
+    Personal,
+    RecipeName,
+    StartFrom,
+    Weigh,
+)
+
+_HANSE = RECIPES[DEFAULT_RECIPE]
+
 # Special tokens that an encoder puts around a text ([CLS] and [SEP]).
 _SPECIAL_TOKENS = 2
 
@@ -61,88 +73,6 @@ class SettingsError(Exception):
         self.path = path
         self.problems = problems
         super().__init__("\n".join([f"settings refused: {path}", *(f"  {p}" for p in problems)]))
-
-
-# ---- kinds of values --------------------------------------------------------
-
-
-def _refuse(expected: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError("setting", "refused", {"expected": expected, "remedy": remedy})
-
-
-def _as_path(value: object, info: ValidationInfo) -> Path:
-    """An absolute path; a relative one starts at the folder of the settings file."""
-    expected = "a path in quotes, absolute or relative to the settings file"
-    if not isinstance(value, str | Path):
-        raise _refuse(expected, 'write it in quotes, e.g. "/var/lib/hanse"')
-    text = str(value)
-    if not text or "\0" in text:
-        raise _refuse(expected, "write a path or remove the line to get the default")
-    if text.startswith("~"):
-        raise _refuse(expected, "write the home folder out: ~ means nothing to a service")
-    if info.context is None:
-        raise TypeError("settings come from load(), which knows the folder paths start at")
-    folder: Path = info.context["folder"]
-    return Path(os.path.normpath(folder / text))
-
-
-def _as_socket(path: Path) -> Path:
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
-        raise _refuse(
-            f"a path of at most {_LONGEST_SOCKET_PATH} bytes, the limit of Unix sockets",
-            "choose a shorter one, e.g. under /run",
-        )
-    return path
-
-
-def _as_bind(value: str) -> str:
-    match = _BIND.fullmatch(value)
-    if match is None or not 1 <= int(match["port"]) <= 65535:
-        raise _refuse(
-            '"host:port" with a port from 1 to 65535, IPv6 as "[::]:7443"',
-            'write for example "0.0.0.0:7443"',
-        )
-    return value
-
-
-def _as_group(value: str) -> str:
-    if _GROUP.fullmatch(value) is None:
-        raise _refuse("the name of a group", 'write for example "hanse-admin" or remove the line')
-    return value
-
-
-def _as_site_id(value: str) -> str:
-    if _SITE_ID.fullmatch(value) is None:
-        raise _refuse(
-            "1 to 63 characters a-z, 0-9 and -, the first no -",
-            "write the site id of the certificate or remove the line",
-        )
-    return value
-
-
-def _as_encoder(value: str, info: ValidationInfo) -> str:
-    """A hub id stays as it is; what starts like a path becomes an absolute one."""
-    if value.startswith(("/", "./", "../")):
-        return str(_as_path(value, info))
-    if _HUB_ID.fullmatch(value) is None:
-        raise _refuse(
-            "a hub id (organisation/name) or a path that starts with /, ./ or ../",
-            'write for example "sentence-transformers/all-MiniLM-L6-v2"',
-        )
-    return value
-
-
-def available_cores() -> int:
-    """Processor cores this process may run on (less than the machine has, in a container)."""
-    return len(os.sched_getaffinity(0))
-
-
-FilePath = Annotated[Path, BeforeValidator(_as_path)]
-SocketPath = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_as_socket)]
-Bind = Annotated[str, AfterValidator(_as_bind)]
-SiteId = Annotated[str, AfterValidator(_as_site_id)]
-GroupName = Annotated[str, AfterValidator(_as_group)]
-EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 
 
 class Section(BaseModel):
@@ -214,7 +144,10 @@ class RetrieverSettings(Section):
     """``[retriever]``: the encoder and how it is adapted; equal at all sites."""
 
     encoder: EncoderName = "sentence-transformers/all-MiniLM-L6-v2"
-    adapt: Literal["head", "lora"] = "head"
+    adapt: Adapt = _HANSE.adapt
+    personal: Personal = _HANSE.personal
+    lora_rank: int = Field(8, ge=1, le=256)
+    lora_alpha: int = Field(16, ge=1, le=1024)
     max_tokens: int = Field(256, ge=16, le=512)
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -236,15 +169,65 @@ class TrainingSettings(Section):
     willing: bool = True
     max_local_epochs: int = Field(20, ge=0, le=100)
     min_pairs: int = Field(8, ge=2, le=1_000_000)
-    local_epochs: int = Field(4, ge=0, le=100)
-    batch_size: int = Field(32, ge=2, le=4096)
-    learning_rate: float = Field(1e-4, gt=0, le=1)
-    temperature: float = Field(0.05, ge=0.001, le=10)
-    hard_negatives: int = Field(4, ge=0, le=64)
+    local_epochs: int = Field(_HANSE.local_epochs, ge=0, le=100)
+    batch_size: int = Field(_HANSE.batch_size, ge=2, le=4096)
+    learning_rate: float = Field(_HANSE.learning_rate, gt=0, le=1)
+    temperature: float = Field(_HANSE.temperature, ge=0.001, le=10)
+    hard_negatives: int = Field(_HANSE.hard_negatives, ge=0, le=64)
     bits: Literal[8, 12, 16] = 16
     mode: Literal["ckks", "masking"] = "ckks"
     min_participants: int = Field(3, ge=2, le=256)
     max_num_examples: int = Field(100_000, ge=1, le=1_000_000_000)
+
+
+class LearningSettings(Section):
+    """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
+
+    recipe: RecipeName = DEFAULT_RECIPE
+    negatives: Negatives = _HANSE.negatives
+    bm25_rounds: int = Field(_HANSE.bm25_rounds, ge=0, le=10_000)
+    random_negatives: int = Field(_HANSE.random_negatives, ge=0, le=64)
+    batches: Batches = _HANSE.batches
+    distill: Distill = _HANSE.distill
+    kd_weight: float = Field(_HANSE.kd_weight, ge=0, le=10_000)
+    proximal: float = Field(_HANSE.proximal, ge=0, le=10_000)
+    start_from: StartFrom = _HANSE.start_from
+    dropout: float = Field(_HANSE.dropout, ge=0, le=0.9)
+    weight_decay: float = Field(_HANSE.weight_decay, ge=0, le=1)
+    weigh: Weigh = _HANSE.weigh
+    aggregate: Aggregate = _HANSE.aggregate
+    server_learning_rate: float = Field(_HANSE.server_learning_rate, gt=0, le=100)
+    momentum: float = Field(0.9, ge=0, le=0.9999)
+    second_momentum: float = Field(0.99, ge=0, le=0.9999)
+    floor: float = Field(1e-3, gt=0, le=1)
+
+
+class DepthSettings(Section):
+    """``[depth]``: the tiers of this site's personal layer (pFedRAG, Table 8)."""
+
+    window: int = Field(5, ge=2, le=1000)
+    stable_rounds: int = Field(3, ge=1, le=1000)
+    low_rounds: int = Field(4, ge=1, le=1000)
+    cooling_rounds: int = Field(5, ge=0, le=1000)
+    momentum_weight: float = Field(0.8, ge=0, le=1)
+    kd_temperature: float = Field(3.0, ge=0.01, le=100)
+    kd_epochs: int = Field(50, ge=1, le=10_000)
+    kd_learning_rate: float = Field(1e-3, gt=0, le=1)
+    tell_complexity: bool = False
+
+
+class PairsSettings(Section):
+    """``[pairs]``: what this site learns from, and what writes questions about its documents."""
+
+    learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
+    writer: WriterName | None = None  # None: there is none
+    domain: Literal["general", "medical", "financial", "legal", "technical"] = "general"
+
+
+class EvaluationSettings(Section):
+    """``[evaluation]``: how each new version is judged at this site."""
+
+    curve_questions: int = Field(500, ge=0, le=100_000)
 
 
 class PrivacySettings(Section):
@@ -265,6 +248,26 @@ class RobustSettings(Section):
     )
     required: bool = False
     byzantine_sites: int = Field(1, ge=0, le=32)
+
+
+class NegativesSettings(Section):
+    """``[negatives]``: embeddings that sites give one another to tell answers from others.
+
+    ``answer`` to ``collections`` are this site's policy towards others that ask; the
+    rest is how it asks itself. ``noise`` and ``bits`` concern both.
+    """
+
+    answer: bool = False
+    levels: Levels = ("bucket",)
+    queries_per_round: int = Field(20_000, ge=1, le=1_000_000_000)
+    top_n: int = Field(10, ge=1, le=256)
+    collections: Beginnings = ()
+    noise: float = Field(0.05, ge=0.001, le=100)
+    bits: int = Field(8, ge=1, le=64)
+    level: Literal["exact", "noisy", "bucket"] = "bucket"
+    select: Literal["all", "random", "nearest"] = "all"
+    sites: int = Field(3, ge=1, le=256)
+    deadline_s: float = Field(5.0, ge=0.1, le=300)
 
 
 class RoundsSettings(Section):
@@ -302,8 +305,13 @@ class Settings(Section):
     retriever: RetrieverSettings
     retrieval: RetrievalSettings
     training: TrainingSettings
+    learning: LearningSettings
+    depth: DepthSettings
+    pairs: PairsSettings
+    evaluation: EvaluationSettings
     privacy: PrivacySettings
     robust: RobustSettings
+    negatives: NegativesSettings
     rounds: RoundsSettings
     workers: WorkersSettings
     log: LogSettings
@@ -332,13 +340,15 @@ def load(path: Path) -> Settings:
         _unknown_table(key, value) for key, value in document.items() if key not in SECTIONS
     ]
     sections: dict[str, Section] = {}
+    recipe = _recipe_of(document)
     for name, model in SECTIONS.items():
         table = document.get(name, {})
         if not isinstance(table, dict):
             problems.append(_not_a_table(name, table))
             continue
         try:
-            sections[name] = model.model_validate(table, context=context)
+            whole = {**recipe.get(name, {}), **table}
+            sections[name] = model.model_validate(whole, context=context)
         except ValidationError as error:
             problems += [_explain(name, details) for details in error.errors()]
     problems += _contradictions(sections)
@@ -367,7 +377,20 @@ def _parse(path: Path) -> dict[str, Any]:
         raise refused(str(error), "valid TOML", remedy) from error
 
 
+def _recipe_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the chosen recipe puts into each table; an unknown one is refused with its table."""
+    learning = document.get("learning")
+    name = learning.get("recipe", DEFAULT_RECIPE) if isinstance(learning, dict) else DEFAULT_RECIPE
+    found = RECIPES.get(name) if isinstance(name, str) else None
+    return found.settings if found is not None else {}
+
+
 # ---- explaining -------------------------------------------------------------
+
+
+def explained(section: str, error: ValidationError) -> list[str]:
+    """What is wrong with values of one table, a line each."""
+    return [str(_explain(section, details)) for details in error.errors()]
 
 
 def _explain(section: str, details: ErrorDetails) -> Problem:
@@ -471,6 +494,8 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             f"less than training.min_participants = {training.min_participants}",
             "lower it: when all contributors collude, nobody is left whose noise is unknown",
         )
+    if isinstance(retriever, RetrieverSettings):
+        yield from _adaptation_problems(retriever, sections.get("learning"))
     robust = sections.get("robust")
     if isinstance(robust, RobustSettings) and isinstance(training, TrainingSettings):
         yield from _robust_problems(robust, training)
@@ -490,6 +515,28 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
                 f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
                 "lower it or raise max_tokens, or the end of a passage is never embedded",
             )
+
+
+def _adaptation_problems(
+    retriever: RetrieverSettings, learning: Section | None
+) -> Iterator[Problem]:
+    """What the adaptations can't do together."""
+    if retriever.personal == "tiered_head" and retriever.adapt != "head":
+        yield Problem(
+            "retriever.personal",
+            _toml(retriever.personal),
+            'retriever.adapt = "head", behind which it lies',
+            "choose another of the two",
+        )
+    if not isinstance(learning, LearningSettings):
+        return
+    if learning.start_from == "local" and retriever.adapt == "lora_server":
+        yield Problem(
+            "learning.start_from",
+            _toml(learning.start_from),
+            '"global" with retriever.adapt = "lora_server"',
+            "what is exchanged then is a projection on factors that a student has left",
+        )
 
 
 def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iterator[Problem]:

@@ -308,6 +308,18 @@ def least_multiplier(
     return high
 
 
+def gaussian_deviation(epsilon: float, delta: float) -> float:
+    """Deviation of the analytic Gaussian mechanism at sensitivity 1, by dp-accounting.
+
+    For what is released once; rounds are composed by `epsilon_of`. Raises CryptoError.
+    """
+    if not (0.0 < epsilon < math.inf and 0.0 < delta < 1.0):
+        raise CryptoError(f"no noise gives epsilon {epsilon} at delta {delta}")
+    from dp_accounting import get_sigma_gaussian
+
+    return float(get_sigma_gaussian(epsilon, delta))
+
+
 def _accountant() -> RdpAccountant:
     """Orders dense enough for any epsilon from 0.001 to 100,000: the best one is within 1e-4."""
     from dp_accounting import NeighboringRelation

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ from daemon.versions import ShapeManifest
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.comparison import is_robust
+from peers.errors import RemoteProtocolError
 from peers.frames import Received
 from peers.masking_steps import is_masked
-from peers.messages import RemoteProtocolError, one_line
+from peers.messages import one_line
 from peers.privacy import terms_of
 from peers.proving import check_of
 from peers.roles import key_holders
@@ -252,7 +253,7 @@ class AttemptWork:
                 self._library_path,
                 self._folders.versions,
                 plan.parent_digest,
-                TrainingOptions.of(plan.training),
+                _options(plan),
                 plan.round,
                 self._identity.site_id,
                 self._update_path,
@@ -437,6 +438,7 @@ class AttemptWork:
             self._shapes.digest,
             self._folders.versions,
             self._summed(effect),
+            TrainingOptions.of(self._plan.training).server,
         )
         if is_masked(self._plan):
             masks = masking_terms(self._plan, self._identity.federation_id, self._shapes)
@@ -467,3 +469,12 @@ class AttemptWork:
         if self._held.plan is None:
             raise RuntimeError("work of an attempt without a plan")
         return self._held.plan
+
+
+def _options(plan: pb.Plan) -> TrainingOptions:
+    """What a plan asks of training; the tiers of personal layers want the sites' range."""
+    options = TrainingOptions.of(plan.training)
+    if not plan.most_complexity:
+        return options
+    known = (plan.least_complexity, plan.most_complexity)
+    return replace(options, depth=replace(options.depth, complexity_range=known))

@@ -17,6 +17,8 @@ from typing import TypeVar
 import structlog
 
 from daemon.learning import jobs as learning_jobs
+from daemon.learning import pair_jobs
+from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.retrieval import jobs as answering_jobs
@@ -50,6 +52,7 @@ class CollectionSettings:
     top_k: int
     willing: bool
     min_pairs: int
+    tell_complexity: bool = False
 
 
 class Collection:
@@ -69,8 +72,11 @@ class Collection:
         self.served_digest = b""
         self.last_error = ""
         self.suspect: Callable[[], None] = lambda: None  # a version can't be read
+        self.answers: Callable[[], None] = lambda: None  # a version answers from now on
+        self.changed: Callable[[], None] = lambda: None  # documents or pairs have
+        self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = spec
-        self._versions = versions
+        self.versions = versions
         self._index_root = state / "index"
         self._settings = settings
         self._learning = learning
@@ -83,6 +89,7 @@ class Collection:
     async def prepare(self) -> None:
         """Make the library where there is none yet."""
         await self.ingest([], [])
+        await self.recount()
 
     # ---- documents in ------------------------------------------------------------
 
@@ -107,8 +114,25 @@ class Collection:
         )
         self._want(self._wanted_digest)
         await self._settled.wait()
+        await self.recount()
+        self.changed()
         if self.last_error:
             raise LearningError(self.last_error)
+
+    async def recount(self) -> None:
+        """Count the training pairs anew: documents, or pairs that were made here, have changed.
+
+        By the answering worker, which training doesn't keep waiting.
+        """
+        if self._spec.learn_from == "supplied":
+            return
+        try:
+            self._trainable = await self._answering.run(
+                pair_jobs.trainable, self._spec, self.library_path
+            )
+        except LearningError as error:
+            self._trainable = 0
+            log.warning("made pairs are not learned from", cause=str(error))
 
     async def counts(self) -> LibraryCounts:
         """How much there is."""
@@ -116,16 +140,20 @@ class Collection:
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to training, and why not if it can't."""
-        pairs = (await self.counts()).pairs_train
+        learned = self._spec.learn_from
+        pairs = (await self.counts()).pairs_train if learned == "supplied" else self._trainable
         if not self._settings.willing:
             return do.Situation(pairs, willing=False, reason="training.willing is off here")
         if pairs < self._settings.min_pairs:
             reason = (
                 f"has {pairs} training pairs and needs {self._settings.min_pairs} "
-                "(training.min_pairs): ingest pairs"
+                "(training.min_pairs): ingest pairs, or make some (fedctl pairs)"
             )
             return do.Situation(pairs, willing=False, reason=reason)
-        return do.Situation(pairs, willing=True)
+        if not self._settings.tell_complexity:
+            return do.Situation(pairs, willing=True)
+        complexity = await self._learning.run(learning_jobs.complexity, self.library_path)
+        return do.Situation(pairs, willing=True, complexity=complexity)
 
     # ---- versions ------------------------------------------------------------------
 
@@ -158,6 +186,7 @@ class Collection:
             else:
                 self.last_error = ""
                 pause = _RETRY_S
+                self.answers()
             if not self._dirty.is_set():
                 self._settled.set()
 
@@ -171,13 +200,15 @@ class Collection:
             self._want(self._wanted_digest)
 
     async def _index_and_open(self, digest: bytes) -> None:
-        path = await asyncio.to_thread(_index_at, self._index_root, self.library_path, digest)
+        path = await asyncio.to_thread(
+            _index_at, self._index_root, self.library_path, self._spec, digest
+        )
         if not await self._opened(digest, path):
             path = await self._learning.run(
                 learning_jobs.build_index,
                 self._spec,
                 self.library_path,
-                self._versions,
+                self.versions,
                 digest,
                 self._index_root,
             )
@@ -201,7 +232,7 @@ class Collection:
             answering_jobs.open_version,
             self._spec,
             self.library_path,
-            self._versions,
+            self.versions,
             digest,
             path,
         )
@@ -220,9 +251,28 @@ class Collection:
         await self._settled.wait()
         if self.last_error:
             raise NotIndexedYet(self.last_error)
+        if self._spec.adapt != "head":  # its index is made without the encoder's own features
+            await self._learning.run(learning_jobs.embed_frozen, self._spec, self.library_path)
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )
+
+    @property
+    def served_index(self) -> Path | None:
+        """Folder of the index that questions are answered from; None: none is open yet."""
+        return self._index
+
+    async def until_served(self, digest: bytes) -> None:
+        """Wait until questions are answered with that version; raises NotIndexedYet."""
+        if self.served_digest != digest:
+            await self._settled.wait()
+        if self.served_digest != digest:
+            raise NotIndexedYet(self.last_error or "another version is wanted by now")
+
+    async def reopen(self) -> None:
+        """Have the answering worker read again what the site keeps for the version it serves."""
+        if self._index is not None:
+            await self._open(self.served_digest, self._index)
 
     async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
         """Once more with a fresh worker when the old one died under the call."""
@@ -237,11 +287,13 @@ class Collection:
             return await call()
 
 
-def _index_at(root: Path, library_path: Path, digest: bytes) -> Path:
+def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes) -> Path:
     from daemon.retrieval.index import index_path
 
+    embedded = embedded_by(spec.personal, spec.personal_folder, digest)
+
     with Library.open(library_path, read_only=True) as library:
-        return index_path(root, digest, library.content_digest())
+        return index_path(root, embedded, library.content_digest())
 
 
 def _remove_others(root: Path, keep: Path) -> None:

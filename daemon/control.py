@@ -30,24 +30,32 @@ import grpc
 import grpc.aio
 import structlog
 
-from config.settings import RobustSettings, TrainingSettings
+from config.settings import LearningSettings, RetrieverSettings, RobustSettings, TrainingSettings
 from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
+from daemon.control_learning import LearningCalls
+from daemon.curve import Curve
 from daemon.doorman import Doorman
+from daemon.embedding_audit import EmbeddingAudit
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
+from daemon.learning.personal import PersonalStore
 from daemon.learning.terms import EmbeddingProgress, EvaluationError, LearningError
 from daemon.node import Node
 from daemon.observe import LoopLag, resident_bytes
+from daemon.pairs import PairMaker
+from daemon.personalising import Personaliser, told
+from daemon.personalising_steps import last_step, watched
 from daemon.privacy import LedgerError
+from daemon.proposing import ChoiceRefused, chosen, make_plan
 from daemon.retrieval.answering import QuestionRefusedError
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.comparison import RULES
-from peers.messages import SOFTWARE_VERSION, RemoteProtocolError, check
+from peers.errors import RemoteProtocolError
+from peers.messages import SOFTWARE_VERSION, check
 from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
 from proto import control_pb2 as control
@@ -83,17 +91,22 @@ class Surroundings:
 
     node: Node
     training: TrainingSettings
+    learning: LearningSettings
     colluders: int
     robust: RobustSettings
-    adapt: str
-    encoder: str
+    retriever: RetrieverSettings
+    personal: PersonalStore
     lag: LoopLag
     workers: tuple[Worker, ...]
     started: float
     audit: AuditLog
+    pairs: PairMaker
+    curve: Curve
+    embeddings: EmbeddingAudit
+    personaliser: Personaliser
 
 
-class ControlService(rpc.ControlServicer):  # its method names are control.proto's
+class ControlService(LearningCalls):  # its method names are control.proto's
     """Answers one user's fedctl; every method is thin over the node and the collection."""
 
     def __init__(self, around: Surroundings, actor: str, ingesting: asyncio.Lock) -> None:
@@ -126,40 +139,36 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         """Start a run."""
         if not 1 <= request.rounds <= 10_000:
             await _refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
-        plan = self._plan(request.plan)
-        if request.plan.HasField("privacy"):
-            plan.privacy.CopyFrom(await self._noise(request, context))
-            try:
-                check(plan)
-            except RemoteProtocolError as error:
-                await _refuse(context, str(error), "Choose other options")
+        plan = await self._plan(request, context)
         run_id = uuid.uuid4().hex[:12]
-        async with self._audited(context, "train", run=run_id, rounds=request.rounds):
+        async with self._audited(
+            context, "train", run=run_id, rounds=request.rounds, recipe=plan.learning.recipe
+        ):
             await self._answered(
                 context, self._node.ask(do.RunRequested(run_id, request.rounds, plan))
             )
         return control.TrainReply(run=self._node.protocol.run)
 
-    def _plan(self, wanted: pb.TrainingPlan) -> pb.TrainingPlan:
-        """The plan asked for; what it leaves open comes from this site's settings."""
-        settings, robust = self._around.training, self._around.robust
-        mode = pb.MASKING if settings.mode == "masking" else pb.CKKS
-        rule = wanted.robust or RULES[robust.rule]
-        return pb.TrainingPlan(
-            adapt=pb.LORA if self._around.adapt == "lora" else pb.HEAD,
-            local_epochs=wanted.local_epochs or settings.local_epochs,
-            batch_size=wanted.batch_size or settings.batch_size,
-            learning_rate=wanted.learning_rate or settings.learning_rate,
-            temperature=wanted.temperature or settings.temperature,
-            hard_negatives=wanted.hard_negatives or settings.hard_negatives,
-            seed=wanted.seed or int.from_bytes(os.urandom(4)),
-            bits=wanted.bits or settings.bits,
-            min_participants=wanted.min_participants or settings.min_participants,
-            max_num_examples=wanted.max_num_examples or settings.max_num_examples,
-            mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
-            robust=rule,
-            byzantine_sites=(wanted.byzantine_sites or robust.byzantine_sites) if rule else 0,
-        )
+    async def _plan(self, request: control.TrainRequest, context: Context) -> pb.TrainingPlan:
+        """The plan asked for; what it leaves open comes from a recipe or this site's settings."""
+        around = self._around
+        try:
+            training, learning = chosen(
+                around.training,
+                around.learning,
+                around.retriever.adapt,
+                request.recipe,
+                request.choices,
+            )
+            plan = make_plan(
+                request.plan, training, learning, around.robust, around.retriever.adapt
+            )
+            if request.plan.HasField("privacy"):
+                plan.privacy.CopyFrom(await self._noise(request, context))
+            check(plan)
+        except (ChoiceRefused, RemoteProtocolError) as error:
+            await _refuse(context, str(error), "Choose other options")
+        return plan
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
         """The noise asked for, or what spends the epsilon asked for; the rest from settings."""
@@ -237,6 +246,20 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             async for progress in self._node.progress.watch(active):
                 yield progress
 
+    async def Personalise(
+        self, request: control.PersonaliseRequest, context: Context
+    ) -> AsyncIterator[control.PersonaliseProgress]:
+        """Fit this site's query encoder to its own pairs."""
+        if request.local_epochs > 100:
+            await _refuse(context, "1 to 100 passes over the pairs", "Say --local-epochs N")
+        async with self._audited(context, "personalise") as recorded:
+            async with watched(self._around.personaliser, request.local_epochs) as (steps, work):
+                async for step in steps:
+                    yield step
+                outcome = await self._answered(context, work)
+            recorded |= told(outcome)
+            yield last_step(outcome)
+
     # ---- documents and questions -------------------------------------------------
 
     async def Ingest(
@@ -304,26 +327,6 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             seconds=time.monotonic() - started,
         )
 
-    async def Evaluate(
-        self, request: control.EvaluateRequest, context: Context
-    ) -> control.EvaluateReply:
-        """Judge retrieval on this site's own pairs."""
-        async with self._audited(context, "evaluate") as recorded:
-            judged = await self._answered(
-                context, self._node.collection.evaluate(request.split or "test")
-            )
-            recorded["questions"] = judged.dense.questions
-        return control.EvaluateReply(
-            questions=judged.dense.questions,
-            mrr_at_10=judged.dense.mrr_at_10,
-            recall_at_10=judged.dense.recall_at_10,
-            hit_at_1=judged.dense.hit_at_1,
-            ndcg_at_10=judged.dense.ndcg_at_10,
-            model_digest=judged.model_digest,
-            seconds=judged.seconds,
-            retrieval="dense",
-        )
-
     # ---- looking -------------------------------------------------------------------
 
     async def Status(
@@ -362,7 +365,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
             certificate_expires_unix_s=int(node.identity.not_after.timestamp()),
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
-            encoder=around.encoder,
+            encoder=around.retriever.encoder,
             last_error=around.audit.trouble or node.last_error or node.collection.last_error,
             audit_entries=audit_entries,
             audit_head=audit_head,
@@ -376,6 +379,7 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
         peers = node.transport.statistics()
         reply = control.PeersReply(warnings=warnings(expiries(node.identity, node.trust, peers)))
         rejected = await asyncio.to_thread(node.store.rejected_rounds)
+        desk = node.desk.desk if node.desk else None
         for site, seen in peers.items():
             reply.peers.add(
                 site=site,
@@ -394,6 +398,8 @@ class ControlService(rpc.ControlServicer):  # its method names are control.proto
                 refused=seen.refused,
                 over_quota=seen.over_quota,
                 rejected_rounds=rejected[site],
+                negatives_answered=desk.answered[site] if desk else 0,
+                negatives_declined=desk.refused[site] if desk else 0,
             )
         return reply
 

@@ -46,9 +46,9 @@ from peers.certificate_file import (
     unpack_manifests,
 )
 from peers.certificates import CertificateError
+from peers.errors import BlobUnknown, PeerError, RemoteProtocolError
 from peers.manifest import ManifestError
 from peers.masking_steps import is_masked
-from peers.messages import BlobUnknown, PeerError, RemoteProtocolError
 from peers.protocol import Protocol as RoundProtocol
 from peers.transport import Transport
 from peers.vectors import largest_size

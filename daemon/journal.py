@@ -18,7 +18,7 @@ import structlog
 
 from daemon.store import Store
 from peers import effects as do
-from peers.messages import PeerRefused
+from peers.errors import PeerRefused
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
 

@@ -32,17 +32,24 @@ from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import AuditError, Break
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
+from daemon.curve import Curve
+from daemon.embedding_audit import EmbeddingAudit
 from daemon.exchange import Folders
 from daemon.expiry import ExpiryWatch, expiries
 from daemon.learning import jobs as learning_jobs
+from daemon.learning.personal import PersonalStore
+from daemon.learning.personal import sweep as sweep_personal
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, RetrieverDescription
+from daemon.learning.terms import DepthOptions, LearningError, RetrieverDescription
 from daemon.membership import Membership
 from daemon.node import Node
 from daemon.observe import LoopLag, Notifier, configure_logging
+from daemon.pairs import PairMaker, WriterSettings
+from daemon.personalising import Personaliser
 from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.spreading import Spreading
+from daemon.stage_two import StageTwo
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
 from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
@@ -89,6 +96,8 @@ class Workers:
     learning: Worker
     answering: Worker
     crypto: Worker
+    auditing: Worker
+    sharing: Worker
 
     @classmethod
     def of(cls, threads: int) -> Workers:
@@ -99,12 +108,15 @@ class Workers:
             answering=Worker("answering", threads=threads, forked=True),
             # Whatever a peer's bytes make of it, the next attempt need not wait for long.
             crypto=Worker("crypto", threads=1, patience_s=5.0),
+            auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
+            # Peers' searches: never at a question's expense, and soon free of one that is lost.
+            sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
         )
 
     @property
     def all(self) -> tuple[Worker, ...]:
         """Each of them."""
-        return (self.learning, self.answering, self.crypto)
+        return (self.learning, self.answering, self.crypto, self.auditing, self.sharing)
 
     async def stop(self) -> None:
         """End every worker process."""
@@ -144,10 +156,11 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        node = await self._make_node(workers, stack)
+        node, stage_two = await self._make_node(workers, stack)
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
+        curve = self._make_curve(node, workers)
         attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
         node.progress.attempts = attempts
@@ -158,21 +171,29 @@ class Daemon:
                 group.create_task(self._lag.run()),
                 group.create_task(self._notifier.keep_watchdog_fed()),
                 group.create_task(node.collection.run()),
+                group.create_task(curve.run()),
                 group.create_task(
                     workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
+                ),
+                group.create_task(
+                    workers.sharing.stop_when_idle(self._settings.workers.idle_stop_s)
                 ),
                 group.create_task(self._warm_up(workers.crypto)),
                 group.create_task(node.run(transport, running.set)),
             ]
             await running.wait()
             node.collection.adopt(node.protocol.durable.head_digest)
+            node.desk = await stage_two.desk(node, workers.sharing)
+            personaliser = stage_two.personaliser(node, workers.learning, transport, audit)
+            node.run_ended = personaliser.run_ended
+            tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
             watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._surroundings(node, workers, audit))
+            await control.start(self._surroundings(node, workers, audit, curve, personaliser))
             stack.push_async_callback(control.stop)
             self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
@@ -212,16 +233,35 @@ class Daemon:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
 
-    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> Node:
-        settings, membership = self._settings, self._membership
-        spec = RetrieverSpec(
-            encoder=settings.retriever.encoder,
-            adapt=settings.retriever.adapt,
-            max_tokens=settings.retriever.max_tokens,
-            device=settings.retriever.device,
-            threads=settings.workers.threads,
+    def _make_curve(self, node: Node, workers: Workers) -> Curve:
+        curve = Curve(
+            spec=_retriever_spec(self._settings),
+            state=self._settings.site.state_dir,
+            store=node.store,
+            learning=workers.learning,
+            questions=self._settings.evaluation.curve_questions,
+            head=lambda: (node.protocol.durable.head_round, node.protocol.durable.head_digest),
         )
+        node.committed = curve.committed
+        node.collection.answers = curve.answers
+        node.collection.changed = curve.changed
+        return curve
+
+    def _make_pairs(self, node: Node, workers: Workers) -> PairMaker:
+        pairs = self._settings.pairs
+        return PairMaker(
+            spec=_retriever_spec(self._settings),
+            state=self._settings.site.state_dir,
+            collection=node.collection,
+            writer=WriterSettings(pairs.writer or "", pairs.domain),
+            learning=workers.learning,
+            answering=workers.answering,
+        )
+
+    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> tuple[Node, StageTwo]:
+        settings, membership = self._settings, self._membership
         state = settings.site.state_dir
+        spec = _retriever_spec(settings)
         folders = Folders(
             versions=state / "versions",
             spool=state / "spool" / "attempts",
@@ -235,6 +275,7 @@ class Daemon:
         await asyncio.to_thread(membership.remember, store)
         described = await workers.learning.run(learning_jobs.describe, spec)
         await asyncio.to_thread(sweep, folders.versions)
+        await asyncio.to_thread(sweep_personal, Path(spec.personal_folder))
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(
@@ -254,12 +295,13 @@ class Daemon:
                 top_k=settings.retrieval.top_k,
                 willing=settings.training.willing,
                 min_pairs=settings.training.min_pairs,
+                tell_complexity=settings.depth.tell_complexity,
             ),
             learning=workers.learning,
             answering=workers.answering,
         )
         await collection.prepare()
-        return Node(
+        node = Node(
             identity=membership.identity,
             trust=membership.trust,
             protocol=self._make_protocol(durable, store, described),
@@ -276,6 +318,17 @@ class Daemon:
             history=membership,
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
+        )
+        return node, StageTwo(settings, spec, described)
+
+    def _spec(self) -> RetrieverSpec:
+        retriever = self._settings.retriever
+        return RetrieverSpec(
+            encoder=retriever.encoder,
+            adapt=retriever.adapt,
+            max_tokens=retriever.max_tokens,
+            device=retriever.device,
+            threads=self._settings.workers.threads,
         )
 
     def _make_protocol(
@@ -344,18 +397,35 @@ class Daemon:
         audit.tell_head("the audit log goes on")
         return audit
 
-    def _surroundings(self, node: Node, workers: Workers, audit: AuditLog) -> Surroundings:
+    def _surroundings(
+        self,
+        node: Node,
+        workers: Workers,
+        audit: AuditLog,
+        curve: Curve,
+        personaliser: Personaliser,
+    ) -> Surroundings:
         return Surroundings(
             node=node,
+            personaliser=personaliser,
             training=self._settings.training,
+            learning=self._settings.learning,
             colluders=self._settings.privacy.colluders,
             robust=self._settings.robust,
-            adapt=self._settings.retriever.adapt,
-            encoder=self._settings.retriever.encoder,
+            retriever=self._settings.retriever,
+            personal=PersonalStore(self._settings.site.state_dir / "personal", node.shapes.digest),
             lag=self._lag,
             workers=workers.all,
             started=self._started,
             audit=audit,
+            pairs=self._make_pairs(node, workers),
+            curve=curve,
+            embeddings=EmbeddingAudit(
+                _retriever_spec(self._settings),
+                self._settings.site.state_dir / "versions",
+                node.collection,
+                workers.auditing,
+            ),
         )
 
     # ---- signals ---------------------------------------------------------------
@@ -415,6 +485,24 @@ class Daemon:
             f"site {node.identity.site_id}, round {node.protocol.head_round}, "
             f"manifest {node.protocol.manifest.version}"
         )
+
+
+def _retriever_spec(settings: Settings) -> RetrieverSpec:
+    retriever = settings.retriever
+    return RetrieverSpec(
+        encoder=retriever.encoder,
+        adapt=retriever.adapt,
+        max_tokens=retriever.max_tokens,
+        device=retriever.device,
+        threads=settings.workers.threads,
+        lora_rank=retriever.lora_rank,
+        lora_alpha=retriever.lora_alpha,
+        personal=retriever.personal,
+        personal_folder=str(settings.site.state_dir / "personal"),
+        learn_from=settings.pairs.learn_from,
+        made_pairs=str(settings.site.state_dir / "made_pairs.jsonl"),
+        depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
+    )
 
 
 def _open_state(state: Path) -> Store:

@@ -26,6 +26,7 @@ from daemon.faultpoints import passing
 from daemon.journal import Journal, still
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
+from daemon.negatives import AnsweringDesk
 from daemon.outbox import Outbox, put_in_envelope
 from daemon.privacy import LedgerError, PrivacyBudget
 from daemon.progress import ProgressBoard
@@ -35,14 +36,10 @@ from daemon.versions import ShapeManifest, VersionError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.certificates import CertificateError, sign_vote
+from peers.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.frames import Received
 from peers.manifest import FederationManifest
-from peers.messages import (
-    PeerError,
-    PeerRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
-)
+from peers.negatives import Declined
 from peers.protocol import Protocol
 from peers.transport import Transport
 from proto import federation_pb2 as pb
@@ -92,11 +89,14 @@ class Node:
         self.store = store
         self.collection = collection
         self.privacy = privacy
+        self.desk: AnsweringDesk | None = None  # for peers that ask for negatives
+        self.run_ended: Callable[[], None] = lambda: None  # its last round is committed
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
         self.progress = ProgressBoard(lambda: self.traffic())
         self._last_error = ""
         self._folders = folders
-        self._shapes = shapes
+        self.shapes = shapes
         self._heartbeat_s = heartbeat_s
         self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
         self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
@@ -352,11 +352,15 @@ class Node:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
         self.collection.adopt(effect.model_digest)
+        self.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(round_crypto.keep_residual, self._folders.residual)
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
+        run = self.protocol.run
+        if run is not None and run.target_round <= effect.round:
+            self.run_ended()
 
     def _show(self, effect: do.Progress) -> None:
         if effect.message:
@@ -385,7 +389,7 @@ class Node:
         if not self.protocol.expects(sender, name):
             kind = pb.BlobKind.Name(name.kind)
             return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
-        refused = too_large(name.kind, total_bytes, self._work.plan, self._shapes)
+        refused = too_large(name.kind, total_bytes, self._work.plan, self.shapes)
         return refused or no_room(self._folders.spool, total_bytes)
 
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
@@ -398,6 +402,12 @@ class Node:
     async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
         """What a peer may pull: committed certificates, model versions by name."""
         return await self._exchange.source(sender, name)
+
+    async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
+        """Embeddings near a peer's queries; raises Declined."""
+        if self.desk is None:
+            raise Declined("this site is still starting: ask again later")
+        return await self.desk.answer(sender, request)
 
     # ---- small parts -----------------------------------------------------------------
 

@@ -67,7 +67,9 @@ from crypto.quantize import (
     scale_exponents,
     unpack,
 )
-from daemon.versions import read_version, write_version
+from daemon.learning import server_side
+from daemon.learning.terms import LearningError, ServerOptions
+from daemon.versions import read_whole_version, write_version
 from daemon.workers import reads
 from peers.aggregation import CiphertextSum
 from peers.vectors import BlobInfo, read_encrypted, read_trailer, write_encrypted
@@ -79,6 +81,7 @@ LOSS_BOUND = 64.0
 _MEMORY_BYTES = 1 << 30
 _MEMORY_A_VALUE = 128
 _ATTEMPTS_HELD = 2
+FEDAVG = ServerOptions()
 assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
 
 
@@ -439,6 +442,7 @@ def apply_sum(
     shape_digest: bytes,
     versions: Path,
     summed: Summed | None = None,
+    server: ServerOptions = FEDAVG,
     *,
     answer: bytes,
 ) -> Applied:
@@ -446,10 +450,11 @@ def apply_sum(
 
     Every key holder computes the same bits: the integers are exact, and the rest
     is one IEEE double operation after the other on each value, rounded to
-    float32 at the end. ``summed``: its noise. ``answer``: the coordinator's, to our
-    `challenge`. Raises CryptoError when the sum is malformed, is no sum under this key,
-    or this site is no key holder; UnprovenSum, which is one, when it is not what was
-    claimed; VersionError when the parent is missing or damaged.
+    float32 at the end. ``summed``: its noise; ``server``: what becomes of the mean.
+    ``answer``: the coordinator's, to our `challenge`. Raises CryptoError when the sum is
+    malformed, is no sum under this key, or this site is no key holder; UnprovenSum,
+    which is one, when it is not what was claimed; VersionError when the parent is
+    missing or damaged.
     """
     held = _held(round, attempt)
     packing = held.parameters.packing
@@ -469,6 +474,7 @@ def apply_sum(
         shape_digest,
         versions,
         summed,
+        server,
     )
 
 
@@ -482,14 +488,19 @@ def apply_integers(
     shape_digest: bytes,
     versions: Path,
     summed: Summed | None,
+    server: ServerOptions = FEDAVG,
 ) -> Applied:
     """Make the new version from the exact sum of integers; errors as in `apply_sum`."""
     shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
     mechanism = _agreed_mechanism(summed.terms, bits, exponents) if summed else None
-    step: Float64 = dequantise_sum(shared, sizes, exponents, bits)
-    step /= total_weight
-    step += read_version(versions, parent_digest, shape_digest)
-    digest, _ = write_version(versions, shape_digest, step.astype(np.float32))
+    mean: Float64 = dequantise_sum(shared, sizes, exponents, bits)
+    mean /= total_weight
+    parent, moments = read_whole_version(versions, parent_digest, shape_digest)
+    try:
+        version, carried = server_side.step(parent, mean, moments, server)
+    except LearningError as error:
+        raise CryptoError(str(error)) from error
+    digest, _ = write_version(versions, shape_digest, version, carried)
     if summed is None or mechanism is None:
         loss = dequantise_fraction_sum(int(units), int(rest), bits)
         return Applied(digest, LOSS_BOUND * loss / total_weight)

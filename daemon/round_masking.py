@@ -24,7 +24,8 @@ from crypto.privacy import NoiseTerms
 from crypto.quantize import CryptoError
 from crypto.roster import KEY_BYTES, Advertisement, Roster, Terms, Verify
 from crypto.unmasking import MaskedSum, Unmasking
-from daemon.round_crypto import Applied, Summed, apply_integers, integers_of
+from daemon.learning.terms import ServerOptions
+from daemon.round_crypto import FEDAVG, Applied, Summed, apply_integers, integers_of
 from peers.vectors import BlobInfo
 
 _ATTEMPTS_HELD = 2
@@ -161,6 +162,7 @@ def apply_sum(
     shape_digest: bytes,
     versions: Path,
     summed: Summed | None = None,
+    server: ServerOptions = FEDAVG,
 ) -> Applied:
     """Make the new version from the opened sum; as `round_crypto.apply_sum`."""
     ring = terms.ring
@@ -178,6 +180,7 @@ def apply_sum(
         shape_digest,
         versions,
         summed,
+        server,
     )
 
 

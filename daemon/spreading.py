@@ -18,8 +18,8 @@ import structlog
 from daemon.membership import Membership
 from daemon.store import StoreError
 from peers.certificate_file import unpack_manifests
+from peers.errors import PeerError
 from peers.manifest import FederationManifest, ManifestError, parse_signed
-from peers.messages import PeerError
 from peers.transport import Transport
 from proto import federation_pb2 as pb
 

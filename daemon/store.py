@@ -1,4 +1,4 @@
-"""What a site must still know after a crash: protocol state and committed rounds.
+"""What a site must still know after a crash: protocol state, committed rounds, its curve.
 
 One SQLite file in WAL mode with synchronous=FULL. Votes need FULL: with it SQLite
 fsyncs the log before a COMMIT returns, so a transaction that returned survives a
@@ -20,8 +20,9 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -30,8 +31,20 @@ from daemon.faultpoints import passing
 from peers.effects import Durable
 from proto import federation_pb2 as pb
 
-_SCHEMA_VERSION = 2
-_SCHEMA = """
+_SCHEMA_VERSION = 3
+_CURVE = """
+CREATE TABLE curve (
+    round INTEGER NOT NULL,
+    model_digest BLOB NOT NULL,
+    metric TEXT NOT NULL,
+    value REAL NOT NULL,
+    questions INTEGER NOT NULL,
+    unix_ms INTEGER NOT NULL,
+    PRIMARY KEY (round, model_digest, metric)
+) WITHOUT ROWID;
+"""
+_SCHEMA = (
+    """
 CREATE TABLE protocol (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     federation TEXT NOT NULL,
@@ -54,6 +67,8 @@ CREATE TABLE manifests (
     in_force INTEGER NOT NULL
 );
 """
+    + _CURVE
+)
 # What the state says is sealed by a digest: SQLite finds a torn page, not a flipped bit.
 _STATE = "federation, shape_digest, head_round, head_digest, promised, accepted, run"
 # A lost vote may be given twice. Once a majority that this site was not part of has
@@ -68,6 +83,21 @@ _MOVE_AWAY = (
 
 class StoreError(Exception):
     """The state file can't be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """How a version did in one metric on this site's validation pairs.
+
+    ``questions``: how many were asked; ``unix_ms``: when, by this site's clock.
+    """
+
+    round: int
+    model_digest: bytes
+    metric: str
+    value: float
+    questions: int
+    unix_ms: int
 
 
 class Store:
@@ -103,18 +133,23 @@ class Store:
         (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
-        if version == 1:
-            self._upgrade()
+        if version < _SCHEMA_VERSION:
+            self._upgrade(version)
 
-    def _upgrade(self) -> None:
-        """From schema 1: nothing was sealed, every manifest had been in force."""
-        row = self._db.execute(f"SELECT {_STATE} FROM protocol").fetchone()  # noqa: S608  ours
+    def _upgrade(self, version: int) -> None:
+        """From schema 1: nothing was sealed, every manifest had been in force. 2: no curve."""
         with self._transaction():
-            self._db.execute("ALTER TABLE protocol ADD COLUMN seal BLOB NOT NULL DEFAULT x''")
-            self._db.execute("ALTER TABLE manifests ADD COLUMN in_force INTEGER NOT NULL DEFAULT 1")
-            if row is not None:
-                self._db.execute("UPDATE protocol SET seal = ?", (_seal(row),))
+            if version == 1:
+                self._seal_state()
+            self._db.execute(_CURVE)
             self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+    def _seal_state(self) -> None:
+        row = self._db.execute(f"SELECT {_STATE} FROM protocol").fetchone()  # noqa: S608  ours
+        self._db.execute("ALTER TABLE protocol ADD COLUMN seal BLOB NOT NULL DEFAULT x''")
+        self._db.execute("ALTER TABLE manifests ADD COLUMN in_force INTEGER NOT NULL DEFAULT 1")
+        if row is not None:
+            self._db.execute("UPDATE protocol SET seal = ?", (_seal(row),))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -298,6 +333,34 @@ class Store:
                 "SELECT signed FROM manifests WHERE version >= ? ORDER BY version", (first,)
             ).fetchall()
         return [row[0] for row in rows]
+
+    def file_scores(
+        self,
+        round_: int,
+        model_digest: bytes,
+        scores: Mapping[str, float],
+        questions: int,
+        unix_ms: int,
+    ) -> None:
+        """Keep how a version did on this site's validation pairs; raises StoreError."""
+        with self._lock, self._explained("write"), self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO curve VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (round_, model_digest, metric, value, questions, unix_ms)
+                    for metric, value in scores.items()
+                ],
+            )
+
+    def curve(self, metric: str = "") -> list[CurvePoint]:
+        """How versions did, oldest round first; in one metric, or in all by name."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT round, model_digest, metric, value, questions, unix_ms FROM curve"
+                " WHERE ? IN ('', metric) ORDER BY round, unix_ms, metric",
+                (metric,),
+            ).fetchall()
+        return [CurvePoint(*row) for row in rows]
 
     def recent_versions(self, count: int) -> set[bytes]:
         """Digests of the newest ``count`` committed versions."""

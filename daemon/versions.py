@@ -169,9 +169,11 @@ def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
     return _read(version_path(folder, digest), digest, shape_digest)[0]
 
 
-def read_moments(folder: Path, digest: bytes, shape_digest: bytes) -> Float32 | None:
-    """The moments [1 or 2, D] that a version carries, verified with it; None: none."""
-    return _read(version_path(folder, digest), digest, shape_digest)[1]
+def read_whole_version(
+    folder: Path, digest: bytes, shape_digest: bytes
+) -> tuple[Float32, Float32 | None]:
+    """As `read_version`, and the moments [1 or 2, D] that the version carries; None: none."""
+    return _read(version_path(folder, digest), digest, shape_digest)
 
 
 def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes) -> None:
@@ -221,7 +223,7 @@ def version_path(folder: Path, digest: bytes) -> Path:
     return folder / f"{digest.hex()}.safetensors"
 
 
-def largest_file(shapes: ShapeManifest, moments: int = 0) -> int:
+def largest_file(shapes: ShapeManifest, moments: int = _MOST_MOMENTS) -> int:
     """Bytes that the file of a version with so many moments takes at most."""
     return 4 * shapes.total * (1 + moments) + _HEADER_BYTES
 

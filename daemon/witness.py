@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import AuditError
+from peers.errors import PeerRefused
 from peers.frames import Received, Source, size_of
-from peers.messages import PeerRefused
+from peers.negative_bounds import Float32, count_of
 from peers.servicer import Inbox
 from peers.transport import Transport
 from proto import federation_pb2 as pb
@@ -35,6 +36,15 @@ def _named(name: pb.BlobName) -> dict[str, Any]:
     else:
         named |= {"round": name.round, "attempt": name.attempt}
     return named
+
+
+def _asked(request: pb.NegativesRequest) -> dict[str, Any]:
+    """How much of whose embeddings, as entries have it."""
+    return {
+        "level": pb.Disclosure.Name(request.level).lower(),
+        "queries": count_of(request),
+        "digest": request.model_digest.hex(),
+    }
 
 
 class WitnessedInbox:
@@ -65,6 +75,13 @@ class WitnessedInbox:
             sender, "pull", "served", _named(name) | {"bytes": await size_of(source)}
         )
         return source
+
+    async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
+        """A peer gets embeddings of ours."""
+        reply = await self._inbox.negatives(sender, request)
+        objects = _asked(request) | {"embeddings": sum(reply.counts)}
+        await self._record(sender, "negatives", "answered", objects)
+        return reply
 
     async def _record(
         self, sender: str, action: str, outcome: str, objects: dict[str, Any]
@@ -106,6 +123,16 @@ class WitnessedTransport(Transport):
             objects = _named(name) | {"to": to, "bytes": await size_of(source)}
             await self._audit.record_or_owe(DAEMON, "send", "begun", **objects)
         await super().push(to, name, source)
+
+    async def negatives(
+        self, to: str, request: pb.NegativesRequest, within_s: float
+    ) -> list[Float32]:
+        """As `Transport.negatives`; nothing of a query leaves before it is recorded."""
+        try:
+            await self._audit.record(DAEMON, "negatives", "asked", to=to, **_asked(request))
+        except AuditError as error:
+            raise PeerRefused(f"not asked: {error}") from error
+        return await super().negatives(to, request, within_s)
 
     async def _plan(self, to: str, answer: pb.PlanAnswer) -> None:
         await self._audit.record_or_owe(

@@ -3,7 +3,8 @@
 A `Worker` is one spawned process that runs one call at a time and keeps what it
 loaded (an encoder, a round key) between calls. A function that runs in it is a
 plain module-level function; it may call `report(...)` to send progress to the
-daemon while it runs. A worker ends with its daemon, whatever kills that.
+daemon while it runs, and `ask(...)` for what only the daemon can find out (it has the
+network, the worker has not). A worker ends with its daemon, whatever kills that.
 
 To load torch takes seconds, and several workers need it, some again and again. So
 there may be one process more, which does nothing but import (`import_once`); a
@@ -25,9 +26,11 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
@@ -36,11 +39,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _progress: Connection | None = None
+_answers: Connection | None = None
 _reporting = threading.Lock()
+_asking = threading.Lock()
 
 
 class WorkerCrashed(Exception):
     """A worker process died (out of memory, a crash in native code, a kill)."""
+
+
+class NobodyAnswers(Exception):
+    """A job asked, and nobody waits for the job any more, or nobody ever answered questions."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    item: Any
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What was found out, or why that failed."""
+
+    item: Any = None
+    error: Exception | None = None
 
 
 def import_once(modules: Sequence[str], *, threads: int) -> None:
@@ -89,6 +111,23 @@ def report(item: Any) -> None:
             _progress.send(item)
 
 
+def ask(item: Any) -> Any:
+    """Ask the daemon, and wait for its answer; what the answering raised is raised here.
+
+    One question at a time; how long an answer may take is the answerer's to say. Raises
+    NobodyAnswers when the job was not started by `Worker.run_asking`, or was given up.
+    """
+    if _progress is None or _answers is None:
+        raise NobodyAnswers("there is no daemon to ask: this job does not run in its worker")
+    with _asking:
+        with _reporting:
+            _progress.send(_Question(item))
+        answer: _Answer = _answers.recv()
+    if answer.error is not None:
+        raise answer.error
+    return answer.item
+
+
 class Worker:
     """One process of its own for one kind of arithmetic.
 
@@ -121,7 +160,10 @@ class Worker:
         self._last_used = time.monotonic()
         self._turn = asyncio.Lock()
         self._reader: Connection | None = None
+        self._replies: Connection | None = None
         self._listener: Callable[[Any], None] | None = None
+        self._answerer: Callable[[Any], Awaitable[Any]] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int | None:
@@ -153,6 +195,28 @@ class Worker:
                 return await self._call(function, *args, **kwargs)
             finally:
                 self._listener = None
+
+    async def run_asking(
+        self,
+        listener: Callable[[Any], None],
+        answerer: Callable[[Any], Awaitable[Any]],
+        function: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `run_reporting`; ``answerer`` is awaited for each item that the job asks with.
+
+        When this call is cancelled, what the job asks next fails, and so the job ends.
+        """
+        async with self._turn:
+            await self._until_free()  # or a job that was given up would be answered, and go on
+            self._listener, self._answerer = listener, answerer
+            try:
+                return await self._call(function, *args, **kwargs)
+            finally:
+                self._listener = self._answerer = None
+                for task in self._answering:
+                    task.cancel()
 
     async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         await self._until_free()
@@ -191,29 +255,57 @@ class Worker:
         loop = asyncio.get_running_loop()
         context = multiprocessing.get_context(self._method)
         reader, writer = context.Pipe(duplex=False)
+        replies, self._replies = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             max_workers=1,
             mp_context=context,
             initializer=_initialise,
-            initargs=(writer, self._threads, self._nice, self.memory_bytes),
+            initargs=(writer, replies, self._threads, self._nice, self.memory_bytes),
         )
         self._reader = reader
         threading.Thread(
-            target=self._listen, args=(reader, loop), daemon=True, name=f"{self.name}-progress"
+            target=self._listen,
+            args=(reader, self._replies, loop),
+            daemon=True,
+            name=f"{self.name}-progress",
         ).start()
         return self._pool
 
-    def _listen(self, reader: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def _listen(
+        self, reader: Connection, replies: Connection, loop: asyncio.AbstractEventLoop
+    ) -> None:
         while True:
             try:
                 item = reader.recv()
-                loop.call_soon_threadsafe(self._deliver, item)
+                if isinstance(item, _Question):
+                    loop.call_soon_threadsafe(self._begin_to_answer, item, replies)
+                else:
+                    loop.call_soon_threadsafe(self._deliver, item)
             except (EOFError, OSError, RuntimeError):  # worker or event loop is gone
                 return
 
     def _deliver(self, item: Any) -> None:
         if self._listener is not None:
             self._listener(item)
+
+    def _begin_to_answer(self, question: _Question, replies: Connection) -> None:
+        task = asyncio.create_task(self._reply(question, replies), name=f"{self.name}-answer")
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _reply(self, question: _Question, replies: Connection) -> None:
+        """Whatever happens the worker gets one answer: it waits for it, and for ever."""
+        answer = _Answer(error=NobodyAnswers("nobody waits for this job any more"))
+        try:
+            if self._answerer is not None:
+                answer = _Answer(await self._answerer(question.item))
+        except Exception as error:
+            answer = _Answer(error=error)
+        finally:
+            # In a thread: a pipe takes some 64 KiB before the worker has read of it. It is
+            # finished even if this task is cancelled. The worker may be gone by then.
+            with suppress(OSError):
+                await asyncio.shield(asyncio.to_thread(replies.send, answer))
 
     async def stop_when_idle(self, idle_s: float) -> None:
         """End the process, and free its memory, whenever it had nothing to do for so long."""
@@ -227,23 +319,31 @@ class Worker:
         pool, self._pool = self._pool, None
         # Taken before anything is waited for: the next call may start a fresh process meanwhile.
         reader, self._reader = self._reader, None
+        replies, self._replies = self._replies, None
         self._under_way = None
         if pool is None:
             return
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.kill()
         await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        if reader is not None:
-            reader.close()
+        for end in (reader, replies):
+            if end is not None:
+                end.close()
 
 
 def _invoke(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     return function(*args, **kwargs)
 
 
-def _initialise(progress: Connection, threads: int, nice: int, memory_bytes: int | None) -> None:
-    global _progress
-    _progress = progress
+def _initialise(
+    progress: Connection,
+    answers: Connection,
+    threads: int,
+    nice: int,
+    memory_bytes: int | None,
+) -> None:
+    global _progress, _answers
+    _progress, _answers = progress, answers
     if memory_bytes is not None:
         # Of data and not of addresses: libraries reserve far more of these than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))

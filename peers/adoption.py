@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from peers import effects as do
-from peers.messages import RemoteProtocolError
+from peers.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 
 Commits = tuple[pb.Commit, ...]

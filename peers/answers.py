@@ -29,6 +29,7 @@ def promise(
         reason=one_line(situation.reason),
         shape_digest=shape_digest,
         certificate=certificate,
+        complexity=situation.complexity,
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from google.protobuf.message import DecodeError
 
+from peers.errors import RemoteProtocolError
 from peers.manifest import MAX_BYTES as MANIFEST_BYTES
-from peers.messages import RemoteProtocolError, check
+from peers.messages import check
 from proto import federation_pb2 as pb
 
 _LENGTH = struct.Struct(">I")

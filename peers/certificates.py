@@ -134,7 +134,33 @@ def plan_digest(plan: pb.TrainingPlan) -> bytes:
         packed += struct.pack(">4si", b"mode", plan.mode)
     if plan.robust or plan.byzantine_sites:
         packed += struct.pack(">6siI", b"robust", plan.robust, plan.byzantine_sites)
+    if plan.HasField("learning"):
+        packed += _learning(plan.learning)
     return hashlib.sha256(_PLAN + packed).digest()
+
+
+def _learning(learning: pb.LearningPlan) -> bytes:
+    """136 bytes, more than all other optional parts together."""
+    return struct.pack(
+        ">8s32siQIiiddiddidddd",
+        b"learning",
+        learning.recipe.encode("ascii"),  # of at most 32 characters, none of them zero
+        learning.negatives,
+        learning.bm25_rounds,
+        learning.random_negatives,
+        learning.batches,
+        learning.distill,
+        learning.kd_weight,
+        learning.proximal,
+        learning.start_from,
+        learning.dropout,
+        learning.weight_decay,
+        learning.aggregate,
+        learning.server_learning_rate,
+        learning.momentum,
+        learning.second_momentum,
+        learning.floor,
+    )
 
 
 def _check_body(body: pb.VoteBody) -> None:

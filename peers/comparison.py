@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from crypto.parameters import PRODUCT_PRECISION, CkksParameters, parameters_of
 from peers import robust
-from peers.messages import RemoteProtocolError, one_line
+from peers.errors import RemoteProtocolError
+from peers.messages import one_line
 from peers.roles import weights
 from proto import federation_pb2 as pb
 

@@ -31,10 +31,11 @@ from dataclasses import dataclass, field
 from peers import comparison
 from peers import effects as do
 from peers.certificates import certificate_of
+from peers.errors import RemoteProtocolError
 from peers.gathering import Gathering
 from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingSteps, is_masked
-from peers.messages import RemoteProtocolError, one_line
+from peers.messages import one_line
 from peers.planning import common_scale, make_plan
 from peers.proving import Challenges
 from peers.roles import key_holders, value_of

@@ -104,12 +104,14 @@ class Situation:
     """What the site can contribute just now; the driver keeps it up to date.
 
     ``least_multiplier``: with less noise a round would exceed the site's privacy budget.
+    ``complexity``: of its documents (pFedRAG, Eq. 3); 0: it does not tell.
     """
 
     num_examples: int
     willing: bool
     reason: str = ""
     least_multiplier: float = 0.0
+    complexity: float = 0.0
 
 
 @dataclass(frozen=True)

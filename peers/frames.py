@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from peers.messages import FRAME_BYTES, LocalProtocolError, RemoteProtocolError, check
+from peers.errors import LocalProtocolError, RemoteProtocolError
+from peers.messages import FRAME_BYTES, check
 from proto import federation_pb2 as pb
 
 Source = Path | bytes

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from peers import effects as do
-from peers.messages import RemoteProtocolError
+from peers.errors import RemoteProtocolError
 from peers.roles import threshold_of
 from proto import federation_pb2 as pb
 

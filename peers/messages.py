@@ -12,20 +12,36 @@ round protocol.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib import metadata
-from itertools import pairwise
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from peers import negative_bounds
+from peers.bounds import (
+    Part,
+    Rule,
+    ascending,
+    each,
+    free,
+    matching,
+    number,
+    octets,
+    one_of,
+    real,
+    refuse,
+    shown,
+    text,
+)
+from peers.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 1
-FEATURES: Final = ("adapt-head", "adapt-lora", "ckks", "masking", "privacy", "robust")
+FEATURES: Final = (
+    *("adapt-full", "adapt-head", "adapt-lora", "adapt-lora-server"),
+    *("ckks", "learning", "masking", "negatives", "privacy", "robust"),
+)
 
 
 try:
@@ -41,9 +57,6 @@ MESSAGE_BYTES: Final = 2 * MIB  # what the transport parses at most, frames incl
 TEXT_LENGTH: Final = 500
 MAX_SITES: Final = 256
 MAX_COMPARED: Final = 64
-
-# Counters must fit SQLite's signed integers and leave room to count on.
-COUNT_MAX: Final = 2**62
 
 # A training loss is clipped to 64 before it is shared; far above that is nonsense.
 _LOSS_MAX: Final = 1000.0
@@ -65,188 +78,47 @@ BLOB_BYTES: Final[Mapping[int, int]] = {
 M = TypeVar("M", bound=Message)
 
 
-# ---- errors: who is to blame -------------------------------------------------
-
-
-class PeerError(Exception):
-    """Something between this site and a peer went wrong, and not by our fault."""
-
-
-class RemoteProtocolError(PeerError):
-    """The peer misbehaves: what it sent is not what the protocol allows."""
-
-
-class PeerRefused(PeerError):
-    """The peer refused us and said why."""
-
-
-class BlobUnknown(PeerRefused):
-    """The site that was asked does not have the object."""
-
-
-class PeerBusy(PeerRefused):
-    """We asked more of the peer than it gives one site; it says when to ask again."""
-
-    def __init__(self, text: str, retry_after_s: float) -> None:
-        super().__init__(text)
-        self.retry_after_s = retry_after_s
-
-
-class PeerUnreachable(PeerError):
-    """The network, or a peer that is down: try again later."""
-
-
-class LocalProtocolError(Exception):
-    """This site was about to break the protocol: a bug of ours."""
-
-
-# ---- rules -------------------------------------------------------------------
-
-Rule = Callable[[str, Any], None]  # (path of the field, its value): raises RemoteProtocolError
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A field that is itself a message; it is checked by the table in turn."""
-
-    presence: Literal["required", "optional", "absent"] = "required"
-
-
-def _refuse(path: str, found: str, expected: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"{path} is {found}; expected {expected}")
-
-
-def _number(low: int, high: int = COUNT_MAX) -> Rule:
-    def rule(path: str, value: int) -> None:
-        if not low <= value <= high:
-            raise _refuse(path, str(value), f"{low} .. {high}")
-
-    return rule
-
-
-def _one_of(*allowed: Any) -> Rule:
-    def rule(path: str, value: object) -> None:
-        if value not in allowed:
-            expected = ", ".join(str(choice) for choice in allowed)
-            raise _refuse(path, _shown(value), f"one of {expected}")
-
-    return rule
-
-
-def _real(low: float, high: float, *, above: bool = False, unknown: bool = False) -> Rule:
-    """``above``: greater than ``low``; ``unknown``: NaN is allowed and says so."""
-
-    def rule(path: str, value: float) -> None:
-        if unknown and math.isnan(value):
-            return
-        # NaN fails the comparison, as it should.
-        if not low <= value <= high or (above and value == low):
-            raise _refuse(path, str(value), f"{'above ' if above else ''}{low:g} .. {high:g}")
-
-    return rule
-
-
-def _text(low: int, high: int) -> Rule:
-    """Printable characters only: texts end up in terminals and logs."""
-
-    def rule(path: str, value: str) -> None:
-        if not low <= len(value) <= high:
-            raise _refuse(path, f"{len(value)} characters long", f"{low} .. {high}")
-        if not value.isprintable():
-            raise _refuse(path, _shown(value), "printable characters on one line")
-
-    return rule
-
-
-def _matching(pattern: str) -> Rule:
-    compiled = re.compile(pattern)
-
-    def rule(path: str, value: str) -> None:
-        if not compiled.fullmatch(value):
-            raise _refuse(path, _shown(value), pattern)
-
-    return rule
-
-
-def _octets(low: int, high: int) -> Rule:
-    expected = f"{low} bytes" if low == high else f"{low} .. {high} bytes"
-
-    def rule(path: str, value: bytes) -> None:
-        if not low <= len(value) <= high:
-            raise _refuse(path, f"{len(value)} bytes", expected)
-
-    return rule
-
-
-def _each(rule: Rule, low: int, high: int, *, ordered: bool = False) -> Rule:
-    """A list of ``low`` to ``high``; ``ordered``: strictly ascending, so none occurs twice."""
-
-    def list_rule(path: str, values: Sequence[Any]) -> None:
-        if not low <= len(values) <= high:
-            raise _refuse(path, f"{len(values)} long", f"{low} .. {high}")
-        for position, value in enumerate(values):
-            rule(f"{path}[{position}]", value)
-        if ordered:
-            _ascending(path, values)
-
-    return list_rule
-
-
-def _ascending(path: str, values: Sequence[str]) -> None:
-    if any(not before < after for before, after in pairwise(values)):
-        raise _refuse(path, "not in ascending order", "sorted, each once")
-
-
-def _free(_path: str, _value: object) -> None:
-    """Every value of the wire type has a meaning."""
-
-
-def _shown(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-_COUNT = _number(0)
-_ROUND = _number(1)
-_ATTEMPT = _number(0, 2**32 - 2)  # an attempt has a successor
-_SITE = _matching("[a-z0-9][a-z0-9-]{0,62}")
-_SITE_OR_NONE = _matching("([a-z0-9][a-z0-9-]{0,62})?")
-_FEDERATION = _text(1, 63)
-_DIGEST = _octets(32, 32)
-_REASON = _text(0, TEXT_LENGTH)
-_CERTIFICATE = _octets(1, 4096)
-_SOFTWARE = _text(0, 32)
-_FEATURE_NAMES = _each(_text(1, 32), 0, 32)
-_EXPONENTS = _each(_number(-126, 127), 1, 4096)
-_CONTRIBUTORS = _each(_SITE, 2, MAX_SITES, ordered=True)
-_REJECTED = _each(_SITE, 0, MAX_SITES, ordered=True)
-_LOSS = _real(0.0, _LOSS_MAX, unknown=True)
-_CLIP_NORM = _real(1e-9, 1e9)
-_MULTIPLIER = _real(0.001, 1000.0)
+_COUNT = number(0)
+_ROUND = number(1)
+_ATTEMPT = number(0, 2**32 - 2)  # an attempt has a successor
+_SITE = matching("[a-z0-9][a-z0-9-]{0,62}")
+_SITE_OR_NONE = matching("([a-z0-9][a-z0-9-]{0,62})?")
+_FEDERATION = text(1, 63)
+_DIGEST = octets(32, 32)
+_REASON = text(0, TEXT_LENGTH)
+_CERTIFICATE = octets(1, 4096)
+_SOFTWARE = text(0, 32)
+_FEATURE_NAMES = each(text(1, 32), 0, 32)
+_EXPONENTS = each(number(-126, 127), 1, 4096)
+_CONTRIBUTORS = each(_SITE, 2, MAX_SITES, ordered=True)
+_REJECTED = each(_SITE, 0, MAX_SITES, ordered=True)
+_LOSS = real(0.0, _LOSS_MAX, unknown=True)
+_CLIP_NORM = real(1e-9, 1e9)
+_MULTIPLIER = real(0.001, 1000.0)
 _PHASES = (
     *("prepare", "plan", "key", "train", "encrypt"),
     *("aggregate", "select", "unmask", "apply", "vote", "commit"),
 )
 
-_VOTE: dict[str, Rule | _Part] = {
+_VOTE: dict[str, Rule | Part] = {
     "attempt": _ATTEMPT,
-    "body": _Part(),
+    "body": Part(),
     "site": _SITE,
-    "signature": _octets(1, 80),
+    "signature": octets(1, 80),
     "certificate": _CERTIFICATE,
     "mean_loss": _LOSS,
-    "next_clip_norm": _real(0.0, 1e9),
+    "next_clip_norm": real(0.0, 1e9),
 }
 
 
 def _bare_vote(path: str, vote: pb.Vote) -> None:
     """A vote inside a certificate, whose body is the certificate's."""
-    _walk(vote, path, _VOTE | {"body": _Part("absent")})
+    _walk(vote, path, _VOTE | {"body": Part("absent")})
 
 
-_RULES: dict[type[Message], dict[str, Rule | _Part]] = {
+_RULES: dict[type[Message], dict[str, Rule | Part]] = {
     pb.HelloRequest: {
-        "protocol_version": _number(1),
+        "protocol_version": number(1),
         "software_version": _SOFTWARE,
         "features": _FEATURE_NAMES,
         "federation_id": _FEDERATION,
@@ -254,7 +126,7 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "manifest_version": _COUNT,
     },
     pb.HelloReply: {
-        "protocol_version": _number(1),
+        "protocol_version": number(1),
         "software_version": _SOFTWARE,
         "features": _FEATURE_NAMES,
         "sender": _SITE,
@@ -265,73 +137,92 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
     pb.Receipt: {},
     pb.Frame: {
         "offset": _COUNT,
-        "data": _octets(0, FRAME_BYTES),
+        "data": octets(0, FRAME_BYTES),
         "running_sha256": _DIGEST,
-        "last": _free,
+        "last": free,
     },
     pb.BlobName: {
-        "kind": _one_of(*BLOB_BYTES),
+        "kind": one_of(*BLOB_BYTES),
         "round": _COUNT,
         "attempt": _ATTEMPT,
-        "digest": _octets(0, 32),
+        "digest": octets(0, 32),
     },
     pb.PushFrame: {
-        "federation_id": _text(0, 63),
+        "federation_id": text(0, 63),
         "sender": _SITE_OR_NONE,
-        "name": _Part("optional"),
+        "name": Part("optional"),
         "total_bytes": _COUNT,
-        "frame": _Part(),
+        "frame": Part(),
     },
     pb.PullRequest: {
         "federation_id": _FEDERATION,
         "sender": _SITE,
-        "name": _Part(),
+        "name": Part(),
         "offset": _COUNT,
     },
     pb.Envelope: {
         "federation_id": _FEDERATION,
         "sender": _SITE,
         "manifest_version": _COUNT,
-        **{field.name: _Part("optional") for field in pb.Envelope.DESCRIPTOR.oneofs[0].fields},
+        **{field.name: Part("optional") for field in pb.Envelope.DESCRIPTOR.oneofs[0].fields},
     },
     pb.TrainingPlan: {
-        "adapt": _one_of(pb.HEAD, pb.LORA),
-        "local_epochs": _number(0, 100),
-        "batch_size": _number(2, 4096),
-        "learning_rate": _real(0.0, 1.0, above=True),
-        "temperature": _real(0.001, 10.0),
-        "hard_negatives": _number(0, 64),
-        "seed": _free,
-        "bits": _one_of(8, 12, 16),
-        "min_participants": _number(2, MAX_SITES),
-        "max_num_examples": _number(1),
-        "robust": _one_of(*pb.RobustRule.values()),
-        "byzantine_sites": _number(0, MAX_COMPARED),
-        "mode": _one_of(pb.CKKS, pb.MASKING),
-        "privacy": _Part("optional"),
+        "adapt": one_of(pb.HEAD, pb.LORA, pb.FULL, pb.LORA_SERVER),
+        "local_epochs": number(0, 100),
+        "batch_size": number(2, 4096),
+        "learning_rate": real(0.0, 1.0, above=True),
+        "temperature": real(0.001, 10.0),
+        "hard_negatives": number(0, 64),
+        "seed": free,
+        "bits": one_of(8, 12, 16),
+        "min_participants": number(2, MAX_SITES),
+        "max_num_examples": number(1),
+        "robust": one_of(*pb.RobustRule.values()),
+        "byzantine_sites": number(0, MAX_COMPARED),
+        "mode": one_of(pb.CKKS, pb.MASKING),
+        "privacy": Part("optional"),
+        "learning": Part("optional"),
+    },
+    pb.LearningPlan: {
+        "recipe": matching("[a-z0-9-]{0,32}"),
+        "negatives": one_of(*pb.Negatives.values()),
+        "bm25_rounds": _COUNT,
+        "random_negatives": number(0, 64),
+        "batches": one_of(*pb.Batches.values()),
+        "distill": one_of(*pb.Distill.values()),
+        "kd_weight": real(0.0, 10_000.0),
+        "proximal": real(0.0, 10_000.0),
+        "start_from": one_of(*pb.StartFrom.values()),
+        "dropout": real(0.0, 0.9),
+        "weight_decay": real(0.0, 1.0),
+        "aggregate": one_of(*pb.Aggregate.values()),
+        "server_learning_rate": real(0.0, 100.0, above=True),
+        "momentum": real(0.0, 0.9999),
+        "second_momentum": real(0.0, 0.9999),
+        "floor": real(0.0, 1.0, above=True),
     },
     pb.PrivacyPlan: {
         "clip_norm": _CLIP_NORM,
         "noise_multiplier": _MULTIPLIER,
         "noise_floor": _MULTIPLIER,
-        "noise_decay": _real(0.0, 1.0, above=True),
-        "loss_threshold": _real(0.0, _LOSS_MAX),
+        "noise_decay": real(0.0, 1.0, above=True),
+        "loss_threshold": real(0.0, _LOSS_MAX),
         "first_round": _ROUND,
-        "colluders": _number(0, MAX_SITES),
-        "clip_quantile": _real(0.0, 0.99),
+        "colluders": number(0, MAX_SITES),
+        "clip_quantile": real(0.0, 0.99),
     },
     pb.Run: {
         "generation": _COUNT,
-        "run_id": _matching("[0-9a-z-]{1,36}"),
+        "run_id": matching("[0-9a-z-]{1,36}"),
         "requested_by": _SITE,
         "target_round": _COUNT,
-        "plan": _Part(),
+        "plan": Part(),
     },
     pb.Prepare: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
         "head_digest": _DIGEST,
-        "run": _Part(),
+        "run": Part(),
         "shape_digest": _DIGEST,
         "manifest_version": _COUNT,
     },
@@ -339,37 +230,40 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "round": _ROUND,
         "attempt": _ATTEMPT,
         "head_digest": _DIGEST,
-        "accepted": _Part("optional"),
+        "accepted": Part("optional"),
         "num_examples": _COUNT,
-        "willing": _free,
+        "willing": free,
         "reason": _REASON,
         "shape_digest": _DIGEST,
-        "certificate": _octets(0, 4096),
+        "certificate": octets(0, 4096),
+        "complexity": real(0.0, 1e6),
     },
-    pb.Accepted: {"attempt": _ATTEMPT, "value": _Part()},
+    pb.Accepted: {"attempt": _ATTEMPT, "value": Part()},
     pb.Nack: {"round": _ROUND, "attempt": _ATTEMPT, "promised_attempt": _ATTEMPT},
     pb.Behind: {"round": _ROUND, "attempt": _ATTEMPT, "head_round": _COUNT},
-    pb.Ahead: {"round": _ROUND, "certificate": _Part()},
-    pb.Participant: {"site": _SITE, "num_examples": _number(1), "certificate": _CERTIFICATE},
+    pb.Ahead: {"round": _ROUND, "certificate": Part()},
+    pb.Participant: {"site": _SITE, "num_examples": number(1), "certificate": _CERTIFICATE},
     pb.Plan: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
         "parent_digest": _DIGEST,
-        "participants": _each(lambda path, value: _walk(value, path), 2, MAX_SITES),
+        "participants": each(lambda path, value: _walk(value, path), 2, MAX_SITES),
         "key_dealer": _SITE_OR_NONE,
-        "training": _Part(),
+        "training": Part(),
         "shape_digest": _DIGEST,
         "manifest_version": _COUNT,
-        "train_deadline_ms": _number(1000, 86_400_000),
-        "noise_multiplier": _real(0.0, 1000.0),
-        "clip_norm": _real(0.0, 1e9),
+        "train_deadline_ms": number(1000, 86_400_000),
+        "noise_multiplier": real(0.0, 1000.0),
+        "clip_norm": real(0.0, 1e9),
+        "least_complexity": real(0.0, 1e6),
+        "most_complexity": real(0.0, 1e6),
     },
-    pb.PlanAnswer: {"round": _ROUND, "attempt": _ATTEMPT, "accepted": _free, "reason": _REASON},
+    pb.PlanAnswer: {"round": _ROUND, "attempt": _ATTEMPT, "accepted": free, "reason": _REASON},
     pb.Trained: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
-        "scale_exponents": _each(_number(-126, 127), 0, 4096),
-        "failed": _free,
+        "scale_exponents": each(number(-126, 127), 0, 4096),
+        "failed": free,
         "reason": _REASON,
     },
     pb.Scale: {
@@ -378,19 +272,19 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "scale_exponents": _EXPONENTS,
         "contributors": _CONTRIBUTORS,
     },
-    pb.MaskingItem: {"site": _SITE, "content": _octets(0, 176)},
+    pb.MaskingItem: {"site": _SITE, "content": octets(0, 176)},
     pb.MaskingOrder: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
-        "step": _one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
-        "items": _each(lambda path, value: _walk(value, path), 1, MAX_SITES),
-        "dropouts": _each(_SITE, 0, MAX_SITES, ordered=True),
+        "step": one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
+        "items": each(lambda path, value: _walk(value, path), 1, MAX_SITES),
+        "dropouts": each(_SITE, 0, MAX_SITES, ordered=True),
     },
     pb.MaskingAnswer: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
-        "step": _one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
-        "items": _each(lambda path, value: _walk(value, path), 1, MAX_SITES),
+        "step": one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
+        "items": each(lambda path, value: _walk(value, path), 1, MAX_SITES),
     },
     pb.Apply: {
         "round": _ROUND,
@@ -399,24 +293,24 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "sum_digest": _DIGEST,
         "scale_exponents": _EXPONENTS,
         "rejected": _REJECTED,
-        "nonces": _each(_octets(0, 16), 0, MAX_SITES),
+        "nonces": each(octets(0, 16), 0, MAX_SITES),
     },
-    pb.Challenge: {"round": _ROUND, "attempt": _ATTEMPT, "challenge": _octets(32, 32)},
-    pb.Proof: {"round": _ROUND, "attempt": _ATTEMPT, "answer": _octets(8, 8)},
+    pb.Challenge: {"round": _ROUND, "attempt": _ATTEMPT, "challenge": octets(32, 32)},
+    pb.Proof: {"round": _ROUND, "attempt": _ATTEMPT, "answer": octets(8, 8)},
     pb.Compare: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
-        "sites": _each(_SITE, 2, MAX_COMPARED, ordered=True),
+        "sites": each(_SITE, 2, MAX_COMPARED, ordered=True),
         "products_digest": _DIGEST,
-        "byzantine_sites": _number(0, MAX_COMPARED),
+        "byzantine_sites": number(0, MAX_COMPARED),
     },
     pb.Compared: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
-        "products": _each(_real(-_PRODUCT_MAX, _PRODUCT_MAX), 3, MAX_COMPARED * 65 // 2),
-        "imaginary": _each(_SITE, 0, MAX_COMPARED, ordered=True),
+        "products": each(real(-_PRODUCT_MAX, _PRODUCT_MAX), 3, MAX_COMPARED * 65 // 2),
+        "imaginary": each(_SITE, 0, MAX_COMPARED, ordered=True),
     },
-    pb.Accept: {"round": _ROUND, "attempt": _ATTEMPT, "value": _Part()},
+    pb.Accept: {"round": _ROUND, "attempt": _ATTEMPT, "value": Part()},
     pb.VoteBody: {
         "federation_id": _FEDERATION,
         "round": _ROUND,
@@ -430,11 +324,11 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
     pb.Vote: _VOTE,
     pb.Certificate: {
         "attempt": _ATTEMPT,
-        "body": _Part(),
-        "votes": _each(_bare_vote, 1, MAX_SITES),
+        "body": Part(),
+        "votes": each(_bare_vote, 1, MAX_SITES),
         "unix_ms": _COUNT,
     },
-    pb.Commit: {"certificate": _Part(), "report": _Part("optional")},
+    pb.Commit: {"certificate": Part(), "report": Part("optional")},
     pb.AttemptFailed: {
         "round": _ROUND,
         "attempt": _ATTEMPT,
@@ -447,16 +341,17 @@ _RULES: dict[type[Message], dict[str, Rule | _Part]] = {
         "coordinator": _SITE,
         # nobody dealt a key when an earlier attempt's value was proposed again
         "key_dealer": _SITE_OR_NONE,
-        "contributors": _each(_SITE, 0, MAX_SITES, ordered=True),
-        "phases": _each(lambda path, value: _walk(value, path), 0, 16),
+        "contributors": each(_SITE, 0, MAX_SITES, ordered=True),
+        "phases": each(lambda path, value: _walk(value, path), 0, 16),
         "shared_values": _COUNT,
         "mean_loss": _LOSS,
-        "noise_multiplier": _real(0.0, 1000.0),
-        "clip_norm": _real(0.0, 1e9),
-        "rejections": _each(lambda path, value: _walk(value, path), 0, MAX_SITES),
+        "noise_multiplier": real(0.0, 1000.0),
+        "clip_norm": real(0.0, 1e9),
+        "rejections": each(lambda path, value: _walk(value, path), 0, MAX_SITES),
     },
     pb.Rejection: {"site": _SITE, "reason": _REASON},
-    pb.PhaseTime: {"phase": _one_of(*_PHASES), "seconds": _real(0.0, 1e9)},
+    pb.PhaseTime: {"phase": one_of(*_PHASES), "seconds": real(0.0, 1e9)},
+    **negative_bounds.RULES,
 }
 
 
@@ -467,16 +362,16 @@ def _frame(path: str, frame: pb.Frame) -> None:
     # Full frames, so that a slow sender can't keep us for longer than its object is large.
     if len(frame.data) != FRAME_BYTES and not frame.last:
         found = f"{len(frame.data)} bytes"
-        raise _refuse(f"{path}.data", found, "1048576 bytes in all frames but the last")
+        raise refuse(f"{path}.data", found, "1048576 bytes in all frames but the last")
 
 
 def _blob_name(path: str, name: pb.BlobName) -> None:
     if name.kind == pb.MODEL_VERSION:
         _DIGEST(f"{path}.digest", name.digest)
     else:
-        _octets(0, 0)(f"{path}.digest", name.digest)
+        octets(0, 0)(f"{path}.digest", name.digest)
     if name.kind in (pb.MODEL_VERSION, pb.CERTIFICATES, pb.MANIFESTS):
-        _number(0, 0)(f"{path}.attempt", name.attempt)
+        number(0, 0)(f"{path}.attempt", name.attempt)
     else:
         _ROUND(f"{path}.round", name.round)
 
@@ -485,18 +380,18 @@ def _push_frame(path: str, push: pb.PushFrame) -> None:
     """The first frame says who sends what; no later one does."""
     if push.frame.offset:
         if push.federation_id or push.sender or push.HasField("name") or push.total_bytes:
-            raise _refuse(path, "a later frame with a name", "the name in the first frame only")
+            raise refuse(path, "a later frame with a name", "the name in the first frame only")
         return
     _FEDERATION(f"{path}.federation_id", push.federation_id)
     _SITE(f"{path}.sender", push.sender)
     if not push.HasField("name"):
-        raise _refuse(f"{path}.name", "missing", "what the object is, in the first frame")
-    _number(0, BLOB_BYTES[push.name.kind])(f"{path}.total_bytes", push.total_bytes)
+        raise refuse(f"{path}.name", "missing", "what the object is, in the first frame")
+    number(0, BLOB_BYTES[push.name.kind])(f"{path}.total_bytes", push.total_bytes)
 
 
 def _envelope(path: str, envelope: pb.Envelope) -> None:
     if envelope.WhichOneof("body") is None:
-        raise _refuse(f"{path}.body", "missing", "one message of protocol version 1")
+        raise refuse(f"{path}.body", "missing", "one message of protocol version 1")
 
 
 def _promise(path: str, promise: pb.Promise) -> None:
@@ -505,61 +400,62 @@ def _promise(path: str, promise: pb.Promise) -> None:
 
 
 def _nack(path: str, nack: pb.Nack) -> None:
-    _number(nack.attempt + 1, 2**32 - 2)(f"{path}.promised_attempt", nack.promised_attempt)
+    number(nack.attempt + 1, 2**32 - 2)(f"{path}.promised_attempt", nack.promised_attempt)
 
 
 def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
     if not plan.HasField("privacy"):
         return
     privacy = plan.privacy
-    _one_of(16)(f"{path}.bits", plan.bits)  # noise needs a fine grid
-    _real(0.001, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
-    _number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
+    one_of(16)(f"{path}.bits", plan.bits)  # noise needs a fine grid
+    real(0.001, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
+    number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
     if privacy.clip_quantile:
-        _real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
+        real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
 
 
 def _plan(path: str, plan: pb.Plan) -> None:
     noised = plan.training.HasField("privacy")
     privacy = plan.training.privacy
     low, high = (privacy.noise_floor, privacy.noise_multiplier) if noised else (0.0, 0.0)
-    _real(low, high)(f"{path}.noise_multiplier", plan.noise_multiplier)
-    clip_norm = _CLIP_NORM if noised else _real(0.0, 0.0)
+    real(low, high)(f"{path}.noise_multiplier", plan.noise_multiplier)
+    clip_norm = _CLIP_NORM if noised else real(0.0, 0.0)
     clip_norm(f"{path}.clip_norm", plan.clip_norm)
+    real(plan.least_complexity, 1e6)(f"{path}.most_complexity", plan.most_complexity)
     sites = [participant.site for participant in plan.participants]
-    _ascending(f"{path}.participants", sites)
+    ascending(f"{path}.participants", sites)
     if plan.training.mode == pb.MASKING:
         if plan.key_dealer:
-            raise _refuse(f"{path}.key_dealer", _shown(plan.key_dealer), "none in masking mode")
+            raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "none in masking mode")
     elif plan.key_dealer not in sites:
-        raise _refuse(f"{path}.key_dealer", _shown(plan.key_dealer), "one of the participants")
+        raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "one of the participants")
 
 
 # Bytes of an item, by who says it and step (proto/federation.proto).
 _ORDERED = {
-    pb.KEYS: _octets(97, 176),
-    pb.SHARES: _octets(82, 82),
-    pb.OUTCOME: _octets(0, 0),
-    pb.OPENING: _octets(1, 80),
+    pb.KEYS: octets(97, 176),
+    pb.SHARES: octets(82, 82),
+    pb.OUTCOME: octets(0, 0),
+    pb.OPENING: octets(1, 80),
 }
 _ANSWERED = {
-    pb.KEYS: _octets(97, 176),
-    pb.SHARES: _octets(82, 82),
-    pb.OUTCOME: _octets(1, 80),
-    pb.OPENING: _octets(33, 33),
+    pb.KEYS: octets(97, 176),
+    pb.SHARES: octets(82, 82),
+    pb.OUTCOME: octets(1, 80),
+    pb.OPENING: octets(33, 33),
 }
 
 
 def _masking_order(path: str, order: pb.MaskingOrder) -> None:
-    _ascending(f"{path}.items", [item.site for item in order.items])
+    ascending(f"{path}.items", [item.site for item in order.items])
     for position, item in enumerate(order.items):
         _ORDERED[order.step](f"{path}.items[{position}].content", item.content)
     if order.dropouts and order.step != pb.OUTCOME:
-        raise _refuse(f"{path}.dropouts", "set", "dropouts with an outcome only")
+        raise refuse(f"{path}.dropouts", "set", "dropouts with an outcome only")
 
 
 def _masking_answer(path: str, answer: pb.MaskingAnswer) -> None:
-    _ascending(f"{path}.items", [item.site for item in answer.items])
+    ascending(f"{path}.items", [item.site for item in answer.items])
     for position, item in enumerate(answer.items):
         _ANSWERED[answer.step](f"{path}.items[{position}].content", item.content)
 
@@ -571,10 +467,10 @@ def _trained(path: str, trained: pb.Trained) -> None:
 
 def _apply(path: str, apply: pb.Apply) -> None:
     if apply.nonces and len(apply.nonces) != len(apply.contributors):
-        raise _refuse(f"{path}.nonces", f"{len(apply.nonces)} long", "as long as contributors")
+        raise refuse(f"{path}.nonces", f"{len(apply.nonces)} long", "as long as contributors")
     for position, nonce in enumerate(apply.nonces):
         if len(nonce) not in (0, 16):  # none of the coordinator's own
-            raise _refuse(f"{path}.nonces[{position}]", f"{len(nonce)} bytes", "0 or 16 bytes")
+            raise refuse(f"{path}.nonces[{position}]", f"{len(nonce)} bytes", "0 or 16 bytes")
 
 
 _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
@@ -590,20 +486,21 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.MaskingOrder: _masking_order,
     pb.MaskingAnswer: _masking_answer,
     pb.Apply: _apply,
+    **negative_bounds.RELATIONS,
 }
 
 
-def _walk(message: Message, path: str, rules: Mapping[str, Rule | _Part] | None = None) -> None:
+def _walk(message: Message, path: str, rules: Mapping[str, Rule | Part] | None = None) -> None:
     for name, rule in (rules or _RULES[type(message)]).items():
         where = f"{path}.{name}"
-        if not isinstance(rule, _Part):
+        if not isinstance(rule, Part):
             rule(where, getattr(message, name))
         elif message.HasField(name):
             if rule.presence == "absent":
-                raise _refuse(where, "set", "left empty here")
+                raise refuse(where, "set", "left empty here")
             _walk(getattr(message, name), where)
         elif rule.presence == "required":
-            raise _refuse(where, "missing", "a value")
+            raise refuse(where, "missing", "a value")
     relation = _RELATIONS.get(type(message))
     if relation is not None:
         relation(path, message)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from peers.coordination import Coordination
 from peers.effects import Durable
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
-from peers.messages import RemoteProtocolError
 from peers.participation import Participation
 from peers.roles import coordinator_of
 from proto import federation_pb2 as pb

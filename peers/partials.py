@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from peers.errors import RemoteProtocolError
 from peers.frames import Beginning, Truncated
-from peers.messages import RemoteProtocolError
 from proto import federation_pb2 as pb
 
 _Key = tuple[str, bytes]  # sender, and the serialised name of the object

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from crypto.privacy import LARGEST_MULTIPLIER
 from peers import comparison
 from peers import effects as do
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingPart, is_masked
-from peers.messages import RemoteProtocolError, one_line
+from peers.messages import one_line
 from peers.proving import Opening
 from peers.robust import Selection
 from peers.roles import key_holders, value_of, weights

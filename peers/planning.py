@@ -33,6 +33,8 @@ def make_plan(
         for site in sorted(willing)
     )
     plan.key_dealer = "" if is_masked(plan) else next_after(coordinator, sorted(willing))
+    if told := [promise.complexity for promise in willing.values() if promise.complexity]:
+        plan.least_complexity, plan.most_complexity = min(told), max(told)
     plan.noise_multiplier, plan.clip_norm = privacy.of_round(training, frame.round, head)
     return plan
 

@@ -34,9 +34,9 @@ from peers.adoption import Adoption, sources
 from peers.certificates import CertificateError
 from peers.coordination import AttemptFails, Coordination
 from peers.effects import Durable, Effect, Event
+from peers.errors import LocalProtocolError, RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.masking_steps import is_beside_training
-from peers.messages import LocalProtocolError, RemoteProtocolError
 from peers.participation import Order, Participation, Policy
 from peers.patience import Patience
 from peers.roles import coordinator_of, led_until

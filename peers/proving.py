@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from crypto.checksum import NONCE_BYTES, Check
 from peers import effects as do
+from peers.errors import RemoteProtocolError
 from peers.masking_steps import is_masked
-from peers.messages import RemoteProtocolError
 from peers.roles import key_holders
 from proto import federation_pb2 as pb
 

@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from crypto.identity import Identity, IdentityError, Trust, expiry_of
 from peers.contacts import Contacts
+from peers.errors import BlobUnknown, RemoteProtocolError
 from peers.frames import DigestMismatch, Received, Source, frames, receive_in_memory
 from peers.manifest import FederationManifest
 from peers.messages import (
@@ -37,19 +38,21 @@ from peers.messages import (
     MIB,
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
-    BlobUnknown,
-    RemoteProtocolError,
     check,
     decode,
     one_line,
     parse,
 )
+from peers.negatives import Declined, QuotaSpent
 from peers.partials import Bounds, Partials, Superseded, called
 from peers.quotas import Ledger, Quotas, TooMuch
 from proto import federation_pb2 as pb
 
 # Kept in memory: small, and a sealed key has no business on a disk.
 _IN_MEMORY: Final = (pb.PUBLIC_CONTEXT, pb.SEALED_CONTEXT)
+
+# A search takes a processor for a while; a step of a peer's training asks for one or a few.
+_SEARCHES: Final = 4
 
 # Before it goes on, a sender reads and digests what is held here; a slow disk does this much.
 _DIGESTED_A_SECOND: Final = 50 * MIB
@@ -74,6 +77,9 @@ class Inbox(Protocol):
 
     async def source(self, sender: str, name: pb.BlobName) -> Source:
         """An object that a peer wants to have; raises BlobUnknown."""
+
+    async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
+        """Embeddings near a peer's queries; raises Declined."""
 
 
 class Reason(Enum):
@@ -154,7 +160,7 @@ class Limits:
 
 @dataclass
 class Servicer:
-    """Answers the four calls of `service Federation`; ``membership`` may be replaced."""
+    """Answers the five calls of `service Federation`; ``membership`` may be replaced."""
 
     membership: Membership
     spool: Path
@@ -172,7 +178,7 @@ class Servicer:
         self.partials = Partials(self.spool, self.limits.partials)
         self.ledger = Ledger(self.limits.quotas)
 
-    # ---- the four calls ------------------------------------------------------
+    # ---- the five calls ------------------------------------------------------
 
     async def hello(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """First contact: versions are compared before anything else is believed."""
@@ -266,6 +272,23 @@ class Servicer:
                             yield self._sending(site, frame.SerializeToString())
                 except FileNotFoundError as error:  # forgotten since, with its attempt
                     raise BlobUnknown(f"{called(request.name)} is no longer here") from error
+
+    async def negatives(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
+        """Embeddings of ours near a peer's queries, if our operator allows it."""
+        async with self._admitted(caller) as site:
+            raw = await self._message(site, incoming)
+            request = parse(pb.NegativesRequest, raw)
+            self._admit(site, request.federation_id, request.sender)
+            self._expect_greeting(site)
+            self.contacts.received(site, raw)
+            with self._one_of("searches", _SEARCHES, site):
+                try:
+                    reply = await self.inbox.negatives(site, request)
+                except QuotaSpent as spent:
+                    raise Refusal(Reason.TOO_MANY, str(spent)) from spent
+                except Declined as declined:
+                    raise Refusal(Reason.DECLINED, str(declined)) from declined
+            return self._sending(site, reply.SerializeToString())
 
     def forget_unwanted(self) -> None:
         """Drop what is left of uploads that broke off, where nobody would take the rest."""

@@ -30,12 +30,7 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from peers.contacts import Contacts, PeerStatistics, Tap
-from peers.frames import OffsetBeyondEnd, Received, Source
-from peers.manifest import FederationManifest
-from peers.messages import (
-    FEATURES,
-    PROTOCOL_VERSION,
-    SOFTWARE_VERSION,
+from peers.errors import (
     BlobUnknown,
     LocalProtocolError,
     PeerBusy,
@@ -44,6 +39,10 @@ from peers.messages import (
     PeerUnreachable,
     RemoteProtocolError,
 )
+from peers.frames import OffsetBeyondEnd, Received, Source
+from peers.manifest import FederationManifest
+from peers.messages import FEATURES, PROTOCOL_VERSION, SOFTWARE_VERSION
+from peers.negative_bounds import Float32
 from peers.pacing import Backoff, Repeats, jittered
 from peers.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
 from peers.severing import OpenCalls
@@ -274,6 +273,12 @@ class Transport:
         """
         return await self._persistently(to, lambda link: link.pull(name, into, at_most))
 
+    async def negatives(
+        self, to: str, request: pb.NegativesRequest, within_s: float
+    ) -> list[Float32]:
+        """A peer's embeddings near each query of ``request``, asked once; raises as `send`."""
+        return await self._link(to).negatives(request, within_s)
+
     async def hello(self, to: str) -> pb.HelloReply:
         """Greet a peer; raises as `send`."""
         return await self._link(to).hello()
@@ -475,6 +480,7 @@ class Transport:
                 "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
                 "Push": grpc.stream_unary_rpc_method_handler(self._push),
                 "Pull": grpc.stream_stream_rpc_method_handler(self._pull),
+                "Negatives": grpc.stream_unary_rpc_method_handler(self._negatives),
             },
         )
 
@@ -485,6 +491,10 @@ class Transport:
     async def _deliver(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
         async with self._answering("Deliver", context) as caller:
             return await self._servicer.deliver(caller, incoming)
+
+    async def _negatives(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
+        async with self._answering("Negatives", context) as caller:
+            return await self._servicer.negatives(caller, incoming)
 
     async def _push(self, incoming: AsyncIterator[bytes], context: Any) -> bytes:
         async def go_ahead(offset: int) -> None:

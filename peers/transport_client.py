@@ -24,6 +24,15 @@ from google.protobuf.message import Message
 
 from crypto.identity import Identity, tls_name
 from peers.contacts import Contacts
+from peers.errors import (
+    BlobUnknown,
+    LocalProtocolError,
+    PeerBusy,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    RemoteProtocolError,
+)
 from peers.frames import DigestMismatch, PartialFile, Received, Source, frames, size_of
 from peers.manifest import ManifestSite
 from peers.messages import (
@@ -32,17 +41,12 @@ from peers.messages import (
     MESSAGE_BYTES,
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
-    BlobUnknown,
-    LocalProtocolError,
-    PeerBusy,
-    PeerError,
-    PeerRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
     check,
     decode,
     one_line,
+    parse,
 )
+from peers.negative_bounds import Float32, answers_of
 from proto import federation_pb2 as pb
 
 T = TypeVar("T")
@@ -179,12 +183,13 @@ class PeerLink:
         self._deliver = self._channel.unary_unary(f"/{SERVICE}/Deliver")
         self._push = self._channel.stream_unary(f"/{SERVICE}/Push")
         self._pull = self._channel.unary_stream(f"/{SERVICE}/Pull")
+        self._negatives = self._channel.unary_unary(f"/{SERVICE}/Negatives")
 
     async def close(self, grace: float | None) -> None:
         """Let calls under way finish for ``grace`` seconds (None: cancel them), then close."""
         await self._channel.close(grace)
 
-    # ---- the four calls ------------------------------------------------------
+    # ---- the five calls ------------------------------------------------------
 
     async def hello(self) -> pb.HelloReply:
         """Say who we are and what we speak; learn the same of the peer."""
@@ -194,6 +199,16 @@ class PeerLink:
         """One message."""
         raw = _serialised(envelope)
         await self._call(lambda: self._send(self._deliver, raw, self._patience.call_s))
+
+    async def negatives(self, request: pb.NegativesRequest, within_s: float) -> list[Float32]:
+        """The peer's embeddings near each query: [n, d] each."""
+        raw = _serialised(request)
+
+        async def ask() -> list[Float32]:
+            answer = await self._send(self._negatives, raw, within_s)
+            return answers_of(request, parse(pb.NegativesReply, answer))
+
+        return await self._call(ask)
 
     async def push(self, name: pb.BlobName, source: Source) -> None:
         """A large object, from where an earlier push of it broke off."""

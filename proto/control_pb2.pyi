@@ -237,6 +237,8 @@ class Peer(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     OVER_QUOTA_FIELD_NUMBER: _builtins.int
     REJECTED_ROUNDS_FIELD_NUMBER: _builtins.int
+    NEGATIVES_ANSWERED_FIELD_NUMBER: _builtins.int
+    NEGATIVES_DECLINED_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """site id"""
     address: _builtins.str
@@ -269,6 +271,10 @@ class Peer(_message.Message):
     """of those, the ones that were too many: see [limits]"""
     rejected_rounds: _builtins.int
     """committed rounds whose robust rule kept its update out"""
+    negatives_answered: _builtins.int
+    """queries of it that this site gave embeddings for since start"""
+    negatives_declined: _builtins.int
+    """requests of it for embeddings that this site turned down since start"""
     def __init__(
         self,
         *,
@@ -288,10 +294,12 @@ class Peer(_message.Message):
         refused: _builtins.int = ...,
         over_quota: _builtins.int = ...,
         rejected_rounds: _builtins.int = ...,
+        negatives_answered: _builtins.int = ...,
+        negatives_declined: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "over_quota", b"over_quota", "refused", b"refused", "rejected_rounds", b"rejected_rounds", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "head_round", b"head_round", "last_contact_s", b"last_contact_s", "last_error", b"last_error", "manifest_version", b"manifest_version", "negatives_answered", b"negatives_answered", "negatives_declined", b"negatives_declined", "over_quota", b"over_quota", "refused", b"refused", "rejected_rounds", b"rejected_rounds", "round_trip_ms", b"round_trip_ms", "site", b"site", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -753,7 +761,7 @@ class EvaluateRequest(_message.Message):
 
     SPLIT_FIELD_NUMBER: _builtins.int
     split: _builtins.str
-    """"" means test"""
+    """train, valid or test; "": test if there are such pairs, else valid"""
     def __init__(
         self,
         *,
@@ -779,6 +787,9 @@ class EvaluateReply(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     RETRIEVAL_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    OVER_VANILLA_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -794,7 +805,17 @@ class EvaluateReply(_message.Message):
     seconds: _builtins.float
     """it took"""
     retrieval: _builtins.str
-    """which ranking was judged: dense, bm25 or fused"""
+    """the ranking that fields 2 to 5 are of: dense"""
+    split: _builtins.str
+    """whose pairs were asked"""
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
+        """every metric of every ranking, on the same questions"""
+
+    @_builtins.property
+    def over_vanilla(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
+        """likewise: the ranking minus the encoder before any training"""
+
     def __init__(
         self,
         *,
@@ -806,14 +827,55 @@ class EvaluateReply(_message.Message):
         model_digest: _builtins.bytes = ...,
         seconds: _builtins.float = ...,
         retrieval: _builtins.str = ...,
+        figures: _abc.Iterable[Global___Figure] | None = ...,
+        over_vanilla: _abc.Iterable[Global___Figure] | None = ...,
+        split: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateReply: _TypeAlias = EvaluateReply  # noqa: Y015
+
+@_typing.final
+class Figure(_message.Message):
+    """The mean of a metric over all questions, and where it lies with 95 % confidence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKING_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    ranking: _builtins.str
+    """bm25, vanilla (the encoder alone), dense (the version) or fused (what a question meets)"""
+    metric: _builtins.str
+    """as in mrr@10"""
+    mean: _builtins.float
+    """over the questions, each counted equally"""
+    low: _builtins.float
+    """of the bootstrap interval; of a difference it is paired by question"""
+    high: _builtins.float
+    """likewise"""
+    def __init__(
+        self,
+        *,
+        ranking: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        mean: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "metric", b"metric", "ranking", b"ranking"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Figure: _TypeAlias = Figure  # noqa: Y015
 
 @_typing.final
 class TrainRequest(_message.Message):
@@ -822,13 +884,21 @@ class TrainRequest(_message.Message):
     ROUNDS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
+    RECIPE_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """to add to the head; 1 .. 10000"""
     epsilon: _builtins.float
     """noise is chosen so that the run's rounds spend this much at the site's delta; 0: noise is as the plan says"""
+    recipe: _builtins.str
+    """whose choices take the place of the site's settings; empty: none"""
     @_builtins.property
     def plan(self) -> _federation_pb2.TrainingPlan:
         """unset fields take the site's settings"""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """single ones, "axis=value", before both; <= 64"""
 
     def __init__(
         self,
@@ -836,10 +906,12 @@ class TrainRequest(_message.Message):
         rounds: _builtins.int = ...,
         plan: _federation_pb2.TrainingPlan | None = ...,
         epsilon: _builtins.float = ...,
+        recipe: _builtins.str = ...,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epsilon", b"epsilon", "plan", b"plan", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1068,3 +1140,890 @@ class PrivacyReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrivacyReply: _TypeAlias = PrivacyReply  # noqa: Y015
+
+@_typing.final
+class LearningRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningRequest: _TypeAlias = LearningRequest  # noqa: Y015
+
+@_typing.final
+class LearningReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECIPE_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    SHARED_VALUES_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    ADAPTATION_INDEX_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    recipe: _builtins.str
+    """[learning] recipe"""
+    shared_values: _builtins.int
+    """that are exchanged in a round"""
+    tier: _builtins.str
+    """of the personal layer: base, advanced or extended; empty: none, or not trained yet"""
+    decision: _builtins.str
+    """of the last round: upgrade, downgrade or none"""
+    adaptation_index: _builtins.float
+    """API of pFedRAG, Eq. 4; NaN: the history is too short"""
+    reason: _builtins.str
+    """why it is this tier, for people"""
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """on every axis of [retriever], [training] and [learning]"""
+
+    @_builtins.property
+    def plan(self) -> _federation_pb2.TrainingPlan:
+        """of the run under way or the last one; absent: none yet"""
+
+    def __init__(
+        self,
+        *,
+        recipe: _builtins.str = ...,
+        choices: _abc.Iterable[Global___Choice] | None = ...,
+        plan: _federation_pb2.TrainingPlan | None = ...,
+        shared_values: _builtins.int = ...,
+        tier: _builtins.str = ...,
+        decision: _builtins.str = ...,
+        adaptation_index: _builtins.float = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningReply: _TypeAlias = LearningReply  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AXIS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    IN_RECIPE_FIELD_NUMBER: _builtins.int
+    axis: _builtins.str
+    """as in the settings file"""
+    value: _builtins.str
+    """as configured"""
+    in_recipe: _builtins.str
+    """what the recipe says"""
+    def __init__(
+        self,
+        *,
+        axis: _builtins.str = ...,
+        value: _builtins.str = ...,
+        in_recipe: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axis", b"axis", "in_recipe", b"in_recipe", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
+
+@_typing.final
+class BuildPairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    A_PASSAGE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """cloze, titles, keywords or written"""
+    a_passage: _builtins.int
+    """queries of a passage: sentences or what is written; 1 .. 10; 0: 1, written 2"""
+    seed: _builtins.int
+    """of the choice of sentences"""
+    top_k: _builtins.int
+    """written: a query is kept if its passage is among so many; 1 .. 100; 0: 10"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        a_passage: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        top_k: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a_passage", b"a_passage", "kind", b"kind", "seed", b"seed", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BuildPairsRequest: _TypeAlias = BuildPairsRequest  # noqa: Y015
+
+@_typing.final
+class BuildPairsProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    LEARN_FROM_FIELD_NUMBER: _builtins.int
+    TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """passages that are done"""
+    total: _builtins.int
+    """passages that may be learned from; 0: not known yet"""
+    finished: _builtins.bool
+    """the pairs are kept; the fields below are set"""
+    made: _builtins.int
+    """pairs of this kind that there are now"""
+    repeated: _builtins.int
+    """written: queries that said what another one says"""
+    lost: _builtins.int
+    """written: queries that did not find their passage"""
+    seconds: _builtins.float
+    """it took"""
+    learn_from: _builtins.str
+    """as configured: supplied, supplied+made or made"""
+    training_pairs: _builtins.int
+    """that this site would train on now"""
+    def __init__(
+        self,
+        *,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        made: _builtins.int = ...,
+        repeated: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        learn_from: _builtins.str = ...,
+        training_pairs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "finished", b"finished", "learn_from", b"learn_from", "lost", b"lost", "made", b"made", "repeated", b"repeated", "seconds", b"seconds", "total", b"total", "training_pairs", b"training_pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BuildPairsProgress: _TypeAlias = BuildPairsProgress  # noqa: Y015
+
+@_typing.final
+class MadePairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"": of all kinds"""
+    examples: _builtins.int
+    """of each kind; 0 .. 100"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        examples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadePairsRequest: _TypeAlias = MadePairsRequest  # noqa: Y015
+
+@_typing.final
+class MadePairsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KINDS_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    LEARN_FROM_FIELD_NUMBER: _builtins.int
+    SUPPLIED_FIELD_NUMBER: _builtins.int
+    TRAINING_PAIRS_FIELD_NUMBER: _builtins.int
+    learn_from: _builtins.str
+    """as configured: supplied, supplied+made or made"""
+    supplied: _builtins.int
+    """training pairs that were ingested"""
+    training_pairs: _builtins.int
+    """that this site would train on now"""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___MadeKind]:
+        """those that there are"""
+
+    @_builtins.property
+    def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___MadePair]:
+        """as asked for, evenly spread over each kind"""
+
+    def __init__(
+        self,
+        *,
+        kinds: _abc.Iterable[Global___MadeKind] | None = ...,
+        examples: _abc.Iterable[Global___MadePair] | None = ...,
+        learn_from: _builtins.str = ...,
+        supplied: _builtins.int = ...,
+        training_pairs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["examples", b"examples", "kinds", b"kinds", "learn_from", b"learn_from", "supplied", b"supplied", "training_pairs", b"training_pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadePairsReply: _TypeAlias = MadePairsReply  # noqa: Y015
+
+@_typing.final
+class MadeKind(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    USABLE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """cloze, titles, keywords or written"""
+    pairs: _builtins.int
+    """that are kept"""
+    usable: _builtins.int
+    """of those: their documents are here and of split train"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        pairs: _builtins.int = ...,
+        usable: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pairs", b"pairs", "usable", b"usable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadeKind: _TypeAlias = MadeKind  # noqa: Y015
+
+@_typing.final
+class MadePair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """as in MadeKind"""
+    query: _builtins.str
+    """what is asked"""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what answers it, cut to 1000 characters; at most 3"""
+
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the documents of those texts"""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        query: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "kind", b"kind", "query", b"query", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MadePair: _TypeAlias = MadePair  # noqa: Y015
+
+@_typing.final
+class DropPairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"": all of them, a damaged file too"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPairsRequest: _TypeAlias = DropPairsRequest  # noqa: Y015
+
+@_typing.final
+class LearningCurveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    """"": all"""
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningCurveRequest: _TypeAlias = LearningCurveRequest  # noqa: Y015
+
+@_typing.final
+class LearningCurveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POINTS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    missing: _builtins.str
+    """why there is no point of the newest version; empty when there is one"""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
+        """oldest round first"""
+
+    def __init__(
+        self,
+        *,
+        points: _abc.Iterable[Global___CurvePoint] | None = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "points", b"points"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningCurveReply: _TypeAlias = LearningCurveReply  # noqa: Y015
+
+@_typing.final
+class CurvePoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """0: before any training"""
+    model_digest: _builtins.bytes
+    """the version"""
+    metric: _builtins.str
+    """as in mrr@10, of the version's own ranking (dense)"""
+    value: _builtins.float
+    """mean over the questions"""
+    questions: _builtins.int
+    """validation pairs that were asked"""
+    unix_ms: _builtins.int
+    """when; this site's clock"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        model_digest: _builtins.bytes = ...,
+        metric: _builtins.str = ...,
+        value: _builtins.float = ...,
+        questions: _builtins.int = ...,
+        unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "model_digest", b"model_digest", "questions", b"questions", "round", b"round", "unix_ms", b"unix_ms", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurvePoint: _TypeAlias = CurvePoint  # noqa: Y015
+
+@_typing.final
+class AuditEmbeddingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPSILONS_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    MINUTES_FIELD_NUMBER: _builtins.int
+    SHOW_FIELD_NUMBER: _builtins.int
+    minutes: _builtins.float
+    """for all levels; 0: 10; <= 1440"""
+    show: _builtins.int
+    """examples of recovered text a level; <= 20"""
+    @_builtins.property
+    def epsilons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """noisy: for one vector sent once; 0.01 .. 1000000; none: the usual ones"""
+
+    @_builtins.property
+    def bits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """bucket: 1 .. 256; none: the usual ones"""
+
+    def __init__(
+        self,
+        *,
+        epsilons: _abc.Iterable[_builtins.float] | None = ...,
+        bits: _abc.Iterable[_builtins.int] | None = ...,
+        minutes: _builtins.float = ...,
+        show: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "epsilons", b"epsilons", "minutes", b"minutes", "show", b"show"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEmbeddingsRequest: _TypeAlias = AuditEmbeddingsRequest  # noqa: Y015
+
+@_typing.final
+class AuditEmbeddingsProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """dictionary, or the level that is attacked"""
+    fraction: _builtins.float
+    """of the whole; 0 .. 1"""
+    @_builtins.property
+    def result(self) -> Global___EmbeddingsAudit:
+        """in the last message only"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        fraction: _builtins.float = ...,
+        result: Global___EmbeddingsAudit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fraction", b"fraction", "result", b"result", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEmbeddingsProgress: _TypeAlias = AuditEmbeddingsProgress  # noqa: Y015
+
+@_typing.final
+class EmbeddingsAudit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGES_KNOWN_FIELD_NUMBER: _builtins.int
+    PASSAGES_UNSEEN_FIELD_NUMBER: _builtins.int
+    QUESTIONS_KNOWN_FIELD_NUMBER: _builtins.int
+    QUESTIONS_UNSEEN_FIELD_NUMBER: _builtins.int
+    SUBJECTS_UNSEEN_FIELD_NUMBER: _builtins.int
+    DICTIONARY_WORDS_FIELD_NUMBER: _builtins.int
+    DICTIONARY_NAMES_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    GUESSING_PASSAGES_FIELD_NUMBER: _builtins.int
+    GUESSING_QUESTIONS_FIELD_NUMBER: _builtins.int
+    NEGATIVES_ASKED_FIELD_NUMBER: _builtins.int
+    NEGATIVES_WANTED_FIELD_NUMBER: _builtins.int
+    COSINE_AT_RANDOM_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    passages_known: _builtins.int
+    """that attackers were trained on"""
+    passages_unseen: _builtins.int
+    """that were attacked, of subjects that the attacker has no text of"""
+    questions_known: _builtins.int
+    """likewise"""
+    questions_unseen: _builtins.int
+    """0: too few to say anything of them"""
+    subjects_unseen: _builtins.int
+    """titles of documents"""
+    dictionary_words: _builtins.int
+    """that the attacker may guess"""
+    dictionary_names: _builtins.int
+    """likewise"""
+    delta: _builtins.float
+    """of every epsilon here"""
+    negatives_asked: _builtins.int
+    """questions that the negatives' use was measured with"""
+    negatives_wanted: _builtins.int
+    """for each of them"""
+    cosine_at_random: _builtins.float
+    """of a question with any passage"""
+    seconds: _builtins.float
+    """it took"""
+    advice: _builtins.str
+    """what the figures say"""
+    model_digest: _builtins.bytes
+    """the version that was audited"""
+    @_builtins.property
+    def guessing_passages(self) -> Global___TextsExposure:
+        """what guessing without an embedding gives"""
+
+    @_builtins.property
+    def guessing_questions(self) -> Global___TextsExposure:
+        """likewise"""
+
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelExposure]:
+        """exact first"""
+
+    def __init__(
+        self,
+        *,
+        passages_known: _builtins.int = ...,
+        passages_unseen: _builtins.int = ...,
+        questions_known: _builtins.int = ...,
+        questions_unseen: _builtins.int = ...,
+        subjects_unseen: _builtins.int = ...,
+        dictionary_words: _builtins.int = ...,
+        dictionary_names: _builtins.int = ...,
+        delta: _builtins.float = ...,
+        guessing_passages: Global___TextsExposure | None = ...,
+        guessing_questions: Global___TextsExposure | None = ...,
+        negatives_asked: _builtins.int = ...,
+        negatives_wanted: _builtins.int = ...,
+        cosine_at_random: _builtins.float = ...,
+        levels: _abc.Iterable[Global___LevelExposure] | None = ...,
+        seconds: _builtins.float = ...,
+        advice: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guessing_passages", b"guessing_passages", "guessing_questions", b"guessing_questions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "cosine_at_random", b"cosine_at_random", "delta", b"delta", "dictionary_names", b"dictionary_names", "dictionary_words", b"dictionary_words", "guessing_passages", b"guessing_passages", "guessing_questions", b"guessing_questions", "levels", b"levels", "model_digest", b"model_digest", "negatives_asked", b"negatives_asked", "negatives_wanted", b"negatives_wanted", "passages_known", b"passages_known", "passages_unseen", b"passages_unseen", "questions_known", b"questions_known", "questions_unseen", b"questions_unseen", "seconds", b"seconds", "subjects_unseen", b"subjects_unseen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingsAudit: _TypeAlias = EmbeddingsAudit  # noqa: Y015
+
+@_typing.final
+class RecoveredShare(_message.Message):
+    """The best of several attackers, chosen on other texts than those attacked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    F1_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    ATTACKER_FIELD_NUMBER: _builtins.int
+    f1: _builtins.float
+    """of precision and recall; 0 .. 1"""
+    precision: _builtins.float
+    """share of what was guessed that is right"""
+    recall: _builtins.float
+    """share of what is there that was guessed"""
+    attacker: _builtins.str
+    """which it was"""
+    def __init__(
+        self,
+        *,
+        f1: _builtins.float = ...,
+        precision: _builtins.float = ...,
+        recall: _builtins.float = ...,
+        attacker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacker", b"attacker", "f1", b"f1", "precision", b"precision", "recall", b"recall"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveredShare: _TypeAlias = RecoveredShare  # noqa: Y015
+
+@_typing.final
+class TextsExposure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORDS_FIELD_NUMBER: _builtins.int
+    TELLING_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def words(self) -> Global___RecoveredShare:
+        """distinct words; means over the texts"""
+
+    @_builtins.property
+    def telling(self) -> Global___RecoveredShare:
+        """words that few texts have; means over the texts"""
+
+    @_builtins.property
+    def names(self) -> Global___RecoveredShare:
+        """named exactly; over all texts together"""
+
+    def __init__(
+        self,
+        *,
+        words: Global___RecoveredShare | None = ...,
+        telling: Global___RecoveredShare | None = ...,
+        names: Global___RecoveredShare | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "telling", b"telling", "words", b"words"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "telling", b"telling", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextsExposure: _TypeAlias = TextsExposure  # noqa: Y015
+
+@_typing.final
+class LevelExposure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    SIGMA_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
+    SHUFFLED_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    COSINE_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    CUT_SHORT_FIELD_NUMBER: _builtins.int
+    EXAMPLES_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """in words"""
+    epsilon: _builtins.float
+    """of noise; 0: none"""
+    sigma: _builtins.float
+    """its deviation on a coordinate"""
+    bits: _builtins.int
+    """of a bucket; 0: none"""
+    overlap: _builtins.float
+    """share of the exact nearest negatives that is returned"""
+    cosine: _builtins.float
+    """mean of a question with what is returned"""
+    returned: _builtins.float
+    """mean number"""
+    cut_short: _builtins.bool
+    """minutes were up before the decoder stopped getting better"""
+    @_builtins.property
+    def passages(self) -> Global___TextsExposure:
+        """what was recovered of unseen ones"""
+
+    @_builtins.property
+    def questions(self) -> Global___TextsExposure:
+        """likewise"""
+
+    @_builtins.property
+    def shuffled(self) -> Global___TextsExposure:
+        """the guesses on passages, held against other passages"""
+
+    @_builtins.property
+    def examples(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveredText]:
+        """only when asked for"""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+        epsilon: _builtins.float = ...,
+        sigma: _builtins.float = ...,
+        bits: _builtins.int = ...,
+        passages: Global___TextsExposure | None = ...,
+        questions: Global___TextsExposure | None = ...,
+        shuffled: Global___TextsExposure | None = ...,
+        overlap: _builtins.float = ...,
+        cosine: _builtins.float = ...,
+        returned: _builtins.float = ...,
+        cut_short: _builtins.bool = ...,
+        examples: _abc.Iterable[Global___RecoveredText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["passages", b"passages", "questions", b"questions", "shuffled", b"shuffled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "cosine", b"cosine", "cut_short", b"cut_short", "epsilon", b"epsilon", "examples", b"examples", "level", b"level", "overlap", b"overlap", "passages", b"passages", "questions", b"questions", "returned", b"returned", "shuffled", b"shuffled", "sigma", b"sigma"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LevelExposure: _TypeAlias = LevelExposure  # noqa: Y015
+
+@_typing.final
+class RecoveredText(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    RIGHT_WORDS_FIELD_NUMBER: _builtins.int
+    WRONG_WORDS_FIELD_NUMBER: _builtins.int
+    RIGHT_NAMES_FIELD_NUMBER: _builtins.int
+    WRONG_NAMES_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """a passage that the attacker never saw"""
+    @_builtins.property
+    def right_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """guessed, and in it"""
+
+    @_builtins.property
+    def wrong_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """guessed, and not in it"""
+
+    @_builtins.property
+    def right_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise"""
+
+    @_builtins.property
+    def wrong_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        right_words: _abc.Iterable[_builtins.str] | None = ...,
+        wrong_words: _abc.Iterable[_builtins.str] | None = ...,
+        right_names: _abc.Iterable[_builtins.str] | None = ...,
+        wrong_names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["right_names", b"right_names", "right_words", b"right_words", "text", b"text", "wrong_names", b"wrong_names", "wrong_words", b"wrong_words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveredText: _TypeAlias = RecoveredText  # noqa: Y015
+
+@_typing.final
+class PersonaliseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
+    local_epochs: _builtins.int
+    """passes over the pairs, 1 .. 100; 0: as in the settings"""
+    def __init__(
+        self,
+        *,
+        local_epochs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_epochs", b"local_epochs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersonaliseRequest: _TypeAlias = PersonaliseRequest  # noqa: Y015
+
+@_typing.final
+class PersonaliseProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    PAIRS_JUDGED_FIELD_NUMBER: _builtins.int
+    MRR_BEFORE_FIELD_NUMBER: _builtins.int
+    MRR_AFTER_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    STEPS_UNANSWERED_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """that has ended; 0: none yet"""
+    epochs: _builtins.int
+    """in all"""
+    loss: _builtins.float
+    """mean of that epoch; NaN: none yet"""
+    done: _builtins.bool
+    """the stream ends; what follows is told with it"""
+    model_digest: _builtins.bytes
+    """the version that it was done for"""
+    pairs: _builtins.int
+    """learned from"""
+    pairs_judged: _builtins.int
+    """kept apart to judge by; 0: too few, nothing was judged"""
+    mrr_before: _builtins.float
+    """of the right passage for those, with the shared encoder; NaN: not judged"""
+    mrr_after: _builtins.float
+    """likewise, with this site's own"""
+    changed: _builtins.bool
+    """this site's own differs from the shared one"""
+    steps: _builtins.int
+    """of training"""
+    steps_unanswered: _builtins.int
+    """in which no peer gave negatives"""
+    seconds: _builtins.float
+    """it took"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
+        """that were asked, sorted"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        epochs: _builtins.int = ...,
+        loss: _builtins.float = ...,
+        done: _builtins.bool = ...,
+        model_digest: _builtins.bytes = ...,
+        pairs: _builtins.int = ...,
+        pairs_judged: _builtins.int = ...,
+        mrr_before: _builtins.float = ...,
+        mrr_after: _builtins.float = ...,
+        changed: _builtins.bool = ...,
+        steps: _builtins.int = ...,
+        steps_unanswered: _builtins.int = ...,
+        peers: _abc.Iterable[Global___Exchanged] | None = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PersonaliseProgress: _TypeAlias = PersonaliseProgress  # noqa: Y015
+
+@_typing.final
+class Exchanged(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id"""
+    asked: _builtins.int
+    """queries that were sent to it"""
+    answered: _builtins.int
+    """queries that it answered"""
+    embeddings: _builtins.int
+    """that it gave"""
+    missed: _builtins.int
+    """steps in which it did not answer in time"""
+    reason: _builtins.str
+    """why it was not asked any more; empty: it was"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        asked: _builtins.int = ...,
+        answered: _builtins.int = ...,
+        embeddings: _builtins.int = ...,
+        missed: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "asked", b"asked", "embeddings", b"embeddings", "missed", b"missed", "reason", b"reason", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Exchanged: _TypeAlias = Exchanged  # noqa: Y015

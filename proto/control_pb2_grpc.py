@@ -84,10 +84,45 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.WatchTrainingRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.TrainingProgress.FromString,
                 _registered_method=True)
+        self.Learning = channel.unary_unary(
+                '/hanse.control.v1.Control/Learning',
+                request_serializer=proto_dot_control__pb2.LearningRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.LearningReply.FromString,
+                _registered_method=True)
         self.Privacy = channel.unary_unary(
                 '/hanse.control.v1.Control/Privacy',
                 request_serializer=proto_dot_control__pb2.PrivacyRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.PrivacyReply.FromString,
+                _registered_method=True)
+        self.BuildPairs = channel.unary_stream(
+                '/hanse.control.v1.Control/BuildPairs',
+                request_serializer=proto_dot_control__pb2.BuildPairsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.BuildPairsProgress.FromString,
+                _registered_method=True)
+        self.MadePairs = channel.unary_unary(
+                '/hanse.control.v1.Control/MadePairs',
+                request_serializer=proto_dot_control__pb2.MadePairsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.MadePairsReply.FromString,
+                _registered_method=True)
+        self.DropPairs = channel.unary_unary(
+                '/hanse.control.v1.Control/DropPairs',
+                request_serializer=proto_dot_control__pb2.DropPairsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.MadePairsReply.FromString,
+                _registered_method=True)
+        self.LearningCurve = channel.unary_unary(
+                '/hanse.control.v1.Control/LearningCurve',
+                request_serializer=proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.LearningCurveReply.FromString,
+                _registered_method=True)
+        self.AuditEmbeddings = channel.unary_stream(
+                '/hanse.control.v1.Control/AuditEmbeddings',
+                request_serializer=proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+                _registered_method=True)
+        self.Personalise = channel.unary_stream(
+                '/hanse.control.v1.Control/Personalise',
+                request_serializer=proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.PersonaliseProgress.FromString,
                 _registered_method=True)
 
 
@@ -155,8 +190,57 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Learning(self, request, context):
+        """How this site learns: what was chosen, and what became of its personal layer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Privacy(self, request, context):
         """What this site's updates have told so far, and what further rounds would add.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BuildPairs(self, request, context):
+        """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+        model has written by then is kept and is not asked for again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MadePairs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPairs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LearningCurve(self, request, context):
+        """How the committed versions did on this site's own validation pairs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AuditEmbeddings(self, request, context):
+        """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Personalise(self, request, context):
+        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+        gives it up, and nothing has changed then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,10 +299,45 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_control__pb2.WatchTrainingRequest.FromString,
                     response_serializer=proto_dot_control__pb2.TrainingProgress.SerializeToString,
             ),
+            'Learning': grpc.unary_unary_rpc_method_handler(
+                    servicer.Learning,
+                    request_deserializer=proto_dot_control__pb2.LearningRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.LearningReply.SerializeToString,
+            ),
             'Privacy': grpc.unary_unary_rpc_method_handler(
                     servicer.Privacy,
                     request_deserializer=proto_dot_control__pb2.PrivacyRequest.FromString,
                     response_serializer=proto_dot_control__pb2.PrivacyReply.SerializeToString,
+            ),
+            'BuildPairs': grpc.unary_stream_rpc_method_handler(
+                    servicer.BuildPairs,
+                    request_deserializer=proto_dot_control__pb2.BuildPairsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.BuildPairsProgress.SerializeToString,
+            ),
+            'MadePairs': grpc.unary_unary_rpc_method_handler(
+                    servicer.MadePairs,
+                    request_deserializer=proto_dot_control__pb2.MadePairsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.MadePairsReply.SerializeToString,
+            ),
+            'DropPairs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPairs,
+                    request_deserializer=proto_dot_control__pb2.DropPairsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.MadePairsReply.SerializeToString,
+            ),
+            'LearningCurve': grpc.unary_unary_rpc_method_handler(
+                    servicer.LearningCurve,
+                    request_deserializer=proto_dot_control__pb2.LearningCurveRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.LearningCurveReply.SerializeToString,
+            ),
+            'AuditEmbeddings': grpc.unary_stream_rpc_method_handler(
+                    servicer.AuditEmbeddings,
+                    request_deserializer=proto_dot_control__pb2.AuditEmbeddingsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.AuditEmbeddingsProgress.SerializeToString,
+            ),
+            'Personalise': grpc.unary_stream_rpc_method_handler(
+                    servicer.Personalise,
+                    request_deserializer=proto_dot_control__pb2.PersonaliseRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.PersonaliseProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -502,6 +621,33 @@ class Control:
             _registered_method=True)
 
     @staticmethod
+    def Learning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/Learning',
+            proto_dot_control__pb2.LearningRequest.SerializeToString,
+            proto_dot_control__pb2.LearningReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Privacy(request,
             target,
             options=(),
@@ -518,6 +664,168 @@ class Control:
             '/hanse.control.v1.Control/Privacy',
             proto_dot_control__pb2.PrivacyRequest.SerializeToString,
             proto_dot_control__pb2.PrivacyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BuildPairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/BuildPairs',
+            proto_dot_control__pb2.BuildPairsRequest.SerializeToString,
+            proto_dot_control__pb2.BuildPairsProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MadePairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/MadePairs',
+            proto_dot_control__pb2.MadePairsRequest.SerializeToString,
+            proto_dot_control__pb2.MadePairsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/DropPairs',
+            proto_dot_control__pb2.DropPairsRequest.SerializeToString,
+            proto_dot_control__pb2.MadePairsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LearningCurve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/LearningCurve',
+            proto_dot_control__pb2.LearningCurveRequest.SerializeToString,
+            proto_dot_control__pb2.LearningCurveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditEmbeddings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/AuditEmbeddings',
+            proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
+            proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Personalise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/Personalise',
+            proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
+            proto_dot_control__pb2.PersonaliseProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,8 +46,24 @@ class ControlStub:
     Train: _grpc.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]
     StopTraining: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
+    Learning: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningRequest, _control_pb2.LearningReply]
+    """How this site learns: what was chosen, and what became of its personal layer."""
     Privacy: _grpc.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]
     """What this site's updates have told so far, and what further rounds would add."""
+    BuildPairs: _grpc.UnaryStreamMultiCallable[_control_pb2.BuildPairsRequest, _control_pb2.BuildPairsProgress]
+    """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+    model has written by then is kept and is not asked for again.
+    """
+    MadePairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]
+    DropPairs: _grpc.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]
+    LearningCurve: _grpc.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]
+    """How the committed versions did on this site's own validation pairs."""
+    AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
+    """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    Personalise: _grpc.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]
+    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+    gives it up, and nothing has changed then.
+    """
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -63,8 +79,24 @@ class ControlAsyncStub(ControlStub):
     Train: _aio.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     StopTraining: _aio.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
+    Learning: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningRequest, _control_pb2.LearningReply]  # type: ignore[assignment]
+    """How this site learns: what was chosen, and what became of its personal layer."""
     Privacy: _aio.UnaryUnaryMultiCallable[_control_pb2.PrivacyRequest, _control_pb2.PrivacyReply]  # type: ignore[assignment]
     """What this site's updates have told so far, and what further rounds would add."""
+    BuildPairs: _aio.UnaryStreamMultiCallable[_control_pb2.BuildPairsRequest, _control_pb2.BuildPairsProgress]  # type: ignore[assignment]
+    """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+    model has written by then is kept and is not asked for again.
+    """
+    MadePairs: _aio.UnaryUnaryMultiCallable[_control_pb2.MadePairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    DropPairs: _aio.UnaryUnaryMultiCallable[_control_pb2.DropPairsRequest, _control_pb2.MadePairsReply]  # type: ignore[assignment]
+    LearningCurve: _aio.UnaryUnaryMultiCallable[_control_pb2.LearningCurveRequest, _control_pb2.LearningCurveReply]  # type: ignore[assignment]
+    """How the committed versions did on this site's own validation pairs."""
+    AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
+    """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    Personalise: _aio.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]  # type: ignore[assignment]
+    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+    gives it up, and nothing has changed then.
+    """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -139,11 +171,69 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_control_pb2.TrainingProgress], _abc.AsyncIterator[_control_pb2.TrainingProgress]]: ...
 
     @_abc_1.abstractmethod
+    def Learning(
+        self,
+        request: _control_pb2.LearningRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LearningReply, _abc.Awaitable[_control_pb2.LearningReply]]:
+        """How this site learns: what was chosen, and what became of its personal layer."""
+
+    @_abc_1.abstractmethod
     def Privacy(
         self,
         request: _control_pb2.PrivacyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.PrivacyReply, _abc.Awaitable[_control_pb2.PrivacyReply]]:
         """What this site's updates have told so far, and what further rounds would add."""
+
+    @_abc_1.abstractmethod
+    def BuildPairs(
+        self,
+        request: _control_pb2.BuildPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.BuildPairsProgress], _abc.AsyncIterator[_control_pb2.BuildPairsProgress]]:
+        """Make pairs of this site's own documents, to learn from. To go away ends it; what a language
+        model has written by then is kept and is not asked for again.
+        """
+
+    @_abc_1.abstractmethod
+    def MadePairs(
+        self,
+        request: _control_pb2.MadePairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def DropPairs(
+        self,
+        request: _control_pb2.DropPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.MadePairsReply, _abc.Awaitable[_control_pb2.MadePairsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def LearningCurve(
+        self,
+        request: _control_pb2.LearningCurveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LearningCurveReply, _abc.Awaitable[_control_pb2.LearningCurveReply]]:
+        """How the committed versions did on this site's own validation pairs."""
+
+    @_abc_1.abstractmethod
+    def AuditEmbeddings(
+        self,
+        request: _control_pb2.AuditEmbeddingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditEmbeddingsProgress], _abc.AsyncIterator[_control_pb2.AuditEmbeddingsProgress]]:
+        """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+
+    @_abc_1.abstractmethod
+    def Personalise(
+        self,
+        request: _control_pb2.PersonaliseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.PersonaliseProgress], _abc.AsyncIterator[_control_pb2.PersonaliseProgress]]:
+        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
+        gives it up, and nothing has changed then.
+        """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -84,6 +84,10 @@ class _AdaptEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Adapt.ValueType
     """residual head on the frozen encoder"""
     LORA: _Adapt.ValueType  # 2
     """low-rank adapters inside the encoder"""
+    FULL: _Adapt.ValueType  # 3
+    """every weight of the encoder"""
+    LORA_SERVER: _Adapt.ValueType  # 4
+    """the encoder's linear layers, of which a low-rank projection is exchanged"""
 
 class Adapt(_Adapt, metaclass=_AdaptEnumTypeWrapper): ...
 
@@ -92,7 +96,117 @@ HEAD: Adapt.ValueType  # 1
 """residual head on the frozen encoder"""
 LORA: Adapt.ValueType  # 2
 """low-rank adapters inside the encoder"""
+FULL: Adapt.ValueType  # 3
+"""every weight of the encoder"""
+LORA_SERVER: Adapt.ValueType  # 4
+"""the encoder's linear layers, of which a low-rank projection is exchanged"""
 Global___Adapt: _TypeAlias = Adapt  # noqa: Y015
+
+class _Negatives:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NegativesEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Negatives.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NEGATIVES_STATIC: _Negatives.ValueType  # 0
+    """what the parent version ranks high"""
+    NEGATIVES_BM25: _Negatives.ValueType  # 1
+    """what words rank high"""
+    NEGATIVES_IN_BATCH: _Negatives.ValueType  # 2
+    """nowhere: the other pairs of the batch"""
+
+class Negatives(_Negatives, metaclass=_NegativesEnumTypeWrapper):
+    """Where a pair's hard negatives come from."""
+
+NEGATIVES_STATIC: Negatives.ValueType  # 0
+"""what the parent version ranks high"""
+NEGATIVES_BM25: Negatives.ValueType  # 1
+"""what words rank high"""
+NEGATIVES_IN_BATCH: Negatives.ValueType  # 2
+"""nowhere: the other pairs of the batch"""
+Global___Negatives: _TypeAlias = Negatives  # noqa: Y015
+
+class _Batches:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BatchesEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Batches.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BATCHES_RANDOM: _Batches.ValueType  # 0
+    BATCHES_TOPIC: _Batches.ValueType  # 1
+    """pairs that the parent version embeds near one another"""
+
+class Batches(_Batches, metaclass=_BatchesEnumTypeWrapper): ...
+
+BATCHES_RANDOM: Batches.ValueType  # 0
+BATCHES_TOPIC: Batches.ValueType  # 1
+"""pairs that the parent version embeds near one another"""
+Global___Batches: _TypeAlias = Batches  # noqa: Y015
+
+class _Distill:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DistillEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Distill.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DISTILL_NONE: _Distill.ValueType  # 0
+    DISTILL_PAIRS: _Distill.ValueType  # 1
+    """of each query and its passage"""
+    DISTILL_MATRIX: _Distill.ValueType  # 2
+    """of each query and every passage of the batch"""
+
+class Distill(_Distill, metaclass=_DistillEnumTypeWrapper):
+    """What a site's model is held to of the parent version's similarities (KD-GLE)."""
+
+DISTILL_NONE: Distill.ValueType  # 0
+DISTILL_PAIRS: Distill.ValueType  # 1
+"""of each query and its passage"""
+DISTILL_MATRIX: Distill.ValueType  # 2
+"""of each query and every passage of the batch"""
+Global___Distill: _TypeAlias = Distill  # noqa: Y015
+
+class _StartFrom:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StartFromEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StartFrom.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    START_FROM_GLOBAL: _StartFrom.ValueType  # 0
+    """the parent version"""
+    START_FROM_LOCAL: _StartFrom.ValueType  # 1
+    """the site's own student of its last round"""
+
+class StartFrom(_StartFrom, metaclass=_StartFromEnumTypeWrapper): ...
+
+START_FROM_GLOBAL: StartFrom.ValueType  # 0
+"""the parent version"""
+START_FROM_LOCAL: StartFrom.ValueType  # 1
+"""the site's own student of its last round"""
+Global___StartFrom: _TypeAlias = StartFrom  # noqa: Y015
+
+class _Aggregate:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AggregateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregate.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AGGREGATE_FEDAVG: _Aggregate.ValueType  # 0
+    """it is added"""
+    AGGREGATE_FEDAVGM: _Aggregate.ValueType  # 1
+    """a running sum of such means is added"""
+    AGGREGATE_FEDADAM: _Aggregate.ValueType  # 2
+    """and scaled by a running mean of their squares"""
+
+class Aggregate(_Aggregate, metaclass=_AggregateEnumTypeWrapper):
+    """What becomes of the mean update (daemon/learning/server_side.py)."""
+
+AGGREGATE_FEDAVG: Aggregate.ValueType  # 0
+"""it is added"""
+AGGREGATE_FEDAVGM: Aggregate.ValueType  # 1
+"""a running sum of such means is added"""
+AGGREGATE_FEDADAM: Aggregate.ValueType  # 2
+"""and scaled by a running mean of their squares"""
+Global___Aggregate: _TypeAlias = Aggregate  # noqa: Y015
 
 class _Mode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -175,6 +289,35 @@ OUTCOME: MaskingStep.ValueType  # 3
 OPENING: MaskingStep.ValueType  # 4
 """shares of what opens it"""
 Global___MaskingStep: _TypeAlias = MaskingStep  # noqa: Y015
+
+class _Disclosure:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DisclosureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Disclosure.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DISCLOSURE_UNSPECIFIED: _Disclosure.ValueType  # 0
+    EXACT: _Disclosure.ValueType  # 1
+    """queries and passages as they are embedded"""
+    NOISY: _Disclosure.ValueType  # 2
+    """both under Gaussian noise"""
+    BUCKET: _Disclosure.ValueType  # 3
+    """of queries the signs of projections; passages under Gaussian noise"""
+
+class Disclosure(_Disclosure, metaclass=_DisclosureEnumTypeWrapper):
+    """---- negatives from other sites -----------------------------------------------
+
+    How much of an embedding leaves a site (crypto/disclosure.py).
+    """
+
+DISCLOSURE_UNSPECIFIED: Disclosure.ValueType  # 0
+EXACT: Disclosure.ValueType  # 1
+"""queries and passages as they are embedded"""
+NOISY: Disclosure.ValueType  # 2
+"""both under Gaussian noise"""
+BUCKET: Disclosure.ValueType  # 3
+"""of queries the signs of projections; passages under Gaussian noise"""
+Global___Disclosure: _TypeAlias = Disclosure  # noqa: Y015
 
 @_typing.final
 class HelloRequest(_message.Message):
@@ -602,6 +745,7 @@ class TrainingPlan(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     ROBUST_FIELD_NUMBER: _builtins.int
     BYZANTINE_SITES_FIELD_NUMBER: _builtins.int
+    LEARNING_FIELD_NUMBER: _builtins.int
     adapt: Global___Adapt.ValueType
     """what is trained; must be the site's own setting"""
     local_epochs: _builtins.int
@@ -632,6 +776,10 @@ class TrainingPlan(_message.Message):
     def privacy(self) -> Global___PrivacyPlan:
         """differential privacy; absent: none. Needs 16 bits"""
 
+    @_builtins.property
+    def learning(self) -> Global___LearningPlan:
+        """further choices; absent: each one's first value, and 0"""
+
     def __init__(
         self,
         *,
@@ -649,14 +797,97 @@ class TrainingPlan(_message.Message):
         mode: Global___Mode.ValueType = ...,
         robust: Global___RobustRule.ValueType = ...,
         byzantine_sites: _builtins.int = ...,
+        learning: Global___LearningPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["privacy", b"privacy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["learning", b"learning", "privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "byzantine_sites", b"byzantine_sites", "hard_negatives", b"hard_negatives", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "mode", b"mode", "privacy", b"privacy", "robust", b"robust", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapt", b"adapt", "batch_size", b"batch_size", "bits", b"bits", "byzantine_sites", b"byzantine_sites", "hard_negatives", b"hard_negatives", "learning", b"learning", "learning_rate", b"learning_rate", "local_epochs", b"local_epochs", "max_num_examples", b"max_num_examples", "min_participants", b"min_participants", "mode", b"mode", "privacy", b"privacy", "robust", b"robust", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainingPlan: _TypeAlias = TrainingPlan  # noqa: Y015
+
+@_typing.final
+class LearningPlan(_message.Message):
+    """Choices on the axes of learning; docs/decisions/0018."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECIPE_FIELD_NUMBER: _builtins.int
+    NEGATIVES_FIELD_NUMBER: _builtins.int
+    BM25_ROUNDS_FIELD_NUMBER: _builtins.int
+    RANDOM_NEGATIVES_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    DISTILL_FIELD_NUMBER: _builtins.int
+    KD_WEIGHT_FIELD_NUMBER: _builtins.int
+    PROXIMAL_FIELD_NUMBER: _builtins.int
+    START_FROM_FIELD_NUMBER: _builtins.int
+    DROPOUT_FIELD_NUMBER: _builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
+    SERVER_LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    MOMENTUM_FIELD_NUMBER: _builtins.int
+    SECOND_MOMENTUM_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    recipe: _builtins.str
+    """what people call it; 0 .. 32 characters [a-z0-9-]"""
+    negatives: Global___Negatives.ValueType
+    """where hard_negatives come from"""
+    bm25_rounds: _builtins.int
+    """rounds from the first one on in which they come from words instead"""
+    random_negatives: _builtins.int
+    """passages a pair, drawn anew in each step; 0 .. 64"""
+    batches: Global___Batches.ValueType
+    """how pairs meet in a batch"""
+    distill: Global___Distill.ValueType
+    """what is distilled"""
+    kd_weight: _builtins.float
+    """of it in the loss; 0 .. 10000"""
+    proximal: _builtins.float
+    """FedProx's mu; 0 .. 10000"""
+    start_from: Global___StartFrom.ValueType
+    """where local training starts"""
+    dropout: _builtins.float
+    """of the head's input; 0 .. 0.9"""
+    weight_decay: _builtins.float
+    """AdamW's; 0 .. 1"""
+    aggregate: Global___Aggregate.ValueType
+    """what becomes of the mean update"""
+    server_learning_rate: _builtins.float
+    """times its step; above 0 .. 100"""
+    momentum: _builtins.float
+    """beta_1 of fedavgm and fedadam; 0 .. 0.9999"""
+    second_momentum: _builtins.float
+    """beta_2 of fedadam; 0 .. 0.9999"""
+    floor: _builtins.float
+    """tau of fedadam; above 0 .. 1"""
+    def __init__(
+        self,
+        *,
+        recipe: _builtins.str = ...,
+        negatives: Global___Negatives.ValueType = ...,
+        bm25_rounds: _builtins.int = ...,
+        random_negatives: _builtins.int = ...,
+        batches: Global___Batches.ValueType = ...,
+        distill: Global___Distill.ValueType = ...,
+        kd_weight: _builtins.float = ...,
+        proximal: _builtins.float = ...,
+        start_from: Global___StartFrom.ValueType = ...,
+        dropout: _builtins.float = ...,
+        weight_decay: _builtins.float = ...,
+        aggregate: Global___Aggregate.ValueType = ...,
+        server_learning_rate: _builtins.float = ...,
+        momentum: _builtins.float = ...,
+        second_momentum: _builtins.float = ...,
+        floor: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batches", b"batches", "bm25_rounds", b"bm25_rounds", "distill", b"distill", "dropout", b"dropout", "floor", b"floor", "kd_weight", b"kd_weight", "momentum", b"momentum", "negatives", b"negatives", "proximal", b"proximal", "random_negatives", b"random_negatives", "recipe", b"recipe", "second_momentum", b"second_momentum", "server_learning_rate", b"server_learning_rate", "start_from", b"start_from", "weight_decay", b"weight_decay"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearningPlan: _TypeAlias = LearningPlan  # noqa: Y015
 
 @_typing.final
 class PrivacyPlan(_message.Message):
@@ -809,6 +1040,7 @@ class Promise(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    COMPLEXITY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """as in the Prepare that it answers"""
     attempt: _builtins.int
@@ -825,6 +1057,8 @@ class Promise(_message.Message):
     """32 bytes: of the promiser's shape manifest"""
     certificate: _builtins.bytes
     """the promiser's X.509, DER, so that keys can be sealed for it; <= 4096 bytes"""
+    complexity: _builtins.float
+    """of its documents (S_i of pFedRAG, Eq. 3); 0 .. 1000000; 0: not told"""
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """set when this site has accepted a value in this round"""
@@ -841,10 +1075,11 @@ class Promise(_message.Message):
         reason: _builtins.str = ...,
         shape_digest: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
+        complexity: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "attempt", b"attempt", "certificate", b"certificate", "head_digest", b"head_digest", "num_examples", b"num_examples", "reason", b"reason", "round", b"round", "shape_digest", b"shape_digest", "willing", b"willing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "attempt", b"attempt", "certificate", b"certificate", "complexity", b"complexity", "head_digest", b"head_digest", "num_examples", b"num_examples", "reason", b"reason", "round", b"round", "shape_digest", b"shape_digest", "willing", b"willing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1007,6 +1242,8 @@ class Plan(_message.Message):
     TRAIN_DEADLINE_MS_FIELD_NUMBER: _builtins.int
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
+    LEAST_COMPLEXITY_FIELD_NUMBER: _builtins.int
+    MOST_COMPLEXITY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1025,6 +1262,10 @@ class Plan(_message.Message):
     """of this round; within the PrivacyPlan's floor and multiplier, 0 without one"""
     clip_norm: _builtins.float
     """of this round; 1e-9 .. 1e9, 0 without a PrivacyPlan"""
+    least_complexity: _builtins.float
+    """of the participants that told theirs; 0: none did"""
+    most_complexity: _builtins.float
+    """likewise; at least the one before"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
         """sorted by site; 2 .. 256"""
@@ -1047,10 +1288,12 @@ class Plan(_message.Message):
         train_deadline_ms: _builtins.int = ...,
         noise_multiplier: _builtins.float = ...,
         clip_norm: _builtins.float = ...,
+        least_complexity: _builtins.float = ...,
+        most_complexity: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "key_dealer", b"key_dealer", "manifest_version", b"manifest_version", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "shape_digest", b"shape_digest", "train_deadline_ms", b"train_deadline_ms", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "key_dealer", b"key_dealer", "least_complexity", b"least_complexity", "manifest_version", b"manifest_version", "most_complexity", b"most_complexity", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "shape_digest", b"shape_digest", "train_deadline_ms", b"train_deadline_ms", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1820,3 +2063,81 @@ class PhaseTime(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PhaseTime: _TypeAlias = PhaseTime  # noqa: Y015
+
+@_typing.final
+class NegativesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """<= 63 characters; must equal the receiver's"""
+    sender: _builtins.str
+    """must be the certificate's site"""
+    model_digest: _builtins.bytes
+    """32 bytes: the version whose passages the queries are compared with; covers encoder and shape"""
+    level: Global___Disclosure.ValueType
+    """never unspecified; the receiver may refuse it"""
+    dimension: _builtins.int
+    """d of an embedding; 1 .. 16384"""
+    top_n: _builtins.int
+    """embeddings wanted a query; 1 .. 256"""
+    queries: _builtins.bytes
+    """EXACT, NOISY: float32 little-endian [q, d], rows of length 1; <= 1 MiB, q <= 1024"""
+    bits: _builtins.int
+    """BUCKET: projections, seeded with model_digest; 1 .. 256, otherwise 0"""
+    buckets: _builtins.bytes
+    """BUCKET: [q, ceil(bits / 8)], bit i in byte i / 8 from its low end; q <= 1024"""
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        sender: _builtins.str = ...,
+        model_digest: _builtins.bytes = ...,
+        level: Global___Disclosure.ValueType = ...,
+        dimension: _builtins.int = ...,
+        top_n: _builtins.int = ...,
+        queries: _builtins.bytes = ...,
+        bits: _builtins.int = ...,
+        buckets: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "buckets", b"buckets", "dimension", b"dimension", "federation_id", b"federation_id", "level", b"level", "model_digest", b"model_digest", "queries", b"queries", "sender", b"sender", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NegativesRequest: _TypeAlias = NegativesRequest  # noqa: Y015
+
+@_typing.final
+class NegativesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    embeddings: _builtins.bytes
+    """float32 little-endian [sum of counts, d], rows of length 1; <= 1 MiB"""
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each query, in their order; 0 .. top_n"""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        embeddings: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "embeddings", b"embeddings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NegativesReply: _TypeAlias = NegativesReply  # noqa: Y015

@@ -54,6 +54,11 @@ class FederationStub:
                 request_serializer=proto_dot_federation__pb2.PullRequest.SerializeToString,
                 response_deserializer=proto_dot_federation__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Negatives = channel.unary_unary(
+                '/hanse.federation.v1.Federation/Negatives',
+                request_serializer=proto_dot_federation__pb2.NegativesRequest.SerializeToString,
+                response_deserializer=proto_dot_federation__pb2.NegativesReply.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -95,6 +100,14 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Negatives(self, request, context):
+        """Passages' embeddings of the peer that are near this site's queries, to be told apart
+        from the right ones in training (docs/decisions/0016). It may decline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -117,6 +130,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=proto_dot_federation__pb2.PullRequest.FromString,
                     response_serializer=proto_dot_federation__pb2.Frame.SerializeToString,
+            ),
+            'Negatives': grpc.unary_unary_rpc_method_handler(
+                    servicer.Negatives,
+                    request_deserializer=proto_dot_federation__pb2.NegativesRequest.FromString,
+                    response_serializer=proto_dot_federation__pb2.NegativesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -227,6 +245,33 @@ class Federation:
             '/hanse.federation.v1.Federation/Pull',
             proto_dot_federation__pb2.PullRequest.SerializeToString,
             proto_dot_federation__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Negatives(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.federation.v1.Federation/Negatives',
+            proto_dot_federation__pb2.NegativesRequest.SerializeToString,
+            proto_dot_federation__pb2.NegativesReply.FromString,
             options,
             channel_credentials,
             insecure,

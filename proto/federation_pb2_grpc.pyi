@@ -58,6 +58,10 @@ class FederationStub:
     """
     Pull: _grpc.UnaryStreamMultiCallable[_federation_pb2.PullRequest, _federation_pb2.Frame]
     """A large object from the peer, in frames, from a byte offset."""
+    Negatives: _grpc.UnaryUnaryMultiCallable[_federation_pb2.NegativesRequest, _federation_pb2.NegativesReply]
+    """Passages' embeddings of the peer that are near this site's queries, to be told apart
+    from the right ones in training (docs/decisions/0016). It may decline.
+    """
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
@@ -80,6 +84,10 @@ class FederationAsyncStub(FederationStub):
     """
     Pull: _aio.UnaryStreamMultiCallable[_federation_pb2.PullRequest, _federation_pb2.Frame]  # type: ignore[assignment]
     """A large object from the peer, in frames, from a byte offset."""
+    Negatives: _aio.UnaryUnaryMultiCallable[_federation_pb2.NegativesRequest, _federation_pb2.NegativesReply]  # type: ignore[assignment]
+    """Passages' embeddings of the peer that are near this site's queries, to be told apart
+    from the right ones in training (docs/decisions/0016). It may decline.
+    """
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -123,5 +131,15 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.Frame], _abc.AsyncIterator[_federation_pb2.Frame]]:
         """A large object from the peer, in frames, from a byte offset."""
+
+    @_abc_1.abstractmethod
+    def Negatives(
+        self,
+        request: _federation_pb2.NegativesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.NegativesReply, _abc.Awaitable[_federation_pb2.NegativesReply]]:
+        """Passages' embeddings of the peer that are near this site's queries, to be told apart
+        from the right ones in training (docs/decisions/0016). It may decline.
+        """
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,6 +32,32 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
+        self.personalising = [
+            control.PersonaliseProgress(epoch=1, epochs=2, loss=0.5),
+            control.PersonaliseProgress(
+                epoch=2,
+                epochs=2,
+                loss=0.25,
+                done=True,
+                model_digest=DIGEST,
+                pairs=30,
+                pairs_judged=20,
+                mrr_before=0.75,
+                mrr_after=0.875,
+                changed=True,
+                steps=4,
+                peers=[control.Exchanged(site="east", asked=64, answered=32, embeddings=160)],
+            ),
+        ]
+        self.learning = control.LearningReply(
+            recipe="pfedrag",
+            choices=[
+                control.Choice(axis="personal", value="tiered_head", in_recipe="tiered_head"),
+                control.Choice(axis="dropout", value="0.3", in_recipe="0.1"),
+            ],
+            shared_values=1_182_336,
+            adaptation_index=math.nan,
+        )
         self.privacy = control.PrivacyReply(
             unit="this site",
             delta=1e-5,
@@ -47,6 +73,7 @@ class CannedDaemon(ControlServicer):
             least_multiplier=0.9,
             last_multiplier=2.0,
         )
+        self.exposed = audited_embeddings()
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
@@ -119,12 +146,78 @@ class CannedDaemon(ControlServicer):
     def Evaluate(self, request: Any, context: Any) -> control.EvaluateReply:
         self._hear(request, context)
         return control.EvaluateReply(
-            questions=30, mrr_at_10=0.75, recall_at_10=0.9, retrieval="dense", model_digest=DIGEST
+            questions=30,
+            mrr_at_10=0.75,
+            recall_at_10=0.9,
+            retrieval="dense",
+            model_digest=DIGEST,
+            split=request.split or "test",
+            figures=[
+                control.Figure(ranking=ranking, metric=metric, mean=mean, low=0.5, high=0.875)
+                for ranking, mean in (("bm25", 0.625), ("vanilla", 0.6875), ("dense", 0.75))
+                for metric in ("mrr@10", "map")
+            ],
+            over_vanilla=[
+                control.Figure(ranking="dense", metric="mrr@10", mean=0.0625, low=-0.01, high=0.13)
+            ],
+        )
+
+    def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
+        self._hear(request, context)
+        yield control.BuildPairsProgress(done=3, total=44)
+        yield control.BuildPairsProgress(
+            done=44,
+            total=44,
+            finished=True,
+            made=60,
+            repeated=2,
+            lost=26,
+            seconds=1.5,
+            learn_from="supplied",
+            training_pairs=12,
+        )
+
+    def MadePairs(self, request: Any, context: Any) -> control.MadePairsReply:
+        self._hear(request, context)
+        told = control.MadePair(
+            kind="cloze", query="Why [bold]leak?\x1b[31m", texts=["Locks\nleak."], documents=["d1"]
+        )
+        return control.MadePairsReply(
+            kinds=[control.MadeKind(kind="cloze", pairs=60, usable=58)],
+            examples=[told] if request.examples else [],
+            learn_from="supplied+made",
+            supplied=12,
+            training_pairs=70,
+        )
+
+    def DropPairs(self, request: Any, context: Any) -> control.MadePairsReply:
+        self._hear(request, context)
+        return control.MadePairsReply(learn_from="supplied", supplied=12, training_pairs=12)
+
+    def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
+        self._hear(request, context)
+        return control.LearningCurveReply(
+            points=[
+                control.CurvePoint(
+                    round=n, model_digest=DIGEST, metric=metric, value=n / 8, questions=20
+                )
+                for n in range(3)
+                for metric in ("mrr@10", "map")
+            ],
+            missing="the newest version has not been indexed yet",
         )
 
     def Train(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)
         return control.TrainReply(run=RUN)
+
+    def Learning(self, request: Any, context: Any) -> control.LearningReply:
+        self._hear(request, context)
+        return self.learning
+
+    def Personalise(self, request: Any, context: Any) -> Iterator[control.PersonaliseProgress]:
+        self._hear(request, context)
+        yield from self.personalising
 
     def Privacy(self, request: Any, context: Any) -> control.PrivacyReply:
         self._hear(request, context)
@@ -133,6 +226,13 @@ class CannedDaemon(ControlServicer):
     def StopTraining(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)
         return control.TrainReply(run=RUN)
+
+    def AuditEmbeddings(
+        self, request: Any, context: Any
+    ) -> Iterator[control.AuditEmbeddingsProgress]:
+        self._hear(request, context)
+        yield control.AuditEmbeddingsProgress(step="exact", fraction=0.5)
+        yield control.AuditEmbeddingsProgress(step="done", fraction=1, result=self.exposed)
 
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)
@@ -143,6 +243,36 @@ def progress(**fields: Any) -> control.TrainingProgress:
     """One step of a run to round 2."""
     defaults: dict[str, Any] = {"target_round": 2, "coordinator": "north", "loss": math.nan}
     return control.TrainingProgress(**(defaults | fields))
+
+
+def audited_embeddings() -> control.EmbeddingsAudit:
+    """Exact embeddings tell much, a bucket of 8 bits little; one example."""
+
+    def exposed(f1: float) -> control.TextsExposure:
+        share = control.RecoveredShare(f1=f1, precision=f1, recall=f1, attacker="decoder")
+        return control.TextsExposure(words=share, telling=share, names=share)
+
+    example = control.RecoveredText(text="Locks \x1b[31mleak.", right_words=["locks"])
+    levels = [
+        control.LevelExposure(
+            level="exact", passages=exposed(0.5), questions=exposed(0.75), overlap=1, cosine=0.625
+        ),
+        control.LevelExposure(
+            level="bucket, 8 bits", bits=8, passages=exposed(0.125), questions=exposed(0.25)
+        ),
+    ]
+    levels[0].examples.append(example)
+    return control.EmbeddingsAudit(
+        passages_known=700,
+        passages_unseen=200,
+        questions_unseen=50,
+        subjects_unseen=30,
+        guessing_passages=exposed(0.0625),
+        guessing_questions=exposed(0.0625),
+        levels=levels,
+        advice="It is a lower bound.",
+        model_digest=DIGEST,
+    )
 
 
 def committed_round(number: int) -> control.Round:

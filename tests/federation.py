@@ -174,6 +174,7 @@ class LiveFederation:
         self.surroundings = surroundings
         self.sites: dict[str, LiveSite] = {}
         self.settings: dict[str, dict[str, Any]] = {}  # beside what `launch` writes
+        self.own: Mapping[str, dict[str, dict[str, Any]]] = {}  # by site, likewise
         self.version = 1  # of the manifest
         self._stack = AsyncExitStack()
 
@@ -188,13 +189,23 @@ class LiveFederation:
         rounds: dict[str, Any] | None = None,
         surroundings: Surroundings | None = None,
         connect_s: float = 90.0,
+        tables: dict[str, dict[str, Any]] | None = None,
+        own: Mapping[str, dict[str, dict[str, Any]]] | None = None,
+        without: Sequence[str] = (),
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
-        """Found a federation, start its daemons, wait until all are connected."""
+        """Found a federation, start its daemons, wait until all are connected.
+
+        ``tables``: further settings of every site, by table; ``own``: of single sites.
+        ``without``: sites that have certificates and no daemon.
+        """
         encoder = small_encoder(root / "encoder", words=_words())
-        live = cls(Federation.found(root, *names), encoder, adapt, surroundings or Surroundings())
+        live = cls(
+            Federation.found(root, *names, *without), encoder, adapt, surroundings or Surroundings()
+        )
         live.federation.hosts.update(live.surroundings.hosts)
-        live.settings = {"rounds": rounds or {}, "training": training}
+        live.settings = {"rounds": rounds or {}, "training": training, **(tables or {})}
+        live.own = own or {}
         async with live._stack:
             for name in names:
                 await live.launch(name)
@@ -219,11 +230,13 @@ class LiveFederation:
             "retrieval": {"passage_tokens": 60},
             "training": {"local_epochs": 2, "learning_rate": 1e-3},
             "privacy": {},
+            "negatives": {},
             "rounds": {"heartbeat_s": 0.5, "phase_deadline_s": 60.0},
             "workers": {"threads": 1},
         }
-        for table, options in self.settings.items():
-            settings[table].update(options)
+        for chosen in (self.settings, self.own.get(name, {})):
+            for table, options in chosen.items():
+                settings.setdefault(table, {}).update(options)
         (folder / "fedd.toml").write_text(_toml(settings))
         with (folder / "fedd.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(

@@ -21,9 +21,10 @@ from pathlib import Path
 
 from crypto.identity import Identity
 from peers.contacts import Tap
+from peers.errors import BlobUnknown
 from peers.frames import Received, Source
 from peers.manifest import FederationManifest
-from peers.messages import BlobUnknown
+from peers.negatives import Declined
 from peers.servicer import Limits
 from peers.transport import KeepInTouch, Terms, Transport
 from peers.transport_client import Patience
@@ -78,6 +79,13 @@ class KeepsAll:
         if name.kind not in self.shelf:
             raise BlobUnknown("nothing of that name here")
         return self.shelf[name.kind]
+
+    async def negatives(
+        self,
+        sender: str,  # noqa: ARG002
+        request: pb.NegativesRequest,  # noqa: ARG002
+    ) -> pb.NegativesReply:
+        raise Declined("this site gives no negatives")
 
 
 @dataclass

@@ -32,8 +32,8 @@ from typing import Any
 
 from peers import effects as do
 from peers.certificates import CertificateError
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
-from peers.messages import RemoteProtocolError
 from peers.participation import Policy
 from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders

@@ -15,7 +15,7 @@ from daemon.learning.encoder import Encoder
 from daemon.learning.heads import Dropout, HeadRetriever
 from daemon.learning.lora import FullRetriever, LoraServerRetriever
 from daemon.learning.models import Retriever, Texts, adapted
-from daemon.learning.personal import PersonalState, PersonalStore
+from daemon.learning.personal import PersonalState, PersonalStore, sweep
 from daemon.learning.projection import onto_columns, onto_rows
 from daemon.learning.terms import LearningError, TrainingOptions
 from daemon.learning.training import TrainingSet, fit, shared_copies
@@ -259,5 +259,5 @@ def test_a_damaged_file_says_what_to_do_and_leftovers_go(tmp_path: Path) -> None
     with pytest.raises(LearningError, match="delete the file to begin"):
         store.before(2)
     (tmp_path / ".new-0011").write_bytes(b"half")
-    store.sweep()
+    sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["round-1.safetensors"]

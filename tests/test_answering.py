@@ -307,7 +307,7 @@ def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> No
     assert judged.dense.recall_at_10 == 1.0  # four documents: all are among the first ten
     assert 0.25 <= judged.dense.mrr_at_10 <= 1.0
     assert judged.model_digest == opened.digest
-    assert set(judged.figures) == {"dense", "bm25", "fused"}
+    assert set(judged.figures) == {"bm25", "vanilla", "dense", "fused"}
     for metrics, name in ((judged.dense, "dense"), (judged.fused, "fused")):
         figure = judged.figures[name]["mrr@10"]
         assert figure.mean == metrics.mrr_at_10

@@ -22,7 +22,7 @@ from daemon.audit import AuditLog
 from daemon.audit_chain import AuditError, Break, Chain, entries, segment, segments
 from daemon.fedctl import main
 from daemon.witness import WitnessedInbox, WitnessedTransport
-from peers.messages import PeerRefused
+from peers.errors import PeerRefused
 from proto import federation_pb2 as pb
 from tests.authority import Federation
 from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running

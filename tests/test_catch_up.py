@@ -28,9 +28,10 @@ from peers import effects as do
 from peers.certificate_file import pack_certificates, pack_manifests
 from peers.certificates import plan_digest, sign_vote
 from peers.contacts import PeerStatistics
+from peers.errors import BlobUnknown
 from peers.frames import Source
 from peers.manifest import ManifestError, signed
-from peers.messages import FRAME_BYTES, BlobUnknown
+from peers.messages import FRAME_BYTES
 from peers.transport import Transport
 from proto import federation_pb2 as pb
 from tests.authority import Federation, free_port

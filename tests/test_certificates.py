@@ -370,18 +370,26 @@ def test_two_different_votes_never_sign_the_same_bytes(
 def test_every_field_of_a_plan_changes_its_digest() -> None:
     """Also one that is added to federation.proto tomorrow and forgotten in the encoding."""
     digests = {plan_digest(pb.TrainingPlan())}
-    privacy = list(pb.PrivacyPlan.DESCRIPTOR.fields)
-    fields = [field for field in pb.TrainingPlan.DESCRIPTOR.fields if field.name != "privacy"]
-    for field in fields:
+    parts = {
+        "privacy": pb.PrivacyPlan.DESCRIPTOR,
+        "learning": pb.LearningPlan.DESCRIPTOR,
+    }
+    count = 1
+    for field in pb.TrainingPlan.DESCRIPTOR.fields:
         plan = pb.TrainingPlan()
-        setattr(plan, field.name, 1)
+        if field.name in parts:
+            getattr(plan, field.name).SetInParent()
+        else:
+            setattr(plan, field.name, 1)
         digests.add(plan_digest(plan))
-    for field in privacy:
-        plan = pb.TrainingPlan()
-        setattr(plan.privacy, field.name, 1)
-        digests.add(plan_digest(plan))
-    digests.add(plan_digest(pb.TrainingPlan(privacy=pb.PrivacyPlan())))
-    assert len(digests) == len(fields) + len(privacy) + 2
+        count += 1
+    for name, part in parts.items():
+        for field in part.fields:
+            plan = pb.TrainingPlan()
+            setattr(getattr(plan, name), field.name, "x" if field.name == "recipe" else 1)
+            digests.add(plan_digest(plan))
+            count += 1
+    assert len(digests) == count
 
 
 def test_a_plan_without_noise_has_the_digest_it_had_before_there_was_any() -> None:

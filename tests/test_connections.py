@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from peers.messages import MIB, PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.errors import PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.messages import MIB
 from peers.pacing import Backoff, Repeats
 from peers.partials import Bounds
 from peers.transport import KeepInTouch, Terms

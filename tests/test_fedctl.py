@@ -12,69 +12,27 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from config import settings
-from daemon.fedctl import ingesting, main
+from daemon.fedctl import ingesting
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
 from proto import federation_pb2 as pb
 from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
+from tests.command_line import Fedctl, Ran
 
 ROOT = Path(__file__).parents[1]
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def object(self) -> dict[str, Any]:
-        """The single JSON object on stdout; fails when there is anything else."""
-        result: dict[str, Any] = json.loads(self.out)
-        return result
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Fedctl = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HANSE_SOCKET", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-@pytest.fixture
-def fedctl(capsys: pytest.CaptureFixture[str]) -> Fedctl:
-    def run(*words: object) -> Ran:
-        capsys.readouterr()
-        code = main([str(word) for word in words])
-        return Ran(code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    # pytest's own folders are too deep for a Unix socket.
-    with tempfile.TemporaryDirectory(prefix="hanse-") as folder:
-        yield Path(folder) / "fedd.sock"
-
-
-@pytest.fixture
-def daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
-    monkeypatch.setenv("HANSE_SOCKET", str(path))
-    with canned_daemon(path) as running:
-        yield running
 
 
 # ---- a federation is set up -------------------------------------------------
@@ -232,6 +190,12 @@ ANSWERED = [
     (["ask", "Why do locks leak?"], "answer"),
     (["eval"], "mrr_at_10"),
     (["eval", "--split", "valid"], "mrr_at_10"),
+    (["eval", "--history"], "points"),
+    (["pairs"], "kinds"),
+    (["pairs", "list"], "kinds"),
+    (["pairs", "show"], "examples"),
+    (["pairs", "build", "--how", "cloze"], "made"),
+    (["pairs", "drop", "--all"], "kinds"),
     (["train", "--rounds", "2", "--detach"], "run"),
     (["train", "--stop"], "run"),
 ]
@@ -271,7 +235,7 @@ def test_without_a_daemon(fedctl: Fedctl, path: Path, words: list[str]) -> None:
 def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
     for words in ("ca init", "ca sign", "site init", "site install", "site show", "manifest sign",
                   "manifest show", "ingest", "train", "ask", "eval", "status", "peers", "rounds",
-                  "rounds show", "demo"):  # fmt: skip
+                  "rounds show", "demo", "pairs", "pairs build", "pairs drop"):  # fmt: skip
         shown = fedctl(*words.split(), "--help")
         assert shown.code == 0
         for option in ("--json", "--socket", "--config"):

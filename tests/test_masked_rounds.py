@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from peers import effects as do
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
 from peers.masking_steps import MaskingSteps
-from peers.messages import RemoteProtocolError
 from peers.participation import Participation, Policy
 from peers.roles import key_holders, threshold_of
 from proto import federation_pb2 as pb

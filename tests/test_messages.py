@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers import messages
-from peers.messages import (
-    BLOB_BYTES,
-    COUNT_MAX,
-    FRAME_BYTES,
-    RemoteProtocolError,
-    check,
-    decode,
-    one_line,
-    parse,
-)
+from peers.bounds import COUNT_MAX
+from peers.errors import RemoteProtocolError
+from peers.messages import BLOB_BYTES, FRAME_BYTES, check, decode, one_line, parse
 from proto import federation_pb2 as pb
 
 DIGEST = b"\x07" * 32

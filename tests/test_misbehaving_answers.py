@@ -13,14 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.messages import (
-    MIB,
-    PROTOCOL_VERSION,
-    PeerError,
-    PeerRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
-)
+from peers.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.messages import MIB, PROTOCOL_VERSION
 from proto import federation_pb2 as pb
 from tests.authority import Federation
 from tests.loopback import UPDATE, VERSION, hint, running, spooled

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from peers.messages import MIB, PeerError, PeerUnreachable, RemoteProtocolError
+from peers.errors import PeerError, PeerUnreachable, RemoteProtocolError
+from peers.messages import MIB
 from peers.transport import Keepalive, KeepInTouch, Transport
 from peers.transport_client import GO_AHEAD, Patience
 from proto import federation_pb2 as pb

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from peers import effects as do
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
-from peers.messages import RemoteProtocolError
 from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders, next_after, weights
 from peers.runs import RunRefused

@@ -8,7 +8,7 @@ import pytest
 
 from crypto.checksum import NONCE_BYTES
 from peers import effects as do
-from peers.messages import RemoteProtocolError
+from peers.errors import RemoteProtocolError
 from peers.participation import Participation
 from peers.proving import Challenges, Opening, check_of
 from proto import federation_pb2 as pb

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.messages import MIB, PeerBusy
+from peers.errors import PeerBusy
+from peers.messages import MIB
 from peers.quotas import Bucket, Ledger, Quotas, TooMuch
 from peers.transport import Terms
 from proto import federation_pb2 as pb

@@ -23,10 +23,8 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from peers.messages import (
-    MIB,
-    PeerUnreachable,
-)
+from peers.errors import PeerUnreachable
+from peers.messages import MIB
 from proto import federation_pb2 as pb
 from tests.authority import Federation
 from tests.lines import until

@@ -6,7 +6,7 @@ import pytest
 
 from peers import effects as do
 from peers.comparison import Comparison, objection
-from peers.messages import RemoteProtocolError
+from peers.errors import RemoteProtocolError
 from peers.participation import Policy
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb

@@ -30,8 +30,8 @@ from crypto.identity import (
 )
 from daemon.fedctl import main as fedctl
 from peers.certificates import sign_vote, verify_certificate
+from peers.errors import PeerUnreachable
 from peers.manifest import ManifestError, parse_signed, signed
-from peers.messages import PeerUnreachable
 from proto import federation_pb2 as pb
 from tests.authority import Federation
 from tests.loopback import hint, running

@@ -9,18 +9,16 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from daemon.learning.server_side import MOMENTS, step, weight_of
+from daemon.learning.server_side import MOMENTS, step
 from daemon.learning.terms import LearningError, ServerOptions
 from daemon.versions import (
     ShapeManifest,
     VersionError,
     import_version,
     largest_file,
-    read_moments,
     read_version,
+    read_whole_version,
     write_version,
 )
 
@@ -117,7 +115,7 @@ def test_a_site_that_catches_up_takes_the_same_next_step(
     arrived.write_bytes(path.read_bytes())
     import_version(arrived, tmp_path / "late", digest, SHAPE.digest)
     caught = read_version(tmp_path / "late", digest, SHAPE.digest)
-    carried = read_moments(tmp_path / "late", digest, SHAPE.digest)
+    _, carried = read_whole_version(tmp_path / "late", digest, SHAPE.digest)
     assert carried is not None
     late, _ = step(caught, D, carried, options)
     assert late.tobytes() == step(first, D, moments, options)[0].tobytes()
@@ -129,7 +127,7 @@ def test_moments_are_part_of_the_versions_name(tmp_path: Path) -> None:
     plain, _ = write_version(tmp_path, SHAPE.digest, X)
     carrying, path = write_version(tmp_path, SHAPE.digest, X, moments)
     assert plain != carrying
-    assert read_moments(tmp_path, plain, SHAPE.digest) is None
+    assert read_whole_version(tmp_path, plain, SHAPE.digest)[1] is None
     _, other = write_version(tmp_path, SHAPE.digest, X, moments * 2)
     path.write_bytes(other.read_bytes())
     with pytest.raises(VersionError, match="damaged"):
@@ -142,9 +140,3 @@ def test_moments_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: 
         write_version(tmp_path, SHAPE.digest, X, np.zeros(shape, dtype=np.float32))
     with pytest.raises(VersionError, match="finite"):
         write_version(tmp_path, SHAPE.digest, X, np.full((1, 3), np.inf, dtype=np.float32))
-
-
-@given(pairs=st.integers(-5, 10**9), most=st.integers(1, 10**9))
-def test_weights(pairs: int, most: int) -> None:
-    assert weight_of(pairs, "num_examples", most) == max(0, min(pairs, most))
-    assert weight_of(pairs, "uniform", most) == (1 if pairs > 0 else 0)

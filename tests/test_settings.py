@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
+from config.recipes import DEFAULT_RECIPE, RECIPES
 from config.settings import SECTIONS, Settings, SettingsError, load
 from peers.robust import FROM_GRAM, objection
 
@@ -75,6 +76,20 @@ def test_a_whole_number_will_do_where_seconds_are_wanted(tmp_path: Path) -> None
 @pytest.mark.parametrize("bind", ["[::]:7443", "[fe80::1%eth0]:7443", "site.example.org:1"])
 def test_addresses_to_bind(tmp_path: Path, bind: str) -> None:
     assert load(write(tmp_path, f'[network]\nbind = "{bind}"')).network.bind == bind
+
+
+def test_lists_of_levels_and_of_collections(tmp_path: Path) -> None:
+    text = '[negatives]\nlevels = ["noisy", "bucket", "noisy"]\ncollections = ["faq/"]'
+    negatives = load(write(tmp_path, text)).negatives
+    assert negatives.levels == ("noisy", "bucket")
+    assert negatives.collections == ("faq/",)
+    assert refusals(tmp_path, '[negatives]\nlevels = ["all"]\ncollections = ""\nbits = 65') == [
+        'negatives.levels = ["all"]: expected a list of "exact", "noisy", "bucket"; write for '
+        'example ["bucket"], or [] to answer at no level',
+        'negatives.collections = "": expected a list of texts of 1 to 512 characters; write for '
+        'example ["public/"], or [] for all',
+        "negatives.bits = 65: expected a whole number from 1 to 64; lower it to 64 or less",
+    ]
 
 
 def test_settings_never_change_after_loading(tmp_path: Path) -> None:
@@ -253,6 +268,47 @@ def test_whatever_a_key_is_set_to_it_loads_or_is_explained(
         assert all(problem.remedy and problem.expected for problem in refused.problems)
 
 
+# ---- recipes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_fills_in_what_the_file_leaves_open(tmp_path: Path, name: str) -> None:
+    settings = load(write(tmp_path, f'[learning]\nrecipe = "{name}"'))
+    chosen = {
+        section: {key: getattr(getattr(settings, section), key) for key in table}
+        for section, table in RECIPES[name].settings.items()
+    }
+    assert chosen == RECIPES[name].settings
+
+
+def test_what_the_file_says_stands_against_the_recipe(tmp_path: Path) -> None:
+    text = '[learning]\nrecipe = "pfedrag"\ndropout = 0.3\n[training]\nhard_negatives = 9'
+    settings = load(write(tmp_path, text))
+    assert (settings.learning.dropout, settings.training.hard_negatives) == (0.3, 9)
+    assert settings.retriever.personal == "tiered_head"
+
+
+def test_without_a_recipe_it_is_the_default_one(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "")) == load(write(tmp_path, '[learning]\nrecipe = "hanse"'))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[learning]\nrecipe = "fedrag"', "expected one of"),
+        ("[learning]\nmomentum = 1.0", "lower it to 0.9999 or less"),
+        ('[retriever]\nadapt = "lora"\npersonal = "tiered_head"', "behind which it lies"),
+        (
+            '[retriever]\nadapt = "lora_server"\n[learning]\nstart_from = "local"',
+            "factors that a student has left",
+        ),
+    ],
+)
+def test_choices_that_do_not_go_together(tmp_path: Path, text: str, line: str) -> None:
+    (refusal,) = refusals(tmp_path, text)
+    assert line in refusal
+
+
 # ---- the example ------------------------------------------------------------
 
 
@@ -268,8 +324,15 @@ def test_the_example_lists_every_option_with_its_default() -> None:
         table = document.pop(section)
         for key, field in model.model_fields.items():
             fixed = field.default is not PydanticUndefined and field.default is not None
-            if fixed:
+            if key in RECIPES[DEFAULT_RECIPE].settings.get(section, ()):
+                # Written out, it would hold against whatever recipe is chosen.
+                shown = re.search(rf"^# {key} = (.+)$", text, re.MULTILINE)
+                assert shown is not None, f"{section}.{key}"
+                assert tomllib.loads(f"x = {shown[1]}")["x"] == field.default, f"{section}.{key}"
+            elif fixed:
                 default = str(field.default) if isinstance(field.default, Path) else field.default
+                if isinstance(default, tuple):
+                    default = list(default)
                 assert table.pop(key) == default, f"{section}.{key}"
             else:  # the default depends on the machine: shown, commented out
                 assert re.search(rf"^# {key} = \S", text, re.MULTILINE), f"{section}.{key}"

@@ -15,7 +15,7 @@ from daemon.learning.depth import TIERS, DepthState
 from daemon.learning.encoder import Encoder, Float32
 from daemon.learning.heads import HeadRetriever, ResidualHead
 from daemon.learning.models import Texts, open_retriever
-from daemon.learning.personal import PersonalStore
+from daemon.learning.personal import PersonalStore, report_of
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import DepthOptions, LearningError, TrainingOptions, TrainingProgress
 from daemon.learning.tiers import TieredHeadRetriever, change_tier, new_tier
@@ -281,7 +281,8 @@ def test_the_update_has_the_shared_head_alone_and_the_file_the_rest(site: Site) 
         assert not any((window == row).all(axis=1).any() for row in rows)
     assert site.result.depth is not None
     assert (site.result.depth.tier, site.result.depth.api) == ("base", None)
-    assert jobs.depth(site.spec) == site.result.depth
+    shape = jobs.describe(site.spec).shape_manifest.digest
+    assert report_of(PersonalStore(site.personal, shape).newest()) == site.result.depth
 
 
 def test_another_attempt_learns_the_same_and_the_next_round_goes_on(site: Site) -> None:
@@ -334,7 +335,8 @@ def test_the_scheduler_changes_the_tier_between_rounds(site: Site) -> None:
     hasty = DepthOptions(
         window=1, stable_rounds=0, cooling_rounds=0, kd_epochs=2, momentum_weight=1.0
     )
-    options = replace(OPTIONS, local_epochs=1, depth=hasty)
+    site.spec = replace(site.spec, depth=hasty)
+    options = replace(OPTIONS, local_epochs=1)
     tiers = []
     for round_ in (1, 2, 3, 4, 5):
         site.train(site.genesis, round_, options)

@@ -18,16 +18,15 @@ from pathlib import Path
 import pytest
 
 from crypto.identity import IdentityError
-from peers.frames import PartialFile, Received, frames
-from peers.messages import (
-    FRAME_BYTES,
-    MIB,
+from peers.errors import (
     BlobUnknown,
     LocalProtocolError,
     PeerRefused,
     PeerUnreachable,
     RemoteProtocolError,
 )
+from peers.frames import PartialFile, Received, frames
+from peers.messages import FRAME_BYTES, MIB
 from peers.transport import KeepInTouch, ListenError
 from proto import federation_pb2 as pb
 from tests.authority import Federation

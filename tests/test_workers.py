@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
-from daemon.workers import Worker, WorkerCrashed, import_once, report
+from daemon.workers import NobodyAnswers, Worker, WorkerCrashed, ask, import_once, report
 
 
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])
@@ -80,3 +80,92 @@ async def test_a_forked_worker_has_what_was_imported_once_for_all() -> None:
     assert limit == "1"
     assert psutil.Process(parent).ppid() == os.getpid()
     assert psutil.Process(parent).num_threads() == 1, "no thread is lost when it forks"
+
+
+# ---- a job that asks ------------------------------------------------------------------
+
+
+def asking(count: int, size: int) -> list[int]:
+    """Lengths of the answers to ``count`` questions of ``size`` bytes."""
+    return [len(ask(bytes(size))) for _ in range(count)]
+
+
+def asking_until_nobody_answers() -> str:
+    """Why it ended."""
+    try:
+        while True:
+            ask("is anybody there?")
+    except NobodyAnswers as error:
+        return str(error)
+
+
+def asking_after_a_failure() -> str:
+    try:
+        ask("first")
+    except ValueError as error:
+        return f"{error}, then {ask('second')}"
+    return "no failure"
+
+
+async def test_answers_larger_than_a_pipe_holds_come_in_order(worker: Worker) -> None:
+    sizes: list[int] = []
+
+    async def answerer(item: bytes) -> bytes:
+        sizes.append(len(item))
+        await asyncio.sleep(0)
+        return bytes((1 << 20) + len(sizes))
+
+    found = await worker.run_asking(lambda _: None, answerer, asking, 3, 1 << 20)
+    assert found == [(1 << 20) + n for n in (1, 2, 3)]
+    assert sizes == [1 << 20] * 3
+
+
+async def test_what_answering_raises_is_raised_where_it_was_asked(worker: Worker) -> None:
+    async def answerer(item: str) -> str:
+        if item == "first":
+            raise ValueError("no such thing")
+        return item
+
+    told = await worker.run_asking(lambda _: None, answerer, asking_after_a_failure)
+    assert told == "no such thing, then second"
+
+
+async def test_who_asks_in_a_job_that_was_not_started_to_ask_is_told(worker: Worker) -> None:
+    assert "nobody waits" in await worker.run(asking_until_nobody_answers)
+    with pytest.raises(NobodyAnswers, match="no daemon"):
+        ask("outside a worker")
+
+
+async def test_a_job_that_is_given_up_ends_at_its_next_question(worker: Worker) -> None:
+    """Also when it is given up while somebody is looking for the answer."""
+    asked = asyncio.Event()
+
+    async def never(_item: str) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    call = asyncio.create_task(
+        worker.run_asking(lambda _: None, never, asking_until_nobody_answers)
+    )
+    await asked.wait()
+    before = worker.pid
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+    async def answers(_item: bytes) -> bytes:
+        return b"yes"
+
+    async with asyncio.timeout(20):  # and is not kept alive by the answers to the next one
+        assert await worker.run_asking(lambda _: None, answers, asking, 1, 1) == [3]
+        assert await worker.run(reporting, 1) == before  # the same process, free again
+
+
+async def test_a_worker_that_dies_while_it_asks_fails_its_call_alone(worker: Worker) -> None:
+    async def ends_it(_item: bytes) -> bytes:
+        os.kill(worker.pid or 0, 9)
+        return bytes(1 << 20)
+
+    with pytest.raises(WorkerCrashed):
+        await worker.run_asking(lambda _: None, ends_it, asking, 1, 1)
+    assert await worker.run(reporting, 1)

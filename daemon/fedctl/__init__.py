@@ -7,11 +7,16 @@
     keeping.py     site expel, site renew: what comes later
     ingesting.py   ingest
     training.py    train and its live view
-    asking.py      ask, eval
+    learning.py    learning
+    asking.py      ask
+    evaluating.py  eval, eval --history
+    pairs.py       pairs: build, list, show, drop
+    personalising.py  personalise
     show.py        status, peers, rounds
     privacy.py     privacy
     chain.py       rounds verify
     auditing.py    audit head, verify, show
+    exposing.py    audit embeddings
     demo.py        three sites on one machine; demo_sites.py their folders and processes
 
 Heavy imports (grpc, rich's tables, certificates) wait until a command needs
@@ -31,8 +36,13 @@ from daemon.fedctl import (
     auditing,
     chain,
     demo,
+    evaluating,
+    exposing,
     ingesting,
     keeping,
+    learning,
+    pairs,
+    personalising,
     privacy,
     setup,
     show,
@@ -64,13 +74,17 @@ app.add_typer(setup.site_app, name="site")
 app.add_typer(setup.manifest_app, name="manifest")
 app.command("ingest")(ingesting.ingest)
 app.command("train")(training.train)
+app.command("learning")(learning.learning)
+app.command("personalise")(personalising.personalise)
 app.command("ask")(asking.ask)
-app.command("eval")(asking.evaluate)
+app.command("eval")(evaluating.evaluate)
+app.add_typer(pairs.pairs_app, name="pairs")
 app.command("status")(show.status)
 app.command("peers")(show.peers)
 app.command("privacy")(privacy.privacy)
 show.rounds_app.command("verify")(chain.verify)
 app.add_typer(show.rounds_app, name="rounds")
+auditing.audit_app.command("embeddings")(exposing.embeddings)
 app.add_typer(auditing.audit_app, name="audit")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from daemon.audit_chain import Chain
 
-audit_app = typer.Typer(help="The audit log: who did what here, and whether it is whole.")
+audit_app = typer.Typer(help="The audit log: is it whole? And what could embeddings tell?")
 
 _StateDir = Annotated[
     Path | None,
@@ -43,7 +43,7 @@ _DEFAULT_STATE = Path("/var/lib/hanse")
 @audit_app.callback()
 @command
 def audit(_session: Session) -> None:
-    """The audit log: who did what here, and whether it is whole."""
+    """The audit log: who did what here, and is it whole? And what could embeddings tell?"""
 
 
 @audit_app.command("head")

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from daemon.fedctl import demo_sites
-from daemon.fedctl.asking import judge, put_question
+from daemon.fedctl.asking import put_question
 from daemon.fedctl.connection import connected, run
 from daemon.fedctl.demo_outcome import Outcome, SiteOutcome, show_outcome
 from daemon.fedctl.demo_sites import Corpus, DemoSite, RunningDaemon, log_tail
+from daemon.fedctl.evaluating import judge
 from daemon.fedctl.ingesting import Ingested, send
 from daemon.fedctl.options import command
 from daemon.fedctl.output import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
 ANSWER_WITHIN_S = 30.0
 
 
+RecipeOption = Annotated[str, typer.Option(help="Learn as this recipe says: hanse, pfedrag, …")]
+Choices = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="AXIS=VALUE", help="One choice, as in [learning]; repeat."),
+]
+
+
 @command
 def train(
     session: Session,
@@ -54,6 +62,8 @@ def train(
     hard_negatives: Annotated[
         int | None, typer.Option(min=1, max=64, help="Mined passages a pair.")
     ] = None,
+    recipe: RecipeOption = "",
+    choose: Choices = None,
     mask: Mask = False,
     robust: Robust = None,
     byzantine_sites: ByzantineSites = None,
@@ -80,13 +90,13 @@ def train(
             "`fedctl train --rounds 3` trains three rounds",
             exit_code=Exit.USAGE,
         )
-    wanted = {
-        "local_epochs": local_epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "hard_negatives": hard_negatives,
-    }
-    plan: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    plan = _given(
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        hard_negatives=hard_negatives,
+    )
+    chosen = Chosen(recipe, tuple(choose or ()), epsilon or 0.0)
     plan |= guards_of(robust, byzantine_sites, mask=mask)
     noised = plan_of(
         clip=clip,
@@ -98,17 +108,21 @@ def train(
     )
     if noised is not None:
         plan["privacy"] = noised
-    if rounds is None and (plan or detach):
+    if rounds is None and (plan or detach or recipe or choose):
         raise CommandError(
             "only a new run takes those options", "Add --rounds N", exit_code=Exit.USAGE
         )
     if stop:
         return _say_run(session, run(_stop(session)), "stopped")
     if rounds is not None:
-        started = run(_start(session, rounds, plan, epsilon or 0.0))
+        started = run(_start(session, rounds, plan, chosen))
         if detach:
             return _say_run(session, started, "started")
     return _watch_until_interrupted(session)
+
+
+def _given(**fields: float | None) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:
@@ -121,19 +135,35 @@ def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:
     return Exit.OK
 
 
-async def _start(session: Session, rounds: int, plan: dict[str, Any], epsilon: float) -> TrainReply:
+@dataclass(frozen=True)
+class Chosen:
+    """What a person chose beside the fields of a plan."""
+
+    recipe: str = ""
+    choices: tuple[str, ...] = ()
+    epsilon: float = 0.0
+
+
+async def _start(session: Session, rounds: int, plan: dict[str, Any], chosen: Chosen) -> TrainReply:
     async with connected(socket_path(session)) as daemon:
-        return await start(daemon, rounds, plan, epsilon)
+        return await start(daemon, rounds, plan, chosen)
 
 
 async def start(
-    daemon: ControlAsyncStub, rounds: int, plan: dict[str, Any], epsilon: float = 0.0
+    daemon: ControlAsyncStub, rounds: int, plan: dict[str, Any], chosen: Chosen | None = None
 ) -> TrainReply:
     """Ask for that many more rounds; ``plan`` holds only what the person chose."""
     from proto.control_pb2 import TrainRequest
     from proto.federation_pb2 import TrainingPlan
 
-    request = TrainRequest(rounds=rounds, plan=TrainingPlan(**plan), epsilon=epsilon)
+    chosen = chosen or Chosen()
+    request = TrainRequest(
+        rounds=rounds,
+        plan=TrainingPlan(**plan),
+        epsilon=chosen.epsilon,
+        recipe=chosen.recipe,
+        choices=chosen.choices,
+    )
     return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
 
 

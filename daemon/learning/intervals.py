@@ -7,6 +7,7 @@ so that what makes a question hard for both cancels out (Sakai, SIGIR 2006).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from daemon.learning.evaluation import Judged
 from daemon.learning.terms import EvaluationError
 
 Float64 = NDArray[np.float64]
+Int32 = NDArray[np.int32]
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -52,13 +54,16 @@ def bootstrap(
         raise EvaluationError("an interval needs one finite value a question, and at least one")
     if resamples < 1 or not 0.0 < level < 1.0:
         raise EvaluationError(f"cannot take {resamples} resamples at level {level}")
-    means = np.sort(resampled_means(values, resamples, seed))
+    return _interval(values, resampled_means(values, resamples, seed), level)
+
+
+def _interval(values: Float64, means: Float64, level: float) -> Interval:
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
     # Differences of equal scores sum to rounding errors: those are zero.
     noise = 1e-12 * max(1.0, float(np.abs(values).max()))
     below, above = (int((means <= noise).sum()), int((means >= -noise).sum()))
-    p = min(1.0, 2.0 * (min(below, above) + 1) / (resamples + 1))
+    p = min(1.0, 2.0 * (min(below, above) + 1) / (len(means) + 1))
     return Interval(float(values.mean()), float(low), float(high), p, level)
 
 
@@ -86,16 +91,53 @@ def paired_bootstrap(
 
 def figures_of(judged: Judged, *, seed: int = 0) -> dict[str, Interval]:
     """Every metric of a judgement with its interval, as an operator is shown them."""
-    return {name: bootstrap(values, seed=seed) for name, values in judged.scores.items()}
+    return _all_at_once(dict(judged.scores), seed)
+
+
+def differences_of(ours: Judged, theirs: Judged, *, seed: int = 0) -> dict[str, Interval]:
+    """How much each metric of ``ours`` is above that of ``theirs``, as `paired_bootstrap`.
+
+    Both are of the same questions in order, which raises EvaluationError otherwise.
+    """
+    if ours.questions != theirs.questions:
+        raise EvaluationError(
+            f"a paired comparison needs the same questions: got {ours.questions} "
+            f"and {theirs.questions}"
+        )
+    differences = {name: ours.scores[name] - theirs.scores[name] for name in ours.scores}
+    return _all_at_once(differences, seed)
+
+
+def _all_at_once(columns: dict[str, Float64], seed: int) -> dict[str, Interval]:
+    """`bootstrap` of each column on the draws they have in common, hence drawn once."""
+    table = np.stack(list(columns.values()), axis=1)  # [n, metrics]
+    if not table.size or not np.isfinite(table).all():
+        raise EvaluationError("an interval needs one finite value a question, and at least one")
+    count = len(table)
+    means = np.empty((RESAMPLES, table.shape[1]))
+    start = 0
+    for rows in _draws(count, RESAMPLES, seed):
+        # How often each question was drawn, [r, n]: a mean is then a product.
+        cells = np.arange(len(rows))[:, np.newaxis] * count + rows
+        times = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(len(rows), count)
+        means[start : start + len(rows)] = times.astype(np.float64) @ table / count
+        start += len(rows)
+    return {
+        name: _interval(values, means[:, column], LEVEL)
+        for column, (name, values) in enumerate(columns.items())
+    }
 
 
 def resampled_means(values: Float64, resamples: int, seed: int) -> Float64:
     """Means [resamples] of as many draws of n out of n with replacement."""
+    return np.concatenate(
+        [values[rows].mean(axis=1) for rows in _draws(len(values), resamples, seed)]
+    )
+
+
+def _draws(count: int, resamples: int, seed: int) -> Iterator[Int32]:
+    """Rows drawn with replacement, [r, count] at a time until there are ``resamples`` draws."""
     chance = np.random.Generator(np.random.Philox(key=seed))
-    count = len(values)
-    means = np.empty(resamples)
     at_once = max(1, _DRAWS_AT_ONCE // count)
     for start in range(0, resamples, at_once):
-        rows = chance.integers(0, count, (min(at_once, resamples - start), count), dtype=np.int32)
-        means[start : start + len(rows)] = values[rows].mean(axis=1)
-    return means
+        yield chance.integers(0, count, (min(at_once, resamples - start), count), dtype=np.int32)

@@ -11,13 +11,14 @@ import functools
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.personal import PersonalState, PersonalStore
+from daemon.learning.personal import PersonalState, PersonalStore, embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
@@ -37,6 +38,7 @@ from daemon.workers import report
 
 if TYPE_CHECKING:
     from daemon.learning.models import Retriever
+    from daemon.learning.pairs.made import Made
     from daemon.learning.training import TrainingSet
 
 Float32 = NDArray[np.float32]
@@ -94,6 +96,12 @@ def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
         return _embed_missing(library, retriever)
 
 
+def embed_frozen(spec: RetrieverSpec, library_path: Path) -> int:
+    """As `embed_passages`, for any retriever: what the encoder was before training is judged by."""
+    with Library.open(library_path) as library:
+        return _embed_missing(library, _retriever(spec))
+
+
 def build_index(
     spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes, index_root: Path
 ) -> Path:
@@ -105,21 +113,21 @@ def build_index(
     from daemon.retrieval import index
 
     retriever = _retriever(spec)
-    newly_pinned = _pin(spec, retriever, model_digest)
+    _pin(spec, retriever, model_digest)
+    embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
-        path = index.index_path(index_root, model_digest, content_digest)
+        path = index.index_path(index_root, embedded, content_digest)
         try:
-            index.load_index(path, model_digest, content_digest)
+            index.load_index(path, embedded, content_digest)
         except index.IndexDamaged:
             pass  # missing or damaged: built below
         else:
-            if not newly_pinned:
-                return path
+            return path
         load_serving(spec, retriever, versions, model_digest)
         labels, vectors = _embedded(library, retriever)
     built = index.build_index(labels, vectors, threads=spec.threads)
-    return built.save(index_root, model_digest, content_digest)
+    return built.save(index_root, embedded, content_digest)
 
 
 def train(
@@ -140,10 +148,14 @@ def train(
     TrainingError when this site cannot train, VersionError when it lacks the
     parent; nothing is written then.
     """
+    from daemon.learning.pairs.learning import training_pairs
     from daemon.learning.training import fit, shared_copies, training_seed
 
     started = time.monotonic()
     retriever = _retriever(spec)
+    # Tiers are the site's own affair, but for the range that the plan tells.
+    known = plan.depth.complexity_range
+    plan = replace(plan.in_round(round), depth=replace(spec.depth, complexity_range=known))
     parent = _load(retriever, versions, parent_digest)
     own = _own(spec, retriever, plan)
     before = own.before(round) if own is not None else None
@@ -151,10 +163,10 @@ def train(
     mean_loss, depth, kept = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
-            count = max(1, library.counts().pairs_train)  # a weight must be positive
+            count = max(1, training_pairs(spec, library))  # a weight must be positive
         else:
             _take_up(retriever, before, library, plan)
-            pairs = _training_set(library, retriever, plan)
+            pairs = _training_set(library, retriever, plan, spec)
             count = len(pairs.positives)
             held = shared_copies(retriever)
             if plan.start_from == "local" and before is not None and _STUDENT in before.arrays:
@@ -188,16 +200,6 @@ def complexity(library_path: Path) -> float:
         return score(library)
 
 
-def depth(spec: RetrieverSpec) -> DepthReport | None:
-    """The tier of this site's personal layer and why it is that one; None before any training."""
-    from daemon.learning.tiering import report_of
-
-    if spec.personal == "none":
-        return None
-    shape = _retriever(spec).shape_manifest.digest
-    return report_of(PersonalStore(Path(spec.personal_folder), shape).newest())
-
-
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
     from daemon.learning.models import open_retriever
@@ -213,7 +215,7 @@ def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
 
 def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
     """Where this site keeps what is its own; None when nothing is."""
-    if plan.start_from == "global" and spec.personal == "none":
+    if plan.start_from == "global" and spec.personal != "tiered_head":
         return None
     if not spec.personal_folder:
         raise LearningError(
@@ -306,12 +308,11 @@ def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> No
         raise TrainingError("an update of no example weighs nothing: no update was made")
 
 
-def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> bool:
-    """Decide what personal layer a version answers with; whether that is news."""
-    if spec.personal == "none":
-        return False
-    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
-    return store.pin(model_digest)
+def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> None:
+    """Decide what personal layer a version answers with. Others are put there when made."""
+    if spec.personal == "tiered_head":
+        store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+        store.pin(model_digest)
 
 
 def load_serving(
@@ -323,6 +324,11 @@ def load_serving(
     site's personal parameters are; the retriever stays as it was then.
     """
     vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
+    if spec.personal == "query_encoder":
+        from daemon.learning import personal_jobs
+
+        personal_jobs.load_serving(spec, retriever, vector, model_digest)
+        return
     if spec.personal != "none":
         from daemon.learning.tiering import take_up
         from daemon.learning.tiers import TieredHeadRetriever
@@ -360,7 +366,9 @@ def _embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
     return np.array([passage.rowid for passage in passages], dtype=np.int64), vectors
 
 
-def _training_set(library: Library, retriever: Retriever, plan: TrainingOptions) -> TrainingSet:
+def _training_set(
+    library: Library, retriever: Retriever, plan: TrainingOptions, spec: RetrieverSpec
+) -> TrainingSet:
     """The site's pairs with positives and negatives among what may be learned from."""
     from daemon.learning.models import Texts
     from daemon.learning.tiering import rows_by_document
@@ -368,44 +376,90 @@ def _training_set(library: Library, retriever: Retriever, plan: TrainingOptions)
 
     passages = library.passages(split="train")
     queries, positives = _usable(library, "train", rows_by_document(passages))
+    if spec.learn_from == "made":
+        queries, positives = [], []
     asked = Texts(queries, _query_features(library, retriever, queries))
     told = Texts(
         [passage.embedding_text for passage in passages],
         _passage_features(library, retriever, [passage.rowid for passage in passages]),
     )
-    parent = None
-    negatives = [np.empty(0, dtype=np.int64) for _ in positives]
-    if plan.needs_parent and positives:
+    none = [np.empty(0, dtype=np.int64) for _ in positives]
+    documents = [passage.document_id for passage in passages]
+    pairs, sources = _with_made(
+        library, retriever, spec, TrainingSet(asked, told, positives, none), documents
+    )
+    if plan.needs_parent and pairs.positives:
+        asked, told = pairs.queries, pairs.passages
         parent = (
             retriever.embed_queries(asked.texts, asked.features),
             retriever.embed_passages(told.texts, told.features),
         )
-        negatives = _negatives(library, passages, queries, positives, parent, plan)
-    return TrainingSet(asked, told, positives, negatives, parent)
+        negatives = _negatives(library, passages, pairs, sources, parent, plan)
+        pairs = replace(pairs, negatives=negatives, parent=parent)
+    return pairs
+
+
+def _with_made(
+    library: Library,
+    retriever: Retriever,
+    spec: RetrieverSpec,
+    supplied: TrainingSet,
+    documents: list[str],
+) -> tuple[TrainingSet, list[str]]:
+    """The pairs made here added, if they are learned from; and each text's document."""
+    from daemon.learning.pairs.learning import to_learn
+    from daemon.learning.pairs.made import with_made
+
+    made = to_learn(spec, documents, supplied.queries.texts)
+    queries = _query_features(library, retriever, [pair.query for pair in made])
+    pairs = with_made(supplied, made, queries, _made_features(library, retriever, supplied, made))
+    source = {t: d for m in made for t, d in zip(m.texts, m.documents, strict=True)}
+    added = [source[text] for text in pairs.passages.texts[len(documents) :]]
+    return pairs, [*documents, *added]
+
+
+def _made_features(
+    library: Library, retriever: Retriever, supplied: TrainingSet, made: Sequence[Made]
+) -> Float32 | None:
+    """[n, d] frozen features of the made texts; those of passages are there already."""
+    from daemon.learning.pairs.made import texts_of
+
+    known = supplied.passages.features
+    if known is None:
+        return None
+    texts = texts_of(made)
+    row_of = {text: row for row, text in enumerate(supplied.passages.texts)}
+    vectors = np.zeros((len(texts), retriever.encoder.dimension), dtype=np.float32)
+    others = [n for n, text in enumerate(texts) if text not in row_of]
+    here = [n for n, text in enumerate(texts) if text in row_of]
+    vectors[here] = known[[row_of[texts[n]] for n in here]]
+    # Kept beside those of queries: to the encoder a text is a text.
+    found = _query_features(library, retriever, [texts[n] for n in others])
+    vectors[others] = 0.0 if found is None else found
+    return vectors
 
 
 def _negatives(
     library: Library,
     passages: Sequence[Passage],
-    queries: Sequence[str],
-    positives: list[Rows],
+    pairs: TrainingSet,
+    documents: Sequence[str],
     parent: tuple[Float32, Float32],
     plan: TrainingOptions,
 ) -> list[Rows]:
-    """Hard negatives of each query, as the plan says."""
+    """Hard negatives of each query, as the plan says; ``documents`` are those of the texts."""
     from daemon.learning.mining import candidates_for, filter_ranked, mine_negatives
 
     count = plan.hard_negatives if plan.negatives != "in_batch" else 0
-    document_ids = [passage.document_id for passage in passages]
     if plan.negatives != "bm25" or count == 0:
-        return mine_negatives(*parent, document_ids, positives, count)
+        return mine_negatives(*parent, documents, pairs.positives, count)
     row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
     ranked = []
-    for query, right in zip(queries, positives, strict=True):
+    for query, right in zip(pairs.queries.texts, pairs.positives, strict=True):
         found = library.bm25(query, candidates_for(count, right))
         rows = [row_of[rowid] for rowid, _ in found if rowid in row_of]
         ranked.append(np.array(rows, dtype=np.int64))
-    return filter_ranked(ranked, parent[1], document_ids, positives, count)
+    return filter_ranked(ranked, parent[1], documents, pairs.positives, count)
 
 
 def _query_features(

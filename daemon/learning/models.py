@@ -95,6 +95,12 @@ def open_retriever(spec: RetrieverSpec) -> Retriever:
                 f"{spec.adapt!r}"
             )
         return TieredHeadRetriever(encoder)
+    if spec.personal == "query_encoder":
+        from daemon.learning.query_encoder import PersonalQueryRetriever  # which wraps ours
+
+        return PersonalQueryRetriever.on(
+            encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha
+        )
     return adapted(encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha)
 
 

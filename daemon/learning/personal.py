@@ -7,7 +7,8 @@ A folder of safetensors files that no message ever reads:
   a crash, starts from where the first did and nothing is learned twice.
 - ``version-<digest>``: the state that a model version was first indexed with, and
   with which it answers: passages in an index and the questions asked of it must go
-  through the same layers, also while the next round is being trained.
+  through the same layers, also while the next round is being trained. A personal query
+  encoder is of one version, too, but comes after the index, which knows nothing of it.
 
 A file is of use only with the retriever it was made for: it names the digest of
 that one's shape, which covers encoder and adaptation, and is passed over otherwise.
@@ -15,20 +16,21 @@ that one's shape, which covers encoder and adaptation, and is passed over otherw
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from daemon.learning.terms import LearningError
+from daemon.learning.terms import DepthReport, LearningError
 
 Float32 = NDArray[np.float32]
 
@@ -90,15 +92,20 @@ class PersonalStore:
         if newest is None:
             return False
         self._write(path, newest)
-        pinned = sorted(self._folder.glob("version-*"), key=lambda file: file.stat().st_mtime_ns)
-        for old in pinned[:-_VERSIONS_KEPT]:
-            old.unlink(missing_ok=True)
+        self._forget_old_versions(path)
         return True
 
-    def sweep(self) -> None:
-        """Remove what a crash left half written. Only where no other process writes."""
-        for leftover in self._folder.glob(f"{_UNFINISHED}*"):
-            leftover.unlink(missing_ok=True)
+    def put(self, model_digest: bytes, state: PersonalState) -> None:
+        """Make a state the one that a version answers with, in place of any before."""
+        path = self._version(model_digest)
+        self._write(path, state)
+        self._forget_old_versions(path)
+
+    def _forget_old_versions(self, keep: Path) -> None:
+        pinned = sorted(self._folder.glob("version-*"), key=lambda file: file.stat().st_mtime_ns)
+        for old in pinned[:-_VERSIONS_KEPT]:
+            if old != keep:
+                old.unlink(missing_ok=True)
 
     def _version(self, model_digest: bytes) -> Path:
         return self._folder / f"version-{model_digest.hex()}.safetensors"
@@ -140,3 +147,35 @@ class PersonalStore:
             raise OSError(f"cannot write {path}: {error}") from error
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def embedded_by(personal: str, folder: str, model_digest: bytes) -> bytes:
+    """Name (32 bytes) of what passages are embedded by, as an index has it.
+
+    The version's own digest, unless they go through parameters of this site, too
+    (``personal`` as in settings): then that and the digest of these. So an index never
+    meets questions that were embedded otherwise than its passages. Reads a file.
+    """
+    path = Path(folder) / f"version-{model_digest.hex()}.safetensors"
+    if personal in ("none", "query_encoder") or not path.exists():
+        return model_digest
+    with path.open("rb") as file:
+        own = hashlib.file_digest(cast(Any, file), "sha256").digest()
+    return hashlib.sha256(b"hanse-embedded-by-v1\0" + model_digest + own).digest()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a crash left half written. Only at a start, where nobody writes."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        leftover.unlink(missing_ok=True)
+
+
+def report_of(state: PersonalState | None) -> DepthReport | None:
+    """What was last decided, and why."""
+    told = None if state is None else state.facts.get("report")
+    if told is None:
+        return None
+    try:
+        return DepthReport(**told)
+    except TypeError as error:
+        raise LearningError(f"a personal file says {told!r} of its tier: {error}") from error

@@ -60,14 +60,3 @@ def step(
             "site whose updates are too large; the parent version stays"
         )
     return version, kept if rows else None
-
-
-def weight_of(num_examples: int, weigh: str, most: int) -> int:
-    """How much a site's update counts: its pairs up to ``most``, or 1 (``uniform``).
-
-    The number is a site's own word, hence the limit. 0 means that it must not
-    contribute. Source: FedE4RAG, Eq. 5; pFedRAG, Eq. 9.
-    """
-    if num_examples <= 0:
-        return 0
-    return 1 if weigh == "uniform" else min(num_examples, most)

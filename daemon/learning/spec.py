@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from config.recipes import Adapt, Personal
+from daemon.learning.terms import DepthOptions
 
 
 @dataclass(frozen=True)
@@ -18,16 +21,23 @@ class RetrieverSpec:
     its linear layers in full, of which rank ``lora_rank`` is exchanged
     (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
 
-    ``personal``: a layer of this site's own behind the head (``tiered_head``), which
-    lies in ``personal_folder`` and never leaves it.
+    ``personal``: a layer of this site's own behind the head (``tiered_head``), or a copy
+    of all that trains for its queries alone (``query_encoder``). It lies in
+    ``personal_folder`` and never leaves it; ``depth`` says how the layer's tiers change.
+
+    ``learn_from``: the pairs that were supplied, those that the site has made of its
+    own documents (kept in the file ``made_pairs``), or both.
     """
 
     encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
-    adapt: Literal["head", "lora", "lora_server", "full"] = "head"
+    adapt: Adapt = "head"
     max_tokens: int = 256
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
     lora_rank: int = 8
     lora_alpha: int = 16
-    personal: Literal["none", "tiered_head"] = "none"
+    personal: Personal = "none"
     personal_folder: str = ""
+    depth: DepthOptions = field(default_factory=DepthOptions)
+    learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
+    made_pairs: str = ""

@@ -6,15 +6,39 @@ the daemon's main process receives these from its workers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from config.recipes import Aggregate, Batches, Distill, Negatives, StartFrom
 from daemon.versions import ShapeManifest
 from proto import federation_pb2 as pb
 
 # The mean loss travels as loss / LOSS_BOUND in the vector's last value. InfoNCE
 # with tau = 0.05 is below 2 / 0.05 + ln(candidates), that is 48 at 4096 of them.
 LOSS_BOUND = 64.0
+
+# What the plan's numbers are called in settings.
+_NEGATIVES: Mapping[int, Negatives] = {
+    pb.NEGATIVES_STATIC: "static",
+    pb.NEGATIVES_BM25: "bm25",
+    pb.NEGATIVES_IN_BATCH: "in_batch",
+}
+_BATCHES: Mapping[int, Batches] = {pb.BATCHES_RANDOM: "random", pb.BATCHES_TOPIC: "topic"}
+_DISTILL: Mapping[int, Distill] = {
+    pb.DISTILL_NONE: "none",
+    pb.DISTILL_PAIRS: "pairs",
+    pb.DISTILL_MATRIX: "matrix",
+}
+_START_FROM: Mapping[int, StartFrom] = {
+    pb.START_FROM_GLOBAL: "global",
+    pb.START_FROM_LOCAL: "local",
+}
+_AGGREGATE: Mapping[int, Aggregate] = {
+    pb.AGGREGATE_FEDAVG: "fedavg",
+    pb.AGGREGATE_FEDAVGM: "fedavgm",
+    pb.AGGREGATE_FEDADAM: "fedadam",
+}
 
 
 class LearningError(Exception):
@@ -67,7 +91,7 @@ class ServerOptions:
     that hardly move).
     """
 
-    rule: Literal["fedavg", "fedavgm", "fedadam"] = "fedavg"
+    rule: Aggregate = "fedavg"
     learning_rate: float = 1.0
     momentum: float = 0.9
     second_momentum: float = 0.99
@@ -91,7 +115,7 @@ class TrainingOptions:
     ``proximal``: FedProx's mu. ``start_from``: the parent version, or the site's own
     student of its last round (then the parent only teaches).
     ``dropout``: of the head's input while it trains. ``weight_decay``: AdamW's.
-    ``weigh``: a site's update counts by its pairs or as much as any other's.
+    ``bm25_rounds``: rounds, from the first, whose hard negatives come from words.
     """
 
     local_epochs: int = 4
@@ -100,16 +124,16 @@ class TrainingOptions:
     temperature: float = 0.05
     hard_negatives: int = 4
     seed: int = 0
-    negatives: Literal["in_batch", "bm25", "static"] = "static"
+    negatives: Negatives = "static"
     random_negatives: int = 0
-    batches: Literal["random", "topic"] = "random"
-    distill: Literal["none", "pairs", "matrix"] = "none"
+    batches: Batches = "random"
+    distill: Distill = "none"
     kd_weight: float = 1.0
     proximal: float = 0.0
-    start_from: Literal["global", "local"] = "global"
+    start_from: StartFrom = "global"
     dropout: float = 0.0
     weight_decay: float = 0.0
-    weigh: Literal["num_examples", "uniform"] = "num_examples"
+    bm25_rounds: int = 0
     server: ServerOptions = ServerOptions()
     depth: DepthOptions = DepthOptions()
 
@@ -119,16 +143,45 @@ class TrainingOptions:
         mined = self.negatives != "in_batch" and self.hard_negatives > 0
         return mined or self.batches == "topic" or self.distill != "none"
 
+    def in_round(self, round: int) -> TrainingOptions:
+        """The options of one round of the history, counted from 1."""
+        if round <= self.bm25_rounds and self.negatives == "static":
+            return replace(self, negatives="bm25")
+        return self
+
     @classmethod
     def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
         """What a round's plan asks of a site."""
-        return cls(
+        learning = plan.learning
+        own = cls(
             local_epochs=plan.local_epochs,
             batch_size=plan.batch_size,
             learning_rate=plan.learning_rate,
             temperature=plan.temperature,
             hard_negatives=plan.hard_negatives,
             seed=plan.seed,
+        )
+        if not plan.HasField("learning"):
+            return own
+        return replace(
+            own,
+            negatives=_NEGATIVES[learning.negatives],
+            bm25_rounds=learning.bm25_rounds,
+            random_negatives=learning.random_negatives,
+            batches=_BATCHES[learning.batches],
+            distill=_DISTILL[learning.distill],
+            kd_weight=learning.kd_weight,
+            proximal=learning.proximal,
+            start_from=_START_FROM[learning.start_from],
+            dropout=learning.dropout,
+            weight_decay=learning.weight_decay,
+            server=ServerOptions(
+                _AGGREGATE[learning.aggregate],
+                learning.server_learning_rate,
+                learning.momentum,
+                learning.second_momentum,
+                learning.floor,
+            ),
         )
 
 

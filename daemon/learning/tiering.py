@@ -20,7 +20,7 @@ from daemon.learning.depth import (
 )
 from daemon.learning.models import Retriever, Texts
 from daemon.learning.personal import PersonalState
-from daemon.learning.terms import DepthReport, LearningError, TrainingOptions
+from daemon.learning.terms import DepthReport, TrainingOptions
 from daemon.learning.tiers import TieredHeadRetriever, change_tier
 from daemon.learning.training import TrainingSet
 from daemon.retrieval.library import Library, Passage
@@ -103,17 +103,6 @@ def kept(
     arrays = {f"{_PREFIX}{name}": value for name, value in retriever.personal_arrays().items()}
     facts = {"tier": retriever.tier, "depth": state.to_json(), "report": asdict(report)}
     return arrays, facts
-
-
-def report_of(state: PersonalState | None) -> DepthReport | None:
-    """What was last decided, and why."""
-    told = None if state is None else state.facts.get("report")
-    if told is None:
-        return None
-    try:
-        return DepthReport(**told)
-    except TypeError as error:
-        raise LearningError(f"a personal file says {told!r} of its tier: {error}") from error
 
 
 def recall_at(

@@ -71,7 +71,16 @@ def fit(
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.parameters()
     held = shared_copies(retriever) if anchor is None else anchor
+<<<<<<< HEAD
     optimiser, schedule = optimiser_of(parameters, count, options)
+=======
+    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+    optimiser = torch.optim.AdamW(
+        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+    )
+    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
+>>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 

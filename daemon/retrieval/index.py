@@ -79,6 +79,16 @@ class DenseIndex:
             return labels.astype(np.int64), (1.0 - distances).astype(np.float32)
         return np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32)
 
+    def labels(self) -> Int64:
+        """The labels of all passages [count], ascending."""
+        return np.sort(np.array(self._graph.get_ids_list(), dtype=np.int64))
+
+    def vectors(self, labels: Int64) -> Float32:
+        """The unit vectors [n, d] of those labels, which must be in the index."""
+        if not len(labels):
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        return np.asarray(self._graph.get_items(labels), dtype=np.float32)
+
     def save(self, root: Path, model_digest: bytes, content_digest: bytes) -> Path:
         """Write the index under ``root`` atomically; the folder it is in.
 

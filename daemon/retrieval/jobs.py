@@ -15,23 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.evaluation import Metrics, judge
-from daemon.learning.intervals import Interval, figures_of
+from daemon.learning.evaluation import Metrics
+from daemon.learning.intervals import Interval, differences_of, figures_of
 from daemon.learning.jobs import load_serving
+from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.answering import Answered, OpenVersion
 from daemon.retrieval.index import load_index
+from daemon.retrieval.judging import DEPTH, exact, held_out, judged_rankings
 from daemon.retrieval.library import Library, LibraryCounts
-from daemon.retrieval.search import reciprocal_rank_fusion
 
 if TYPE_CHECKING:
     from daemon.learning.models import Retriever
 
 Float32 = NDArray[np.float32]
-
-# Passages judged for each question: several may be of one answer, and ten
-# different answers must remain.
-_EVALUATION_DEPTH = 100
 
 
 class NotOpenError(Exception):
@@ -43,13 +40,16 @@ class Evaluation:
     """Scores of the open version on one split.
 
     ``dense`` is what training changes; ``fused`` is what a question meets.
-    ``figures``: of "dense", "bm25" and "fused" every metric of
-    `daemon.learning.evaluation` with its interval; they stay at the site.
+    ``figures``: of each ranking of `daemon.retrieval.judging` every metric of
+    `daemon.learning.evaluation` with its interval; ``over_vanilla``: how much it is
+    above that of the encoder before training. They stay at the site.
     """
 
+    split: str
     dense: Metrics
     fused: Metrics
     figures: dict[str, dict[str, Interval]]
+    over_vanilla: dict[str, dict[str, Interval]]
     model_digest: bytes
     seconds: float
 
@@ -67,7 +67,8 @@ def open_version(
     """
     global _open
     retriever = _retriever(spec)
-    index = load_index(index_path, model_digest)
+    embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
+    index = load_index(index_path, embedded)
     library = Library.open(library_path, read_only=True)
     # Last, all of it or nothing: the encoder is shared with the version before,
     # its parameters are what changes.
@@ -87,28 +88,34 @@ def ask(question: str, top_k: int) -> Answered:
 
 
 def evaluate(split: str) -> Evaluation:
-    """Score the open version on the library's pairs of that split ("test" unless chosen).
+    """Score the open version on the library's pairs of a split ("": test, or else valid).
 
-    Raises EvaluationError when there are none, NotOpenError.
+    The encoder before training is judged, too, where frozen features of every passage
+    are cached (`daemon.learning.jobs.embed_frozen`). Raises EvaluationError when there
+    are no pairs, NotOpenError.
     """
     started = time.monotonic()
     version = _opened()
-    pairs = version.library.pairs(split)
-    vectors = _query_vectors(version, [pair.query for pair in pairs])
-    document_of = {passage.rowid: passage.document_id for passage in version.library.passages()}
-    rankings: dict[str, list[list[str]]] = {"dense": [], "bm25": [], "fused": []}
-    nearest, _ = version.index.search(vectors, _EVALUATION_DEPTH)
-    for pair, labels in zip(pairs, nearest.tolist(), strict=True):
-        by_words = [rowid for rowid, _ in version.library.bm25(pair.query, _EVALUATION_DEPTH)]
-        both = [rowid for rowid, _ in reciprocal_rank_fusion([labels, by_words])]
-        for name, found in (("dense", labels), ("bm25", by_words), ("fused", both)):
-            rankings[name].append(_documents(found, document_of))
-    positives = [set(pair.positives) for pair in pairs]
-    judged = {name: judge(ranking, positives) for name, ranking in rankings.items()}
+    split, pairs = held_out(version.library, split)
+    queries = [pair.query for pair in pairs]
+    frozen = _frozen(version, queries)
+    nearest, _ = version.index.search(_query_vectors(version, queries, frozen), DEPTH)
+    labels, vectors = version.library.features(version.retriever.encoder.digest)
+    vanilla = None
+    if len(labels) == version.library.counts().passages:
+        vanilla = exact(frozen, labels, vectors)
+    judged = judged_rankings(version.library, pairs, nearest.tolist(), vanilla)
+    before = judged.get("vanilla")
     return Evaluation(
+        split=split,
         dense=judged["dense"].metrics(),
         fused=judged["fused"].metrics(),
         figures={name: figures_of(one) for name, one in judged.items()},
+        over_vanilla={
+            name: differences_of(one, before)
+            for name, one in judged.items()
+            if before is not None and name != "vanilla"
+        },
         model_digest=version.model_digest,
         seconds=time.monotonic() - started,
     )
@@ -137,20 +144,17 @@ def _retriever(spec: RetrieverSpec) -> Retriever:
     return open_retriever(spec)
 
 
-def _query_vectors(version: OpenVersion, queries: list[str]) -> Float32:
-    """float32 [n, d], from cached features where the learning worker left them."""
-    retriever = version.retriever
-    if not queries:
-        return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
-    if not retriever.uses_features:
-        return retriever.embed_queries(queries)
-    known = version.library.query_features(retriever.encoder.digest, queries)
+def _frozen(version: OpenVersion, queries: list[str]) -> Float32:
+    """[n, d] what the encoder alone makes of queries, cached where the learning worker left it."""
+    encoder = version.retriever.encoder
+    known = version.library.query_features(encoder.digest, queries)
     missing = [query for query in dict.fromkeys(queries) if query not in known]
     if missing:
-        known.update(zip(missing, retriever.encoder.encode(missing), strict=True))
-    return retriever.embed_queries(queries, np.stack([known[query] for query in queries]))
+        known.update(zip(missing, encoder.encode(missing), strict=True))
+    return np.stack([known[query] for query in queries])
 
 
-def _documents(labels: list[int], document_of: dict[int, str]) -> list[str]:
-    """Documents by their best passage, each once; passages that are gone are passed over."""
-    return list(dict.fromkeys(document_of[label] for label in labels if label in document_of))
+def _query_vectors(version: OpenVersion, queries: list[str], frozen: Float32) -> Float32:
+    """[n, d] what the open version makes of queries."""
+    retriever = version.retriever
+    return retriever.embed_queries(queries, frozen if retriever.uses_features else None)

@@ -34,8 +34,8 @@ from daemon.workers import Worker
 from peers import effects as do
 from peers import frames, vectors
 from peers.aggregation import CiphertextSum
+from peers.errors import RemoteProtocolError
 from peers.frames import Received, receive_in_memory
-from peers.messages import RemoteProtocolError
 from peers.protocol import Protocol
 from peers.vectors import read_encrypted, write_encrypted
 from proto import federation_pb2 as pb

@@ -19,8 +19,8 @@ from crypto.identity import IdentityError, expiry_of, sign_request
 from crypto.names import ID
 from daemon.round_crypto import sealing_context
 from peers.certificate_file import pack_manifests, unpack_manifests
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestError, parse_signed
-from peers.messages import RemoteProtocolError
 from tests.fuzz.mutators import Tlv, mutate_bytes, mutate_der, mutate_json, read_json
 from tests.fuzz.wire import joined, pieces, shuffled
 from tests.fuzz.world import AT, FEDERATION, SITES, signed_manifests, world

@@ -24,8 +24,9 @@ from google.protobuf.message import DecodeError
 
 from peers import messages
 from peers.contacts import Contacts
+from peers.errors import RemoteProtocolError
 from peers.frames import PartialFile, Received
-from peers.messages import RemoteProtocolError, decode
+from peers.messages import decode
 from peers.servicer import Caller, Membership, Refusal, Servicer
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import EDGES, mutate_bytes, mutate_message

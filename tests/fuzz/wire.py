@@ -20,7 +20,8 @@ from peers.certificates import (
     verify_chain,
     vote_payload,
 )
-from peers.messages import RemoteProtocolError, decode, parse
+from peers.errors import RemoteProtocolError
+from peers.messages import decode, parse
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import mutate_bytes, mutate_message
 from tests.fuzz.world import AT, FEDERATION, GENESIS, SITES, certificate, chain, vote_body, world

@@ -90,10 +90,14 @@ def read(path: Path) -> list[Made]:
         sound = isinstance(head, dict) and head == {"format": _FORMAT, "pairs": len(made)}
     except (OSError, ValueError, RecursionError) as error:
         raise PairError(
-            f"cannot read the made pairs in {path}: {error}; make them again"
+            f"cannot read the made pairs in {path}: {error}; drop them (fedctl pairs drop --all) "
+            "and make them again"
         ) from error
     if not sound:
-        raise PairError(f"{path} is cut short or of another format: make the pairs again")
+        raise PairError(
+            f"{path} is cut short or of another format: drop the pairs "
+            "(fedctl pairs drop --all) and make them again"
+        )
     return made
 
 

@@ -1,0 +1,141 @@
+"""Kinds of values that a settings file holds: each checked, each refused with its remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+# Linux sun_path holds 108 bytes, the last of them zero (unix(7)).
+_LONGEST_SOCKET_PATH = 107
+_SITE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_WRITER_URL = re.compile(
+    r"http://(localhost|127(\.\d{1,3}){3}|\[::1\]):\d{1,5}(/[^#\s]*)?#\S+", re.ASCII
+)
+_BIND = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
+
+
+def _refuse(expected: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("setting", "refused", {"expected": expected, "remedy": remedy})
+
+
+def _as_path(value: object, info: ValidationInfo) -> Path:
+    """An absolute path; a relative one starts at the folder of the settings file."""
+    expected = "a path in quotes, absolute or relative to the settings file"
+    if not isinstance(value, str | Path):
+        raise _refuse(expected, 'write it in quotes, e.g. "/var/lib/hanse"')
+    text = str(value)
+    if not text or "\0" in text:
+        raise _refuse(expected, "write a path or remove the line to get the default")
+    if text.startswith("~"):
+        raise _refuse(expected, "write the home folder out: ~ means nothing to a service")
+    if info.context is None:
+        raise TypeError("settings come from load(), which knows the folder paths start at")
+    folder: Path = info.context["folder"]
+    return Path(os.path.normpath(folder / text))
+
+
+def _as_socket(path: Path) -> Path:
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        raise _refuse(
+            f"a path of at most {_LONGEST_SOCKET_PATH} bytes, the limit of Unix sockets",
+            "choose a shorter one, e.g. under /run",
+        )
+    return path
+
+
+def _as_bind(value: str) -> str:
+    match = _BIND.fullmatch(value)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise _refuse(
+            '"host:port" with a port from 1 to 65535, IPv6 as "[::]:7443"',
+            'write for example "0.0.0.0:7443"',
+        )
+    return value
+
+
+def _as_group(value: str) -> str:
+    if _GROUP.fullmatch(value) is None:
+        raise _refuse("the name of a group", 'write for example "hanse-admin" or remove the line')
+    return value
+
+
+def _as_site_id(value: str) -> str:
+    if _SITE_ID.fullmatch(value) is None:
+        raise _refuse(
+            "1 to 63 characters a-z, 0-9 and -, the first no -",
+            "write the site id of the certificate or remove the line",
+        )
+    return value
+
+
+def _as_encoder(value: str, info: ValidationInfo) -> str:
+    """A hub id stays as it is; what starts like a path becomes an absolute one."""
+    if value.startswith(("/", "./", "../")):
+        return str(_as_path(value, info))
+    if _HUB_ID.fullmatch(value) is None:
+        raise _refuse(
+            "a hub id (organisation/name) or a path that starts with /, ./ or ../",
+            'write for example "sentence-transformers/all-MiniLM-L6-v2"',
+        )
+    return value
+
+
+def _as_writer(value: str, info: ValidationInfo) -> str:
+    """A model's folder, or a server on this machine: passages are shown to it."""
+    if value.startswith("http"):
+        if _WRITER_URL.fullmatch(value) is None:
+            raise _refuse(
+                'a server on this machine, "http://127.0.0.1:PORT/v1#MODEL", or a folder',
+                "passages must not leave this machine: run the model here",
+            )
+        return value
+    return str(_as_path(value, info))
+
+
+_LEVELS = ("exact", "noisy", "bucket")
+
+
+def _as_levels(value: object) -> tuple[str, ...]:
+    """Levels of disclosure, each once."""
+    if not isinstance(value, list | tuple) or any(level not in _LEVELS for level in value):
+        raise _refuse(
+            f"a list of {', '.join(json.dumps(level) for level in _LEVELS)}",
+            'write for example ["bucket"], or [] to answer at no level',
+        )
+    return tuple(dict.fromkeys(value))
+
+
+def _as_beginnings(value: object) -> tuple[str, ...]:
+    """What ids begin with; "" would be all of them, and is not how to say so."""
+    good = isinstance(value, list | tuple) and all(
+        isinstance(text, str) and 1 <= len(text) <= 512 for text in value
+    )
+    if not good:
+        raise _refuse(
+            "a list of texts of 1 to 512 characters", 'write for example ["public/"], or [] for all'
+        )
+    return tuple(value)  # type: ignore[arg-type]  # just looked at
+
+
+def available_cores() -> int:
+    """Processor cores this process may run on (less than the machine has, in a container)."""
+    return len(os.sched_getaffinity(0))
+
+
+FilePath = Annotated[Path, BeforeValidator(_as_path)]
+SocketPath = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_as_socket)]
+Bind = Annotated[str, AfterValidator(_as_bind)]
+SiteId = Annotated[str, AfterValidator(_as_site_id)]
+GroupName = Annotated[str, AfterValidator(_as_group)]
+EncoderName = Annotated[str, AfterValidator(_as_encoder)]
+WriterName = Annotated[str, AfterValidator(_as_writer)]
+Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
+Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

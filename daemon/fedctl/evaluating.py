@@ -1,0 +1,190 @@
+"""fedctl eval: the site's own held-out pairs, asked of four rankings; and their history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session, as_plain, duration, short
+from daemon.fedctl.show import ANSWER_WITHIN_S, columns, facts, plain_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from proto.control_pb2 import EvaluateReply, LearningCurveReply
+    from proto.control_pb2_grpc import ControlAsyncStub
+
+# Every test question of a large site, on a slow processor.
+EVALUATE_WITHIN_S = 3600.0
+SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
+_RANKINGS = {
+    "bm25": "BM25",
+    "vanilla": "vanilla encoder",
+    "dense": "this version",
+    "fused": "fused, as asked",
+}
+_BARS = "▁▂▃▄▅▆▇█"
+
+Metric = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Show this metric, e.g. map, em, avg_rank, precision@5; may be repeated; "
+        "'all' shows every one.",
+    ),
+]
+
+
+@command
+def evaluate(
+    session: Session,
+    split: Annotated[
+        Literal["test", "valid", "train"] | None,
+        typer.Option(help="Which pairs to ask. Default: test if there are any, else valid."),
+    ] = None,
+    metric: Metric = None,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="How each committed version did on the validation pairs."),
+    ] = False,
+) -> None:
+    """Judge retrieval on this site's own pairs, beside words alone and the untrained encoder.
+
+    Every figure has its 95 % bootstrap interval; differences are paired by question.
+    """
+    if history:
+        _show_history(session, split, metric)
+        return
+    reply = run(_evaluate(session, split or ""))
+    wanted = _wanted(metric, [figure.metric for figure in reply.figures])
+    plain = as_plain(reply)
+    if metric:
+        for name in ("figures", "over_vanilla"):
+            plain[name] = [figure for figure in plain[name] if figure["metric"] in wanted]
+    session.result(plain, lambda console: _show(console, reply, wanted))
+
+
+async def _evaluate(session: Session, split: str) -> EvaluateReply:
+    async with connected(socket_path(session)) as daemon:
+        return await judge(daemon, split)
+
+
+async def judge(daemon: ControlAsyncStub, split: str = "test") -> EvaluateReply:
+    """Have the daemon evaluate the version it answers with; "": on test, or else valid."""
+    from proto.control_pb2 import EvaluateRequest
+
+    return await daemon.Evaluate(EvaluateRequest(split=split), timeout=EVALUATE_WITHIN_S)
+
+
+def _wanted(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """The metrics to show, of those there are; raises CommandError for one that isn't."""
+    names = list(dict.fromkeys(known))
+    if not asked:
+        return [name for name in SHOWN if name in names]
+    if "all" in asked:
+        return names
+    for name in asked:
+        if name not in names:
+            raise CommandError(
+                f"there is no metric {name!r}",
+                f"Use 'all' or some of: {', '.join(names)}",
+                exit_code=Exit.USAGE,
+            )
+    return list(dict.fromkeys(asked))
+
+
+def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None:
+    grid = facts()
+    learned = " (which is learned from: no measure of what was learned)"
+    for name, value in (
+        ("questions", f"{reply.questions}, of split {reply.split}"),
+        ("model version", short(reply.model_digest.hex())),
+        ("took", duration(reply.seconds)),
+    ):
+        grid.add_row(name, plain_text(value + (learned if value.endswith("train") else "")))
+    console.print(grid)
+    console.print(_figures_table(reply, wanted))
+    if not any(figure.ranking == "vanilla" for figure in reply.figures):
+        console.print("The untrained encoder was not judged: not every passage is embedded by it.")
+
+
+def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
+    over = {(f.metric, f.ranking): f for f in reply.over_vanilla}
+    table = columns("metric", "ranking", ">mean", "95 %", ">over vanilla", "95 %")
+    for metric in wanted:
+        first = True
+        for ranking, called in _RANKINGS.items():
+            for f in reply.figures:
+                if (f.metric, f.ranking) != (metric, ranking):
+                    continue
+                gain = over.get((metric, ranking))
+                table.add_row(
+                    metric if first else "",
+                    called,
+                    f"{f.mean:.3f}",
+                    f"{f.low:.3f} to {f.high:.3f}",
+                    f"{gain.mean:+.3f}" if gain else "",
+                    f"{gain.low:+.3f} to {gain.high:+.3f}" if gain else "",
+                )
+                first = False
+    return table
+
+
+# ---- history --------------------------------------------------------------------------
+
+
+def _show_history(session: Session, split: str | None, metric: Sequence[str] | None) -> None:
+    if split not in (None, "valid"):
+        raise CommandError(
+            "the history is of the validation pairs", "Leave out --split", exit_code=Exit.USAGE
+        )
+    reply = run(_history(session))
+    wanted = _wanted(metric, [point.metric for point in reply.points]) if reply.points else []
+    plain = as_plain(reply)
+    if metric:
+        plain["points"] = [point for point in plain["points"] if point["metric"] in wanted]
+    session.result(plain, lambda console: _history_table(console, reply, wanted))
+
+
+async def _history(session: Session) -> LearningCurveReply:
+    from proto.control_pb2 import LearningCurveRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.LearningCurve(LearningCurveRequest(), timeout=ANSWER_WITHIN_S)
+
+
+def _history_table(console: Console, reply: LearningCurveReply, wanted: Sequence[str]) -> None:
+    values: dict[tuple[int, bytes], dict[str, Any]] = {}
+    for point in reply.points:
+        row = values.setdefault((point.round, point.model_digest), {"asked": point.questions})
+        row[point.metric] = point.value
+    if values:
+        table = columns(">round", "version", ">questions", *(f">{name}" for name in wanted))
+        for (round_, digest), row in values.items():
+            cells = (f"{row[name]:.3f}" if name in row else "" for name in wanted)
+            table.add_row(str(round_), short(digest.hex()), str(row["asked"]), *cells)
+        console.print(table)
+        for name in wanted:
+            line = [row.get(name, math.nan) for row in values.values()]
+            console.print(f"{name:>12}  {sparkline(line)}  {min(line):.3f} to {max(line):.3f}")
+    if reply.missing:
+        console.print(plain_text(f"The newest version: {reply.missing}."), soft_wrap=True)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as a line of bars, the least lowest; a space where one is unknown."""
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    steps = len(_BARS) - 1
+    return "".join(
+        _BARS[round(steps * (value - low) / (high - low)) if high > low else 0]
+        if math.isfinite(value)
+        else " "
+        for value in values
+    )

@@ -1,0 +1,52 @@
+"""fedctl learning: what was chosen on each axis, and what became of the personal layer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import Session, as_plain, visible
+from daemon.fedctl.show import facts
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from proto.control_pb2 import LearningReply
+
+ANSWER_WITHIN_S = 30.0
+
+
+@command
+def learning(session: Session) -> None:
+    """Show how this site learns: its recipe, every choice, and its personal layer."""
+    reply = run(_learning(session))
+    session.result(as_plain(reply), lambda console: console.print(_table(reply)))
+
+
+async def _learning(session: Session) -> LearningReply:
+    from proto.control_pb2 import LearningRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.Learning(LearningRequest(), timeout=ANSWER_WITHIN_S)
+
+
+def _table(reply: LearningReply) -> Table:
+    grid = facts()
+    grid.add_row("recipe", reply.recipe)
+    last = reply.plan.learning.recipe
+    grid.add_row("last run", last or ("none yet" if not reply.HasField("plan") else "no recipe"))
+    grid.add_row("exchanged", f"{reply.shared_values:,} values a round")
+    if reply.tier:
+        index = reply.adaptation_index
+        known = f", adaptation index {index:.4f}" if math.isfinite(index) else ""
+        grid.add_row("personal layer", f"{reply.tier} ({reply.decision}{known})")
+        grid.add_row("", visible(reply.reason))
+    elif any((c.axis, c.value) == ("personal", "tiered_head") for c in reply.choices):
+        grid.add_row("personal layer", "none until this site has trained for a round")
+    for choice in reply.choices:
+        differs = choice.value != choice.in_recipe
+        otherwise = f"  (the recipe says {choice.in_recipe})" if differs else ""
+        grid.add_row(choice.axis.replace("_", " "), f"{choice.value}{otherwise}")
+    return grid

@@ -1,0 +1,107 @@
+"""fedctl personalise: fit this site's own query encoder, and see what came of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.options import command
+from daemon.fedctl.output import CommandError, Exit, Session, as_plain, duration, short, visible
+from daemon.fedctl.show import facts, plain_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from proto.control_pb2 import Exchanged, PersonaliseProgress
+
+
+@command
+def personalise(
+    session: Session,
+    local_epochs: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Passes over this site's own pairs.")
+    ] = None,
+) -> None:
+    """Fit the way this site embeds questions to its own pairs; passages stay as they are.
+
+    Needs retriever.personal = "query_encoder". Other sites are asked for negatives as
+    [negatives] says. Ctrl-C gives it up: nothing has changed then, and it can be begun anew.
+    """
+    try:
+        last = run(_personalise(session, local_epochs or 0))
+    except KeyboardInterrupt:
+        raise CommandError(
+            "given up; questions are embedded as before",
+            "`fedctl personalise` begins anew",
+            exit_code=Exit.INTERRUPTED,
+        ) from None
+    session.result(as_plain(last), lambda console: _show(console, last))
+
+
+async def _personalise(session: Session, local_epochs: int) -> PersonaliseProgress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from proto.control_pb2 import PersonaliseProgress, PersonaliseRequest
+
+    bars = Progress(
+        TextColumn("passes over the pairs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        console=session.notes,
+        transient=True,
+        disable=session.json,
+    )
+    last = PersonaliseProgress()
+    async with connected(socket_path(session)) as daemon:
+        with bars:
+            bar = bars.add_task("", total=None)
+            request = PersonaliseRequest(local_epochs=local_epochs)
+            async for last in daemon.Personalise(request):
+                loss = f"loss {last.loss:.4f}" if math.isfinite(last.loss) else ""
+                bars.update(bar, completed=last.epoch, total=last.epochs, description=loss)
+    if not last.done:
+        raise CommandError(
+            "the daemon stopped telling before it was done",
+            "`fedctl status` shows how it is; `fedctl personalise` begins anew",
+            exit_code=Exit.UNREACHABLE,
+        )
+    return last
+
+
+def _show(console: Console, last: PersonaliseProgress) -> None:
+    grid = facts()
+    rows = [
+        ("model version", short(last.model_digest.hex())),
+        ("learned from", f"{last.pairs} pairs"),
+        ("judged by", _judged(last)),
+        (
+            "questions",
+            "this site's own encoder" if last.changed else "the shared encoder, as before",
+        ),
+        *((peer.site, _exchanged(peer)) for peer in last.peers),
+    ]
+    if last.steps_unanswered:
+        note = f"{last.steps_unanswered} of {last.steps} steps had local negatives only"
+        rows.append(("without peers", note))
+    rows.append(("took", duration(last.seconds)))
+    for name, value in rows:
+        grid.add_row(plain_text(name), plain_text(value))
+    console.print(grid)
+
+
+def _judged(last: PersonaliseProgress) -> str:
+    if not last.pairs_judged:
+        return "nothing: too few pairs to keep some apart"
+    return (
+        f"{last.pairs_judged} pairs kept apart: MRR {last.mrr_before:.3f} with the shared "
+        f"encoder, {last.mrr_after:.3f} with this site's own"
+    )
+
+
+def _exchanged(peer: Exchanged) -> str:
+    told = f"answered {peer.answered} of {peer.asked} queries with {peer.embeddings} embeddings"
+    return f"{told}; {visible(peer.reason)}" if peer.reason else told

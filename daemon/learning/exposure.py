@@ -1,0 +1,583 @@
+"""What embeddings expose: the terms of the inversion audit, and the audit as a worker's job.
+
+An operator who may let embeddings leave the site (fed-negatives, PDD-AS2) wants to know
+what can be read from them. The audit trains attackers on a part of the site's own
+texts, and reports how much of the other part they recover at each level of disclosure
+(`inversion`), beside what the level leaves of the negatives' use (`hardness`).
+
+The attackers are thrown away with the worker: no text and no trained value leaves it
+but figures, and examples when the operator asks for some. Nothing heavy is imported
+before the job runs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import LearningError
+from daemon.workers import report
+
+if TYPE_CHECKING:
+    from daemon.learning.inversion import Attacked, Corpus, Dictionary, Found, Kind
+    from daemon.learning.models import Retriever
+    from daemon.learning.recovered import Recovery
+    from daemon.retrieval.library import Library, Passage
+
+Float32 = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+LEAST_PASSAGES = 200
+LEAST_SUBJECTS = 20
+MOST_LEVELS = 16
+MOST_MINUTES = 24 * 60.0
+MOST_EXAMPLES = 20
+DELTA = 1e-5
+_SEED = 0
+_SLICE = 256
+# To learn from, to choose by and to test on.
+_SHARES = (0.65, 0.15, 0.2)
+_MOST_PASSAGES = (4000, 400, 400)
+_MOST_QUESTIONS = (1000, 400, 400)
+_MOST_WORDS, _MOST_NAMES = 12_000, 6_000
+_LEAST_QUESTIONS = 20  # fewer to test on say nothing
+_EXAMPLE_WORDS = 60
+
+
+class ExposureError(LearningError):
+    """The audit cannot say anything about this site; the message says what it needs."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What is disclosed of an embedding (`crypto.disclosure`).
+
+    ``epsilon``: of the noise, at ``DELTA``, for one vector sent once; ``bits``: of the
+    bucket.
+    """
+
+    kind: Literal["exact", "noisy", "bucket"]
+    epsilon: float = 0.0
+    bits: int = 0
+
+    @property
+    def sigma(self) -> float:
+        """Deviation of the noise on a coordinate; 0 for none."""
+        from crypto.disclosure import noise_for
+
+        return noise_for(self.epsilon, DELTA) if self.kind == "noisy" else 0.0
+
+    def __str__(self) -> str:
+        if self.kind == "noisy":
+            return f"noisy, epsilon {self.epsilon:g}"
+        return f"bucket, {self.bits} bits" if self.kind == "bucket" else "exact"
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What the operator asks for: epsilons and bits besides ``exact``, and time for it all.
+
+    ``minutes``: for training attackers, all levels together. ``show``: examples a level.
+    """
+
+    epsilons: tuple[float, ...] = (50.0, 500.0)
+    bits: tuple[int, ...] = (16, 64)
+    minutes: float = 10.0
+    show: int = 0
+
+    @property
+    def levels(self) -> list[Level]:
+        """Exact first, then by ever less."""
+        return [
+            Level("exact"),
+            *(Level("noisy", epsilon=epsilon) for epsilon in sorted(set(self.epsilons))[::-1]),
+            *(Level("bucket", bits=bits) for bits in sorted(set(self.bits))[::-1]),
+        ]
+
+    def check(self) -> None:
+        """Raise ExposureError for what makes no sense."""
+        if not all(math.isfinite(e) and 0.01 <= e <= 1e6 for e in self.epsilons):
+            raise ExposureError("an epsilon is 0.01 to 1000000")
+        if not all(1 <= bits <= 256 for bits in self.bits):
+            raise ExposureError("a bucket has 1 to 256 bits")
+        if len(self.levels) > MOST_LEVELS:
+            raise ExposureError(f"{len(self.levels)} levels are asked about, {MOST_LEVELS} at most")
+        if not 0.0 < self.minutes <= MOST_MINUTES:
+            raise ExposureError(f"an audit may take up to {MOST_MINUTES:g} minutes")
+        if not 0 <= self.show <= MOST_EXAMPLES:
+            raise ExposureError(f"at most {MOST_EXAMPLES} examples are shown")
+
+
+class ExposureProgress(NamedTuple):
+    """Reported while the audit runs: what it is at, and the share that is done."""
+
+    step: str
+    fraction: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """A measure of the best attacker: shares from 0 to 1, and which attacker it was."""
+
+    f1: float = 0.0
+    precision: float = 0.0
+    recall: float = 0.0
+    attacker: str = ""
+
+
+@dataclass(frozen=True)
+class TextsExposure:
+    """What was recovered of texts of one kind: distinct words, telling words, exact names."""
+
+    words: Share = Share()
+    telling: Share = Share()
+    names: Share = Share()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text and what was guessed of it; shown only when asked for."""
+
+    text: str
+    right_words: tuple[str, ...]
+    wrong_words: tuple[str, ...]
+    right_names: tuple[str, ...]
+    wrong_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LevelExposure:
+    """One level: what passages and questions lose by it, and what negatives keep.
+
+    ``shuffled``: the same guesses held against other passages. ``overlap``: share of
+    the exact nearest negatives that are returned; ``cosine``: mean of what is
+    returned; ``returned``: mean number. ``cut_short``: the decoder had no time left.
+    """
+
+    level: str
+    epsilon: float
+    sigma: float
+    bits: int
+    passages: TextsExposure
+    questions: TextsExposure
+    shuffled: TextsExposure
+    overlap: float
+    cosine: float
+    returned: float
+    cut_short: bool
+    examples: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """The whole audit. Counts of texts, subjects and items; shares from 0 to 1."""
+
+    passages_known: int
+    passages_unseen: int
+    questions_known: int
+    questions_unseen: int
+    subjects_unseen: int
+    dictionary_words: int
+    dictionary_names: int
+    delta: float
+    guessing_passages: TextsExposure
+    guessing_questions: TextsExposure
+    negatives_asked: int
+    negatives_wanted: int
+    cosine_at_random: float
+    levels: tuple[LevelExposure, ...]
+    seconds: float
+    advice: str = ""
+
+
+# ---- the job -------------------------------------------------------------------------------
+
+
+def audit_embeddings(
+    spec: RetrieverSpec,
+    library_path: Path,
+    versions: Path,
+    model_digest: bytes,
+    options: AuditOptions,
+) -> Exposure:
+    """Audit the embeddings of this site's texts under one model version.
+
+    Reports `ExposureProgress`. Raises ExposureError when there is too little to audit,
+    VersionError or EncoderError when the version or the encoder cannot be had.
+    """
+    from daemon.learning.jobs import load_serving
+    from daemon.learning.models import open_retriever
+    from daemon.retrieval.library import Library
+
+    options.check()
+    started = time.monotonic()
+    with Library.open(library_path, read_only=True) as library:
+        texts = _divided(library)
+        retriever = open_retriever(spec)
+        load_serving(spec, retriever, versions, model_digest)
+        vectors = _passage_vectors(library, retriever, texts.passages)
+        queries = _query_vectors(library, retriever, texts.queries)
+    seed = model_digest  # of the projections: public, as it is between sites
+    return audit_vectors(texts, vectors, queries, retriever, seed, options, started)
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A site's texts, and in which of the three parts each is; -1: in none.
+
+    ``right``: of each query the rows of its answer's passages.
+    """
+
+    passages: Sequence[Passage]
+    passage_part: Rows
+    queries: Sequence[str]
+    query_part: Rows
+    right: Sequence[Rows]
+    subjects_unseen: int
+
+
+def audit_vectors(
+    texts: Divided,
+    vectors: Float32,
+    queries: Float32,
+    retriever: Retriever,
+    seed: bytes,
+    options: AuditOptions,
+    started: float,
+) -> Exposure:
+    """The audit of texts that are embedded already: passages [n, d], queries [q, d]."""
+    from daemon.learning import hardness, inversion
+    from daemon.learning.recovered import names, words
+
+    of_words = [words(p.embedding_text) for p in texts.passages] + [words(q) for q in texts.queries]
+    of_names = [names(p.text, p.title) for p in texts.passages] + [names(q) for q in texts.queries]
+    dictionary = _dictionary(retriever, of_words, of_names)
+    everything = np.concatenate([vectors, queries])
+    passages = len(texts.passages)
+    rows = {
+        "passages": _drawn(texts.passage_part, _MOST_PASSAGES, 0),
+        "questions": _drawn(texts.query_part, _MOST_QUESTIONS, passages),
+    }
+
+    def corpus(some: Rows) -> Corpus:
+        return inversion.Corpus.of(
+            everything[some],
+            [of_words[row] for row in some],
+            [of_names[row] for row in some],
+            dictionary,
+        )
+
+    train = corpus(np.concatenate([rows["passages"][0], rows["questions"][0]]))
+    kinds: dict[str, Kind] = {
+        kind: inversion.Kind(corpus(parts[1]), corpus(parts[2]))
+        for kind, parts in rows.items()
+        if kind == "passages" or min(len(parts[1]), len(parts[2])) >= _LEAST_QUESTIONS
+    }
+    guessed = inversion.guessing(train, kinds, dictionary)
+    asked = hardness.Asked.of(queries, vectors, texts.right, seed=_SEED)
+    levels = []
+    for place, level in enumerate(options.levels):
+        before, each = 0.1 + 0.9 * place / len(options.levels), 0.9 / len(options.levels)
+        left = options.minutes * 60.0 - (time.monotonic() - started)
+        deadline = time.monotonic() + max(0.0, left) / (len(options.levels) - place)
+        report(ExposureProgress(str(level), before))
+        disclose = disclosure_of(level, vectors.shape[1], seed)
+        found, cut_short = inversion.attack(
+            train,
+            kinds,
+            dictionary,
+            disclose,
+            seed=_SEED,
+            deadline=deadline,
+            report=_epochs(str(level), before, each),
+        )
+        kept = hardness.kept(asked, level, seed)
+        examples = _examples(
+            [texts.passages[row].embedding_text for row in rows["passages"][2][: options.show]],
+            kinds["passages"].test,
+            found["passages"],
+        )
+        levels.append(_level_exposure(level, found, kept, cut_short, examples))
+    done = Exposure(
+        passages_known=len(rows["passages"][0]),
+        passages_unseen=len(rows["passages"][2]),
+        questions_known=len(rows["questions"][0]),
+        questions_unseen=len(kinds["questions"].test) if "questions" in kinds else 0,
+        subjects_unseen=texts.subjects_unseen,
+        dictionary_words=len(dictionary.words),
+        dictionary_names=len(dictionary.names),
+        delta=DELTA,
+        guessing_passages=_texts_exposure(guessed.get("passages")),
+        guessing_questions=_texts_exposure(guessed.get("questions")),
+        negatives_asked=len(asked),
+        negatives_wanted=hardness.WANTED,
+        cosine_at_random=hardness.at_random(asked),
+        levels=tuple(levels),
+        seconds=time.monotonic() - started,
+    )
+    return replace(done, advice=advice(done))
+
+
+def disclosure_of(level: Level, dimension: int, seed: bytes) -> Callable[[Float32], Float32]:
+    """What the attacker sees of embeddings [n, d]: [n, d], or of a bucket its signs [n, bits].
+
+    Noise is drawn from a seed of the audit's own, anew in each call: what is noised
+    here leaves nothing but figures, and an audit can be repeated.
+    """
+    from crypto.disclosure import Projections, noisy
+
+    chance = np.random.Generator(np.random.SFC64(_SEED))
+    if level.kind == "noisy":
+        sigma = level.sigma
+        return lambda vectors: noisy(vectors, sigma, chance)
+    if level.kind == "bucket":
+        projections = Projections(seed, dimension, level.bits)
+        return lambda vectors: signs(projections.buckets(vectors), level.bits)
+    return lambda vectors: vectors
+
+
+def signs(names: NDArray[np.uint8], bits: int) -> Float32:
+    """Names of buckets as rows of length 1: +-1 / sqrt(bits) for each bit."""
+    unpacked = np.unpackbits(names, axis=1, count=bits, bitorder="little")
+    return (2.0 * unpacked.astype(np.float32) - 1.0) / np.float32(math.sqrt(bits))
+
+
+def _epochs(step: str, before: float, each: float) -> Callable[[int], None]:
+    return lambda epoch: report(ExposureProgress(step, before + each * (1.0 - 0.85**epoch)))
+
+
+# ---- which texts the attacker knows ----------------------------------------------------------
+
+
+def _divided(library: Library) -> Divided:
+    """Passages by subject (the document's title): a subject is known to the attacker or not."""
+    from daemon.learning.evaluation import answer_of
+
+    passages = library.passages()
+    subject_of = [
+        passage.title.casefold().strip() or answer_of(passage.document_id) for passage in passages
+    ]
+    subjects = sorted(set(subject_of))
+    if len(passages) < LEAST_PASSAGES or len(subjects) < LEAST_SUBJECTS:
+        raise ExposureError(
+            f"{len(passages)} passages on {len(subjects)} subjects are too few to train and test "
+            f"an attacker on: an audit needs {LEAST_PASSAGES} passages on {LEAST_SUBJECTS} "
+            "subjects (documents of different titles); ingest more"
+        )
+    part_of = _parts(subjects, subject_of)
+    passage_part = np.array([part_of[subject] for subject in subject_of], dtype=np.int64)
+    rows_of: dict[str, list[int]] = {}
+    for row, passage in enumerate(passages):
+        rows_of.setdefault(passage.document_id, []).append(row)
+    queries, query_part, right = [], [], []
+    for pair in (pair for split in ("train", "valid", "test") for pair in library.pairs(split)):
+        rows = np.array(
+            sorted({row for document in pair.positives for row in rows_of.get(document, ())}),
+            dtype=np.int64,
+        )
+        parts = set(passage_part[rows].tolist())
+        if len(rows) and len(parts) == 1:  # else it is known and unseen at once
+            queries.append(pair.query)
+            query_part.append(parts.pop())
+            right.append(rows)
+    unseen = {subject for subject in subjects if part_of[subject] == 2}
+    return Divided(
+        passages, passage_part, queries, np.array(query_part, dtype=np.int64), right, len(unseen)
+    )
+
+
+def _parts(subjects: Sequence[str], subject_of: Sequence[str]) -> dict[str, int]:
+    """Each subject's part, so that the parts' sizes are near their shares of the passages."""
+    sizes = dict.fromkeys(subjects, 0)
+    for subject in subject_of:
+        sizes[subject] += 1
+    chance = np.random.Generator(np.random.SFC64(_SEED))
+    filled = np.zeros(len(_SHARES))
+    part_of = {}
+    for place in chance.permutation(len(subjects)):
+        part = int(np.argmin(filled / np.array(_SHARES)))
+        part_of[subjects[place]] = part
+        filled[part] += sizes[subjects[place]]
+    return part_of
+
+
+def _drawn(part: Rows, most_of: Sequence[int], offset: int) -> list[Rows]:
+    """Rows of each part, at most so many, drawn; ``offset``: of the first row."""
+    chance = np.random.Generator(np.random.SFC64(_SEED))
+    drawn = []
+    for number, most in enumerate(most_of):
+        rows = chance.permutation(np.flatnonzero(part == number))[:most]
+        drawn.append(rows.astype(np.int64) + offset)
+    return drawn
+
+
+def _dictionary(
+    retriever: Retriever, words: Iterable[frozenset[str]], names: Iterable[frozenset[str]]
+) -> Dictionary:
+    """The commonest words and names of the site, with their embeddings."""
+    from daemon.learning.inversion import Dictionary
+
+    items = [_commonest(words, _MOST_WORDS), _commonest(names, _MOST_NAMES)]
+    together = [*items[0], *items[1]]
+    report(ExposureProgress("dictionary", 0.0))
+    parts = []
+    for start in range(0, len(together), _SLICE):
+        parts.append(retriever.embed_passages(together[start : start + _SLICE]))
+        report(ExposureProgress("dictionary", 0.1 * (start + len(parts[-1])) / len(together)))
+    return Dictionary(items[0], items[1], np.concatenate(parts))
+
+
+def _commonest(bags: Iterable[frozenset[str]], most: int) -> list[str]:
+    counts: dict[str, int] = {}
+    for bag in bags:
+        for item in bag:
+            counts[item] = counts.get(item, 0) + 1
+    return sorted(sorted(counts, key=lambda item: (-counts[item], item))[:most])
+
+
+def _passage_vectors(
+    library: Library, retriever: Retriever, passages: Sequence[Passage]
+) -> Float32:
+    """[n, d] as the version embeds them."""
+    if not retriever.uses_features:
+        return retriever.embed_passages([passage.embedding_text for passage in passages])
+    labels, features = library.features(retriever.encoder.digest)
+    if len(labels) != len(passages):
+        raise ExposureError(
+            f"{len(passages) - len(labels)} of {len(passages)} passages are not embedded yet: "
+            "wait until `fedctl ingest` has ended"
+        )
+    return retriever.embed_passages([], features)
+
+
+def _query_vectors(library: Library, retriever: Retriever, queries: Sequence[str]) -> Float32:
+    """[q, d] as the version embeds them; what has no cached features is encoded."""
+    if not queries:
+        return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
+    if not retriever.uses_features:
+        return retriever.embed_queries(queries)
+    known = library.query_features(retriever.encoder.digest, queries)
+    missing = [query for query in dict.fromkeys(queries) if query not in known]
+    known |= dict(zip(missing, retriever.encoder.encode(missing), strict=True)) if missing else {}
+    return retriever.embed_queries([], np.stack([known[query] for query in queries]))
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def _share(found: Found | Recovery, attacker: str = "") -> Share:
+    return Share(found.f1, found.precision, found.recall, getattr(found, "attacker", attacker))
+
+
+def _texts_exposure(attacked: Attacked | None) -> TextsExposure:
+    if attacked is None:
+        return TextsExposure()
+    return TextsExposure(_share(attacked.words), _share(attacked.telling), _share(attacked.names))
+
+
+def _level_exposure(
+    level: Level,
+    found: dict[str, Attacked],
+    kept: tuple[float, float, float],
+    cut_short: bool,
+    examples: tuple[Example, ...],
+) -> LevelExposure:
+    of_passages = found["passages"]
+    overlap, cosine, returned = kept
+    return LevelExposure(
+        level=str(level),
+        epsilon=level.epsilon,
+        sigma=level.sigma,
+        bits=level.bits,
+        passages=_texts_exposure(of_passages),
+        questions=_texts_exposure(found.get("questions")),
+        shuffled=TextsExposure(
+            _share(of_passages.shuffled_words, of_passages.words.attacker),
+            _share(of_passages.shuffled_telling, of_passages.telling.attacker),
+            _share(of_passages.shuffled_names, of_passages.names.attacker),
+        ),
+        overlap=overlap,
+        cosine=cosine,
+        returned=returned,
+        cut_short=cut_short,
+        examples=examples,
+    )
+
+
+def _examples(texts: Sequence[str], corpus: Corpus, found: Attacked) -> tuple[Example, ...]:
+    made = []
+    for text, words, names, (some, called) in zip(
+        texts, corpus.words, corpus.names, found.guessed, strict=False
+    ):
+        made.append(
+            Example(
+                text,
+                tuple(sorted(some & words)[:_EXAMPLE_WORDS]),
+                tuple(sorted(some - words)[:_EXAMPLE_WORDS]),
+                tuple(sorted(called & names)[:_EXAMPLE_WORDS]),
+                tuple(sorted(called - names)[:_EXAMPLE_WORDS]),
+            )
+        )
+    return tuple(made)
+
+
+def near_guessing(level: LevelExposure, exposure: Exposure) -> bool:
+    """Whether a level tells hardly more than guessing does.
+
+    Of passages and of questions: at most a tenth of what exact embeddings tell beyond
+    guessing by telling words, and names at most 1 % of them above guessing.
+    """
+    exact = exposure.levels[0]
+    for kind, control in (
+        ("passages", exposure.guessing_passages),
+        ("questions", exposure.guessing_questions),
+    ):
+        of_level: TextsExposure = getattr(level, kind)
+        of_exact: TextsExposure = getattr(exact, kind)
+        gained = of_level.telling.f1 - control.telling.f1
+        if gained > 0.1 * max(0.0, of_exact.telling.f1 - control.telling.f1):
+            return False
+        if of_level.names.recall - control.names.recall > 0.01:
+            return False
+    return True
+
+
+def advice(exposure: Exposure) -> str:
+    """What the figures say, in sentences that help to decide."""
+    exact = exposure.levels[0]
+    said = [
+        f"From exact embeddings of unseen passages this attacker names {_percent(exact.passages)} "
+        f"of the names in them, exactly (guessing: {_percent(exposure.guessing_passages)})."
+    ]
+    safe = [level for level in exposure.levels[1:] if near_guessing(level, exposure)]
+    if near_guessing(exact, exposure):
+        said.append("That is hardly more than guessing; ask again with more texts or more minutes.")
+    elif safe:
+        best = max(safe, key=lambda level: (level.cosine, level.overlap))
+        said.append(
+            f"Of the levels that come near guessing, {best.level!r} keeps most of the negatives' "
+            f"use: {100 * best.overlap:.0f} % of the exact nearest, cosine {best.cosine:.2f} "
+            f"(exact {exact.cosine:.2f}, at random {exposure.cosine_at_random:.2f})."
+        )
+    else:
+        said.append(
+            "No level asked about comes near guessing: allow fed-negatives only to peers that "
+            "may read what these texts are about."
+        )
+    said.append(
+        "It is a lower bound: more texts, more time or a better method recover more, and what is "
+        "sent again under fresh noise is better known each time."
+    )
+    return " ".join(said)
+
+
+def _percent(texts: TextsExposure) -> str:
+    return f"{100 * texts.names.recall:.1f} %"

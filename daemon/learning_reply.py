@@ -1,0 +1,45 @@
+"""What `fedctl learning` shows: how this site learns, and the tier of its personal layer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from config.recipes import RECIPES
+from daemon.learning.personal import report_of
+from proto import control_pb2 as control
+
+if TYPE_CHECKING:
+    from daemon.control import Surroundings
+
+
+def learning_reply(around: Surroundings) -> control.LearningReply:
+    """Reads this site's personal files, so not on the event loop.
+
+    Raises LearningError when one of them is damaged.
+    """
+    run = around.node.protocol.run
+    tables = {
+        "retriever": around.retriever.model_dump(),
+        "training": around.training.model_dump(),
+        "learning": around.learning.model_dump(),
+    }
+    recipe = RECIPES[around.learning.recipe].settings
+    reply = control.LearningReply(
+        recipe=around.learning.recipe,
+        choices=[
+            control.Choice(axis=axis, value=str(tables[table][axis]), in_recipe=str(said))
+            for table, axes in recipe.items()
+            for axis, said in axes.items()
+        ],
+        plan=run.plan if run is not None else None,
+        shared_values=around.node.shapes.total,
+        adaptation_index=math.nan,
+    )
+    report = None
+    if around.retriever.personal == "tiered_head":
+        report = report_of(around.personal.newest())
+    if report is not None:
+        reply.tier, reply.decision, reply.reason = report.tier, report.decision, report.reason
+        reply.adaptation_index = math.nan if report.api is None else report.api
+    return reply

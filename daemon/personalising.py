@@ -1,0 +1,195 @@
+"""Stage 2 at this site: when its query encoder is fitted, and how that meets the rest.
+
+After the last round of a run, and whenever somebody types `fedctl personalise`. It is
+done for the version that answers and kept for that one only. Cut short it leaves
+nothing behind and is begun anew; a round that begins goes first, for the federation
+waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from daemon.audit import DAEMON, AuditLog
+from daemon.audit_chain import AuditError
+from daemon.collection import Collection, NotIndexedYet
+from daemon.learning import personal_jobs
+from daemon.learning.foreign import Disclosed, Disclosure, Heard
+from daemon.learning.personal import PersonalStore
+from daemon.learning.personal_jobs import Personalised
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.negatives import Asking, AskOptions
+from daemon.retrieval.schema import LibraryError
+from daemon.versions import VersionError
+from daemon.workers import Worker, WorkerCrashed
+from peers.protocol import Protocol
+from peers.transport import Transport
+
+log = structlog.get_logger()
+
+_FAILURES = (LearningError, LibraryError, VersionError, WorkerCrashed, NotIndexedYet, OSError)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was learned, and what was exchanged for it."""
+
+    learned: Personalised
+    asked: Asking
+
+
+@dataclass(frozen=True)
+class Personal:
+    """What the operator chose that concerns stage 2."""
+
+    spec: RetrieverSpec
+    shape_digest: bytes
+    options: TrainingOptions
+    how: Disclosure
+    whom: AskOptions
+
+
+class Personaliser:
+    """Fits this site's query encoder, one time at a time."""
+
+    def __init__(
+        self,
+        chosen: Personal,
+        *,
+        learning: Worker,
+        collection: Collection,
+        protocol: Protocol,
+        transport: Transport,
+        audit: AuditLog,
+        federation_id: str,
+    ) -> None:
+        self._chosen = chosen
+        self._learning = learning
+        self._collection = collection
+        self._protocol = protocol
+        self._transport = transport
+        self._audit = audit
+        self._federation_id = federation_id
+        self._turn = asyncio.Lock()
+        self._wanted = asyncio.Event()
+
+    @property
+    def _on(self) -> bool:
+        return self._chosen.spec.personal == "query_encoder"
+
+    # ---- unasked ---------------------------------------------------------------
+
+    def run_ended(self) -> None:
+        """The last round of a run is committed: `run` does its work."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """After each run, and after a start for a run whose end this site has missed."""
+        run, head = self._protocol.run, self._protocol.head_round
+        if run is not None and 0 < run.target_round <= head:
+            self._wanted.set()
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if not self._on:
+                continue
+            try:
+                await self._after_a_run(self._protocol.durable.head_digest)
+            except _FAILURES as error:
+                log.warning("no personal query encoder was made", cause=str(error))
+            except AuditError as error:
+                log.error("no personal query encoder without a record", cause=str(error))  # noqa: TRY400
+
+    async def _after_a_run(self, digest: bytes) -> None:
+        await self._collection.until_served(digest)
+        store = PersonalStore(Path(self._chosen.spec.personal_folder), self._chosen.shape_digest)
+        if self._turn.locked() or await asyncio.to_thread(store.serving, digest) is not None:
+            return
+        await self._audit.record(DAEMON, "personalise", "begun", digest=digest.hex())
+        outcome = await self.personalise(lambda _: None)
+        await self._audit.record_or_owe(DAEMON, "personalise", "done", **told(outcome))
+
+    # ---- asked for -------------------------------------------------------------
+
+    async def personalise(
+        self, listener: Callable[[object], None], *, local_epochs: int = 0
+    ) -> Outcome:
+        """Fit the query encoder and answer with it; ``listener`` gets `TrainingProgress`.
+
+        Raises LearningError with cause and remedy, and as training does. Cancelled, it
+        changes nothing.
+        """
+        if not self._on:
+            raise LearningError(
+                "this site has no query encoder of its own: set retriever.personal = "
+                "'query_encoder' and start fedd again"
+            )
+        if self._turn.locked():
+            raise LearningError("this site's query encoder is being fitted already: wait for it")
+        async with self._turn:
+            return await self._personalise(listener, local_epochs)
+
+    async def _personalise(self, listener: Callable[[object], None], local_epochs: int) -> Outcome:
+        chosen, collection = self._chosen, self._collection
+        digest = collection.served_digest
+        if not digest:
+            raise NotIndexedYet("the index is still being made; try again in a moment")
+        options = chosen.options
+        if local_epochs:
+            options = replace(options, local_epochs=local_epochs)
+        asking = Asking(
+            self._transport,
+            self._federation_id,
+            self._protocol.site,
+            digest,
+            chosen.how.top_n,
+            chosen.whom,
+        )
+
+        async def answerer(item: Disclosed) -> Heard:
+            if self._protocol.busy:
+                raise LearningError(
+                    "a round of training began, and goes first: `fedctl personalise` again after it"
+                )
+            return await asking(item)
+
+        learned = await self._learning.run_asking(
+            listener,
+            answerer,
+            personal_jobs.personalise,
+            chosen.spec,
+            collection.library_path,
+            collection.versions,
+            digest,
+            options,
+            chosen.how,
+        )
+        if collection.served_digest == digest:
+            await collection.reopen()
+        log.info(
+            "this site's query encoder is fitted",
+            model=digest.hex()[:12],
+            changed=learned.changed,
+            steps=asking.steps,
+            steps_unanswered=asking.unanswered,
+        )
+        return Outcome(learned, asking)
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as entries of the audit log have it: what was exchanged with whom."""
+    return {
+        "digest": outcome.asked.model_digest.hex(),
+        "changed": outcome.learned.changed,
+        "peers": {
+            site: {"asked": seen.asked, "answered": seen.answered, "embeddings": seen.embeddings}
+            for site, seen in sorted(outcome.asked.peers.items())
+        },
+    }

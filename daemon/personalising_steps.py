@@ -1,0 +1,78 @@
+"""Stage 2 as `fedctl personalise` sees it: its steps as messages of control.proto."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from daemon.learning.terms import TrainingProgress
+from daemon.personalising import Outcome, Personaliser
+from proto import control_pb2 as control
+
+
+@asynccontextmanager
+async def watched(
+    personaliser: Personaliser, local_epochs: int
+) -> AsyncIterator[tuple[AsyncIterator[control.PersonaliseProgress], asyncio.Task[Outcome]]]:
+    """Begin, and give it up when the block is left early: steps, and the task that they are of."""
+    steps: asyncio.Queue[TrainingProgress | None] = asyncio.Queue()
+
+    def listener(item: object) -> None:
+        if isinstance(item, TrainingProgress):
+            steps.put_nowait(item)
+
+    work = asyncio.create_task(personaliser.personalise(listener, local_epochs=local_epochs))
+    work.add_done_callback(lambda _: steps.put_nowait(None))
+    try:
+        yield _as_messages(steps), work
+    finally:
+        if not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+
+async def _as_messages(
+    steps: asyncio.Queue[TrainingProgress | None],
+) -> AsyncIterator[control.PersonaliseProgress]:
+    while (step := await steps.get()) is not None:
+        yield control.PersonaliseProgress(
+            epoch=step.epoch,
+            epochs=step.epochs,
+            loss=step.loss,
+            mrr_before=math.nan,
+            mrr_after=math.nan,
+        )
+
+
+def last_step(outcome: Outcome) -> control.PersonaliseProgress:
+    """What came of it."""
+    learned, asked = outcome.learned, outcome.asked
+    return control.PersonaliseProgress(
+        epoch=learned.epochs,
+        epochs=learned.epochs,
+        loss=learned.loss,
+        done=True,
+        model_digest=learned.model_digest,
+        pairs=learned.pairs,
+        pairs_judged=learned.judged,
+        mrr_before=learned.mrr_before,
+        mrr_after=learned.mrr_after,
+        changed=learned.changed,
+        steps=asked.steps,
+        steps_unanswered=asked.unanswered,
+        peers=[
+            control.Exchanged(
+                site=site,
+                asked=seen.asked,
+                answered=seen.answered,
+                embeddings=seen.embeddings,
+                missed=seen.missed,
+                reason=seen.reason,
+            )
+            for site, seen in sorted(asked.peers.items())
+        ],
+        seconds=learned.seconds,
+    )

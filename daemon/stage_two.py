@@ -1,0 +1,87 @@
+"""Stage 2 from the settings: the desk that answers peers, and the one who asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from config.settings import Settings
+from daemon.audit import AuditLog
+from daemon.learning.foreign import Disclosure
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import RetrieverDescription, TrainingOptions
+from daemon.negatives import AnsweringDesk, AskOptions, own_secret
+from daemon.node import Node
+from daemon.personalising import Personal, Personaliser
+from daemon.store import StoreError
+from daemon.workers import Worker
+from peers.negatives import AnswerPolicy, Desk
+from peers.transport import Transport
+
+
+class StageTwo:
+    """Makes the two of them for one site."""
+
+    def __init__(
+        self, settings: Settings, spec: RetrieverSpec, described: RetrieverDescription
+    ) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._described = described
+
+    async def desk(self, node: Node, sharing: Worker) -> AnsweringDesk:
+        """Raises StoreError when the secret of the noise can't be read or made."""
+        chosen = self._settings.negatives
+        path = self._settings.site.state_dir / "negatives.key"
+        try:
+            secret = await asyncio.to_thread(own_secret, path)
+        except OSError as error:
+            raise StoreError(
+                f"cannot use {path}: {error}; check its disk and its rights"
+            ) from error
+        policy = AnswerPolicy(
+            answer=chosen.answer,
+            levels=frozenset(chosen.levels),
+            queries_per_round=chosen.queries_per_round,
+            top_n=chosen.top_n,
+            bits=chosen.bits,
+            collections=chosen.collections,
+        )
+        personal = self._settings.retriever.personal
+        return AnsweringDesk(
+            Desk(policy, self._described.dimension, common_passages=personal != "tiered_head"),
+            sharing,
+            node.collection,
+            noise=chosen.noise,
+            secret=secret,
+            head_round=lambda: node.protocol.head_round,
+        )
+
+    def personaliser(
+        self, node: Node, learning: Worker, transport: Transport, audit: AuditLog
+    ) -> Personaliser:
+        """Trains as the settings say of training, on this site alone."""
+        chosen, training = self._settings.negatives, self._settings.training
+        seed = hashlib.sha256(node.identity.site_id.encode()).digest()
+        return Personaliser(
+            Personal(
+                spec=self._spec,
+                shape_digest=self._described.shape_manifest.digest,
+                options=TrainingOptions(
+                    local_epochs=training.local_epochs,
+                    batch_size=training.batch_size,
+                    learning_rate=training.learning_rate,
+                    temperature=training.temperature,
+                    hard_negatives=training.hard_negatives,
+                    seed=int.from_bytes(seed[:8], "little"),
+                ),
+                how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
+                whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s),
+            ),
+            learning=learning,
+            collection=node.collection,
+            protocol=node.protocol,
+            transport=transport,
+            audit=audit,
+            federation_id=node.identity.federation_id,
+        )

@@ -1,0 +1,3 @@
+"""Fixtures that several test files use."""
+
+pytest_plugins = ["tests.command_line"]

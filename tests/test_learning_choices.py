@@ -1,0 +1,228 @@
+"""How to learn, from the operator's word to what a site trains and what becomes of the sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.recipes import RECIPES
+from config.settings import LearningSettings, RobustSettings, TrainingSettings
+from crypto.quantize import FRACTION_INTEGERS
+from daemon.learning.recipes import learning_plan, options_of
+from daemon.learning.terms import ServerOptions, TrainingOptions
+from daemon.proposing import ChoiceRefused, chosen, make_plan
+from daemon.round_crypto import apply_integers
+from daemon.versions import ShapeManifest, read_whole_version, write_version
+from peers.messages import check
+from peers.planning import make_plan as plan_of_promises
+from proto import control_pb2 as control
+from proto import federation_pb2 as pb
+from tests.federation import LiveFederation
+
+TRAINING = TrainingSettings.model_validate({})
+LEARNING = LearningSettings.model_validate({})
+ROBUST = RobustSettings.model_validate({})
+SHAPE = ShapeManifest("test", (("a", (3,)), ("b", (2, 2))))
+
+
+def options(**choices: Any) -> TrainingOptions:
+    """What a site is asked to do when these axes are chosen at the site that proposes."""
+    words = [f"{axis}={value}" for axis, value in choices.items()]
+    training, learning = chosen(TRAINING, LEARNING, "head", "fedavg", words)
+    plan = make_plan(pb.TrainingPlan(), training, learning, ROBUST, "head")
+    check(plan)
+    return TrainingOptions.of(pb.TrainingPlan.FromString(plan.SerializeToString()))
+
+
+# ---- from words to a plan, and from a plan to training ---------------------------
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"),
+    [
+        *(("negatives", value) for value in ("static", "bm25", "in_batch")),
+        *(("batches", value) for value in ("random", "topic")),
+        *(("distill", value) for value in ("none", "pairs", "matrix")),
+        *(("start_from", value) for value in ("global", "local")),
+        ("bm25_rounds", 2),
+        ("random_negatives", 5),
+        ("kd_weight", 2.5),
+        ("proximal", 0.01),
+        ("dropout", 0.2),
+        ("weight_decay", 0.1),
+        ("temperature", 0.1),
+        ("local_epochs", 7),
+        ("batch_size", 9),
+        ("learning_rate", 0.002),
+        ("hard_negatives", 3),
+    ],
+)
+def test_a_choice_arrives_in_training_and_changes_nothing_else(axis: str, value: Any) -> None:
+    plain, asked = options(), options(**{axis: value})
+    assert getattr(asked, axis) == value
+    different = {name for name in vars(plain) if vars(plain)[name] != vars(asked)[name]}
+    assert different <= {axis, "seed"}
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedavgm", "fedadam"])
+def test_what_becomes_of_the_mean_is_part_of_the_plan(rule: str) -> None:
+    asked = options(aggregate=rule, server_learning_rate=0.1, momentum=0.5, floor=0.01)
+    assert asked.server == ServerOptions(rule, 0.1, 0.5, 0.99, 0.01)  # type: ignore[arg-type]
+
+
+def test_uniform_weights_are_a_plan_that_counts_one_example_a_site() -> None:
+    _, learning = chosen(TRAINING, LEARNING, "head", "", ["weigh=uniform"])
+    plan = make_plan(pb.TrainingPlan(), TRAINING, learning, ROBUST, "head")
+    assert plan.max_num_examples == 1
+    promises = {s: pb.Promise(num_examples=n) for s, n in (("a", 10), ("b", 9999))}
+    made = plan_of_promises(pb.Plan(training=plan), "c", promises, None)
+    assert [participant.num_examples for participant in made.participants] == [1, 1]
+
+
+def test_words_warm_up_the_first_rounds_only() -> None:
+    warm = options(bm25_rounds=2)
+    assert [warm.in_round(n).negatives for n in (1, 2, 3)] == ["bm25", "bm25", "static"]
+    none = options(bm25_rounds=2, negatives="in_batch")
+    assert none.in_round(1).negatives == "in_batch"
+
+
+def test_a_plan_of_a_site_that_knows_no_axes_trains_as_ever() -> None:
+    plan = pb.TrainingPlan(local_epochs=3, batch_size=8, learning_rate=0.5, temperature=0.05)
+    defaults = TrainingOptions(
+        local_epochs=3, batch_size=8, learning_rate=0.5, hard_negatives=0, temperature=0.05
+    )
+    assert TrainingOptions.of(plan) == defaults
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_plan_that_sites_take(name: str) -> None:
+    recipe = RECIPES[name]
+    training, learning = chosen(TRAINING, LEARNING, recipe.adapt, name, ())
+    plan = make_plan(pb.TrainingPlan(), training, learning, ROBUST, recipe.adapt)
+    check(plan)
+    assert plan.learning.recipe == name
+    asked = options_of(name)
+    for axis in ("negatives", "batches", "distill", "start_from", "temperature", "dropout"):
+        assert getattr(asked, axis) == getattr(recipe, axis)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "choices", "told"),
+    [
+        ("fedrag", (), "there are hanse, fedavg"),
+        ("fedsearch", (), "this federation exchanges 'head'"),
+        ("", ("dropout",), "expected a number"),
+        ("", ("dropout=2",), "lower it to 0.9 or less"),
+        ("", ("negatives=none",), 'expected one of "static", "bm25", "in_batch"'),
+        ("", ("willing=false",), "is no choice"),
+        ("", ("min_pairs=2",), "is no choice"),
+        ("", ("recipe=pfedrag",), "is no choice"),
+        ("", ("",), "axes are aggregate"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_with_what_can(
+    recipe: str, choices: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(ChoiceRefused, match=told):
+        chosen(TRAINING, LEARNING, "head", recipe, choices)
+
+
+@given(words=st.lists(st.text(max_size=30), max_size=4))
+def test_whatever_is_typed_is_taken_or_explained(words: list[str]) -> None:
+    try:
+        _, learning = chosen(TRAINING, LEARNING, "head", "", words)
+    except ChoiceRefused as refused:
+        assert str(refused)
+    else:
+        check(learning_plan(learning))
+
+
+# ---- what the sum becomes --------------------------------------------------------
+
+
+def applied(folder: Path, parent: bytes, server: ServerOptions, integers: Any) -> bytes:
+    terms = (SHAPE.sizes, [0, 0], 16, 2.0, parent, SHAPE.digest, folder, None, server)
+    return apply_integers(np.asarray(integers, dtype=np.int64), *terms).model_digest
+
+
+@pytest.mark.parametrize("rule", ["fedavgm", "fedadam"])
+def test_momentum_goes_on_from_the_version_that_a_site_fetched(tmp_path: Path, rule: Any) -> None:
+    """Two holders, of whom the second has the first round's version from its file alone."""
+    server = ServerOptions(rule, 0.5)
+    chance = np.random.default_rng(5)
+    sums = chance.integers(-30000, 30000, (2, SHAPE.total + FRACTION_INTEGERS))
+    start = np.zeros(SHAPE.total, dtype=np.float32)
+    genesis, _ = write_version(tmp_path / "one", SHAPE.digest, start)
+    first = applied(tmp_path / "one", genesis, server, sums[0])
+    vector, moments = read_whole_version(tmp_path / "one", first, SHAPE.digest)
+    assert moments is not None
+    fetched, _ = write_version(tmp_path / "two", SHAPE.digest, vector, moments)
+    assert fetched == first
+    seconds = [applied(tmp_path / at, first, server, sums[1]) for at in ("one", "two")]
+    assert seconds[0] == seconds[1]
+    bare, _ = write_version(tmp_path / "three", SHAPE.digest, vector)
+    assert applied(tmp_path / "three", bare, server, sums[1]) != seconds[0]
+
+
+# ---- what sites tell of their documents ------------------------------------------
+
+
+def test_the_range_of_complexity_is_that_of_those_who_told() -> None:
+    told = {"a": 2.5, "b": 0.0, "c": 1.5, "d": 4.0}
+    promises = {s: pb.Promise(num_examples=5, complexity=c) for s, c in told.items()}
+    frame = pb.Plan(training=pb.TrainingPlan(max_num_examples=10))
+    made = plan_of_promises(frame, "a", promises, None)
+    assert (made.least_complexity, made.most_complexity) == (1.5, 4.0)
+    silent = {site: pb.Promise(num_examples=5) for site in told}
+    assert plan_of_promises(frame, "a", silent, None).most_complexity == 0.0
+
+
+# ---- live --------------------------------------------------------------------------
+
+
+@pytest.mark.federation
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_itself(
+    tmp_path: Path,
+) -> None:
+    sites = ["alder", "birch", "cedar"]
+    async with LiveFederation.start(
+        tmp_path,
+        sites,
+        tables={"learning": {"recipe": "pfedrag"}, "depth": {"tell_complexity": True}},
+    ) as live:
+        # The others write alike; this site has a longer document of words of its own.
+        report = " ".join(f"lock{number} basin{number} gauge{number}." for number in range(200))
+        cedar = live.sites["cedar"].corpus.documents
+        cedar.append(control.Document(id="cedar/report", title="R", text=report, split="train"))
+        await live.ingest_all()
+        stub = live.sites["alder"].stub
+        choices = ["aggregate=fedavgm", "distill=matrix", "local_epochs=1"]
+        request = control.TrainRequest(rounds=2, choices=choices)
+        await stub.Train(request, timeout=60)
+        await live.until_head(2, within_s=240)
+        tiers = {}
+        for site in live.sites.values():
+            reply = await site.stub.Learning(control.LearningRequest(), timeout=60)
+            plan = reply.plan.learning
+            assert (plan.recipe, plan.aggregate, plan.distill) == (
+                "pfedrag",
+                pb.AGGREGATE_FEDAVGM,
+                pb.DISTILL_MATRIX,
+            )
+            assert reply.reason, site.log
+            tiers[site.id] = reply.tier
+            personal = site.folder / "state" / "personal"
+            assert {"round-1.safetensors", "round-2.safetensors"} <= {
+                path.name for path in personal.iterdir()
+            }
+        # By their place in the range of the sites' scores (pFedRAG, Eq. 5).
+        assert tiers == {"alder": "base", "birch": "base", "cedar": "extended"}
+        digests = {(await site.status()).model_digest for site in live.sites.values()}
+        assert len(digests) == 1
