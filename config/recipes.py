@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 Adapt = Literal["head", "lora", "lora_server", "full"]
-Personal = Literal["none", "tiered_head", "query_encoder"]
+Personal = Literal["none", "tiered_head", "query_encoder", "mixture"]
 Negatives = Literal["static", "bm25", "in_batch"]
 Batches = Literal["random", "topic"]
 Distill = Literal["none", "pairs", "matrix"]
@@ -45,6 +45,7 @@ class Recipe:
     dropout: float = 0.0
     weight_decay: float = 0.0
     weigh: Weigh = "num_examples"
+    own_rounds: int = 3
     aggregate: Aggregate = "fedavg"
     server_learning_rate: float = 1.0
 
@@ -68,7 +69,7 @@ RecipeName = Literal["hanse", "fedavg", "fede4rag", "fedsearch", "pfedrag", "pdd
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     # The combination that does best on seven institutions: docs/results/learning.md.
-    "hanse": Recipe(batches="topic"),
+    "hanse": Recipe(personal="mixture", batches="topic"),
     # What the others are measured against.
     "fedavg": Recipe(),
     # FedE4RAG: all weights, each site's own student, the global model as its teacher (Eq. 8).

@@ -195,6 +195,7 @@ class LearningSettings(Section):
     dropout: float = Field(_HANSE.dropout, ge=0, le=0.9)
     weight_decay: float = Field(_HANSE.weight_decay, ge=0, le=1)
     weigh: Weigh = _HANSE.weigh
+    own_rounds: int = Field(_HANSE.own_rounds, ge=1, le=1000)
     aggregate: Aggregate = _HANSE.aggregate
     server_learning_rate: float = Field(_HANSE.server_learning_rate, gt=0, le=100)
     momentum: float = Field(0.9, ge=0, le=0.9999)

@@ -269,10 +269,20 @@ class Collection:
         if self.served_digest != digest:
             raise NotIndexedYet(self.last_error or "another version is wanted by now")
 
-    async def reopen(self) -> None:
-        """Have the answering worker read again what the site keeps for the version it serves."""
-        if self._index is not None:
-            await self._open(self.served_digest, self._index)
+    async def renew(self) -> None:
+        """What this site keeps for the version it serves is another: answer with that.
+
+        Passages are embedded anew where they go through it. Raises LearningError with
+        the cause when that fails; the old one goes on answering.
+        """
+        digest, index = self.served_digest, self._index
+        if self._spec.personal == "query_encoder" and index is not None:
+            await self._open(digest, index)
+            return
+        self._want(digest)
+        await self._settled.wait()
+        if self.last_error:
+            raise LearningError(self.last_error)
 
     async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
         """Once more with a fresh worker when the old one died under the call."""

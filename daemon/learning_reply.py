@@ -35,7 +35,13 @@ def learning_reply(around: Surroundings) -> control.LearningReply:
         plan=run.plan if run is not None else None,
         shared_values=around.node.shapes.total,
         adaptation_index=math.nan,
+        own_share=math.nan,
     )
+    served = around.node.collection.served_digest
+    kept = around.personal.serving(served) if served else None
+    if kept is not None:
+        reply.personal_digest = served
+        reply.own_share = float(kept.facts.get("share", math.nan))
     report = None
     if around.retriever.personal == "tiered_head":
         report = report_of(around.personal.newest())

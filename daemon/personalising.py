@@ -1,4 +1,7 @@
-"""Stage 2 at this site: when its query encoder is fitted, and how that meets the rest.
+"""What is this site's own is fitted: when, and how that meets the rest.
+
+Its query encoder (stage 2 of PDD-AS2), or its mixture of the shared version and what
+it learned alone.
 
 After the last round of a run, and whenever somebody types `fedctl personalise`. It is
 done for the version that answers and kept for that one only. Cut short it leaves
@@ -9,7 +12,8 @@ waits for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,7 @@ from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import Collection, NotIndexedYet
 from daemon.learning import personal_jobs
-from daemon.learning.foreign import Disclosed, Disclosure, Heard
+from daemon.learning.foreign import Disclosure
 from daemon.learning.personal import PersonalStore
 from daemon.learning.personal_jobs import Personalised
 from daemon.learning.spec import RetrieverSpec
@@ -33,6 +37,8 @@ from peers.protocol import Protocol
 from peers.transport import Transport
 
 log = structlog.get_logger()
+
+_LOOK_EVERY_S = 0.5  # whether a round began
 
 _FAILURES = (LearningError, LibraryError, VersionError, WorkerCrashed, NotIndexedYet, OSError)
 
@@ -52,12 +58,13 @@ class Personal:
     spec: RetrieverSpec
     shape_digest: bytes
     options: TrainingOptions
+    own_rounds: int
     how: Disclosure
     whom: AskOptions
 
 
 class Personaliser:
-    """Fits this site's query encoder, one time at a time."""
+    """Fits what is this site's own, one time at a time."""
 
     def __init__(
         self,
@@ -82,7 +89,7 @@ class Personaliser:
 
     @property
     def _on(self) -> bool:
-        return self._chosen.spec.personal == "query_encoder"
+        return self._chosen.spec.personal in personal_jobs.KINDS
 
     # ---- unasked ---------------------------------------------------------------
 
@@ -103,9 +110,9 @@ class Personaliser:
             try:
                 await self._after_a_run(self._protocol.durable.head_digest)
             except _FAILURES as error:
-                log.warning("no personal query encoder was made", cause=str(error))
+                log.warning("nothing of this site's own was made", cause=str(error))
             except AuditError as error:
-                log.error("no personal query encoder without a record", cause=str(error))  # noqa: TRY400
+                log.error("nothing of this site's own without a record", cause=str(error))  # noqa: TRY400
 
     async def _after_a_run(self, digest: bytes) -> None:
         await self._collection.until_served(digest)
@@ -128,11 +135,11 @@ class Personaliser:
         """
         if not self._on:
             raise LearningError(
-                "this site has no query encoder of its own: set retriever.personal = "
+                "this site fits nothing of its own: set retriever.personal = 'mixture' or "
                 "'query_encoder' and start fedd again"
             )
         if self._turn.locked():
-            raise LearningError("this site's query encoder is being fitted already: wait for it")
+            raise LearningError("this site is being fitted already: wait for it")
         async with self._turn:
             return await self._personalise(listener, local_epochs)
 
@@ -153,16 +160,9 @@ class Personaliser:
             chosen.whom,
         )
 
-        async def answerer(item: Disclosed) -> Heard:
-            if self._protocol.busy:
-                raise LearningError(
-                    "a round of training began, and goes first: `fedctl personalise` again after it"
-                )
-            return await asking(item)
-
-        learned = await self._learning.run_asking(
+        work = self._learning.run_asking(
             listener,
-            answerer,
+            asking,
             personal_jobs.personalise,
             chosen.spec,
             collection.library_path,
@@ -170,11 +170,13 @@ class Personaliser:
             digest,
             options,
             chosen.how,
+            chosen.own_rounds,
         )
+        learned = await self._giving_way(work)
         if collection.served_digest == digest:
-            await collection.reopen()
+            await collection.renew()
         log.info(
-            "this site's query encoder is fitted",
+            "what is this site's own is fitted",
             model=digest.hex()[:12],
             changed=learned.changed,
             steps=asking.steps,
@@ -182,12 +184,31 @@ class Personaliser:
         )
         return Outcome(learned, asking)
 
+    async def _giving_way(self, work: Coroutine[Any, Any, Personalised]) -> Personalised:
+        """The work's result, unless a round begins: that goes first, others wait for it."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_LOOK_EVERY_S)
+                if self._protocol.busy and not task.done():
+                    raise LearningError(
+                        "a round of training began, and goes first; this site is fitted when the "
+                        "run is over, or with `fedctl personalise`"
+                    )
+            return await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await self._learning.stop()  # the round's training waits behind it
+                await asyncio.wait([task])
+
 
 def told(outcome: Outcome) -> dict[str, Any]:
     """An outcome as entries of the audit log have it: what was exchanged with whom."""
     return {
         "digest": outcome.asked.model_digest.hex(),
         "changed": outcome.learned.changed,
+        "share": None if math.isnan(outcome.learned.share) else outcome.learned.share,
         "peers": {
             site: {"asked": seen.asked, "answered": seen.answered, "embeddings": seen.embeddings}
             for site, seen in sorted(outcome.asked.peers.items())

@@ -44,6 +44,7 @@ async def _as_messages(
             loss=step.loss,
             mrr_before=math.nan,
             mrr_after=math.nan,
+            own_share=math.nan,
         )
 
 
@@ -61,6 +62,7 @@ def last_step(outcome: Outcome) -> control.PersonaliseProgress:
         mrr_before=learned.mrr_before,
         mrr_after=learned.mrr_after,
         changed=learned.changed,
+        own_share=learned.share,
         steps=asked.steps,
         steps_unanswered=asked.unanswered,
         peers=[

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 
 from config.settings import Settings
 from daemon.audit import AuditLog
 from daemon.learning.foreign import Disclosure
+from daemon.learning.recipes import options_from
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import RetrieverDescription, TrainingOptions
+from daemon.learning.terms import RetrieverDescription
 from daemon.negatives import AnsweringDesk, AskOptions, own_secret
 from daemon.node import Node
 from daemon.personalising import Personal, Personaliser
@@ -49,7 +51,11 @@ class StageTwo:
         )
         personal = self._settings.retriever.personal
         return AnsweringDesk(
-            Desk(policy, self._described.dimension, common_passages=personal != "tiered_head"),
+            Desk(
+                policy,
+                self._described.dimension,
+                common_passages=personal in ("none", "query_encoder"),
+            ),
             sharing,
             node.collection,
             noise=chosen.noise,
@@ -67,14 +73,11 @@ class StageTwo:
             Personal(
                 spec=self._spec,
                 shape_digest=self._described.shape_manifest.digest,
-                options=TrainingOptions(
-                    local_epochs=training.local_epochs,
-                    batch_size=training.batch_size,
-                    learning_rate=training.learning_rate,
-                    temperature=training.temperature,
-                    hard_negatives=training.hard_negatives,
+                options=replace(
+                    options_from(training, self._settings.learning),
                     seed=int.from_bytes(seed[:8], "little"),
                 ),
+                own_rounds=self._settings.learning.own_rounds,
                 how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
                 whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s),
             ),

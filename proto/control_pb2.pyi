@@ -1168,6 +1168,8 @@ class LearningReply(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     ADAPTATION_INDEX_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PERSONAL_DIGEST_FIELD_NUMBER: _builtins.int
+    OWN_SHARE_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """[learning] recipe"""
     shared_values: _builtins.int
@@ -1180,6 +1182,10 @@ class LearningReply(_message.Message):
     """API of pFedRAG, Eq. 4; NaN: the history is too short"""
     reason: _builtins.str
     """why it is this tier, for people"""
+    personal_digest: _builtins.bytes
+    """the newest version that something of this site's own was fitted for; empty: none"""
+    own_share: _builtins.float
+    """of what it learned alone, in its mixture; NaN: there is none"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
         """on every axis of [retriever], [training] and [learning]"""
@@ -1199,10 +1205,12 @@ class LearningReply(_message.Message):
         decision: _builtins.str = ...,
         adaptation_index: _builtins.float = ...,
         reason: _builtins.str = ...,
+        personal_digest: _builtins.bytes = ...,
+        own_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1932,6 +1940,7 @@ class PersonaliseProgress(_message.Message):
     STEPS_UNANSWERED_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    OWN_SHARE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """that has ended; 0: none yet"""
     epochs: _builtins.int
@@ -1958,6 +1967,8 @@ class PersonaliseProgress(_message.Message):
     """in which no peer gave negatives"""
     seconds: _builtins.float
     """it took"""
+    own_share: _builtins.float
+    """of what this site learned alone, in its mixture; NaN: there is none"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
         """that were asked, sorted"""
@@ -1979,10 +1990,11 @@ class PersonaliseProgress(_message.Message):
         steps_unanswered: _builtins.int = ...,
         peers: _abc.Iterable[Global___Exchanged] | None = ...,
         seconds: _builtins.float = ...,
+        own_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

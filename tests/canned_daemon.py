@@ -57,6 +57,7 @@ class CannedDaemon(ControlServicer):
             ],
             shared_values=1_182_336,
             adaptation_index=math.nan,
+            own_share=math.nan,
         )
         self.privacy = control.PrivacyReply(
             unit="this site",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from daemon.fedctl.output import Exit
-from tests.canned_daemon import CannedDaemon
+from tests.canned_daemon import DIGEST, CannedDaemon
 from tests.command_line import Fedctl
 
 
@@ -41,3 +43,31 @@ def test_train_asks_for_the_recipe_and_the_choices_that_were_typed(
     refused = fedctl("train", "--attach", *words)
     assert refused.code == Exit.USAGE
     assert "only a new run takes those options" in refused.err
+
+
+def test_learning_tells_what_is_this_sites_own(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    personal = daemon.learning.choices[0]
+    personal.value = "mixture"
+    assert "nothing yet for the version that answers" in fedctl("learning").out
+    daemon.learning.personal_digest, daemon.learning.own_share = DIGEST, 0.5
+    assert "50% of what this site learned alone, for version" in fedctl("learning").out
+    personal.value = "query_encoder"
+    assert "query encoder  this site's own, for version" in fedctl("learning").out
+    personal.value = "none"
+    assert "own" not in fedctl("learning").out.split("personal  ")[0]
+
+
+def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    last = daemon.personalising[-1]
+    last.own_share = math.nan
+    shown = fedctl("personalise", "--local-epochs", 2)
+    assert (shown.code, daemon.asked[-1].local_epochs) == (Exit.OK, 2)
+    assert "this site's own encoder of questions" in shown.out
+    assert "MRR 0.750 with the shared version, 0.875 with this" in shown.out
+    assert "answered 32 of 64 queries with 160 embeddings" in shown.out
+    last.own_share = 0.25
+    assert "a mixture, 25% of it what this site learned alone" in fedctl("personalise").out
+    daemon.personalising.pop()
+    refused = fedctl("personalise")
+    assert refused.code == Exit.UNREACHABLE
+    assert "stopped telling before it was done" in refused.err

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command
-from daemon.fedctl.output import Session, as_plain, visible
+from daemon.fedctl.output import Session, as_plain, short, visible
 from daemon.fedctl.show import facts
 
 if TYPE_CHECKING:
@@ -38,15 +39,31 @@ def _table(reply: LearningReply) -> Table:
     last = reply.plan.learning.recipe
     grid.add_row("last run", last or ("none yet" if not reply.HasField("plan") else "no recipe"))
     grid.add_row("exchanged", f"{reply.shared_values:,} values a round")
-    if reply.tier:
-        index = reply.adaptation_index
-        known = f", adaptation index {index:.4f}" if math.isfinite(index) else ""
-        grid.add_row("personal layer", f"{reply.tier} ({reply.decision}{known})")
-        grid.add_row("", visible(reply.reason))
-    elif any((c.axis, c.value) == ("personal", "tiered_head") for c in reply.choices):
-        grid.add_row("personal layer", "none until this site has trained for a round")
+    for name, value in _own(reply):
+        grid.add_row(name, value)
     for choice in reply.choices:
         differs = choice.value != choice.in_recipe
         otherwise = f"  (the recipe says {choice.in_recipe})" if differs else ""
         grid.add_row(choice.axis.replace("_", " "), f"{choice.value}{otherwise}")
     return grid
+
+
+def _own(reply: LearningReply) -> Iterator[tuple[str, str]]:
+    """What this site keeps to itself, and why it is that."""
+    personal = next(choice.value for choice in reply.choices if choice.axis == "personal")
+    fitted = f"for version {short(reply.personal_digest.hex())}"
+    if personal == "tiered_head" and reply.tier:
+        index = reply.adaptation_index
+        known = f", adaptation index {index:.4f}" if math.isfinite(index) else ""
+        yield "personal layer", f"{reply.tier} ({reply.decision}{known})"
+        yield "", visible(reply.reason)
+    elif personal == "tiered_head":
+        yield "personal layer", "none until this site has trained for a round"
+    elif personal == "none":
+        return
+    elif not reply.personal_digest:
+        yield "this site's own", "nothing yet for the version that answers: fedctl personalise"
+    elif personal == "mixture":
+        yield "mixture", f"{reply.own_share:.0%} of what this site learned alone, {fitted}"
+    else:
+        yield "query encoder", f"this site's own, {fitted}"

@@ -25,16 +25,18 @@ def personalise(
         int | None, typer.Option(min=1, max=100, help="Passes over this site's own pairs.")
     ] = None,
 ) -> None:
-    """Fit the way this site embeds questions to its own pairs; passages stay as they are.
+    """Fit what is this site's own to its pairs, as retriever.personal says.
 
-    Needs retriever.personal = "query_encoder". Other sites are asked for negatives as
-    [negatives] says. Ctrl-C gives it up: nothing has changed then, and it can be begun anew.
+    "mixture": train alone, and answer with the mean of that and the shared version.
+    "query_encoder": fit how questions are embedded; other sites are asked for negatives as
+    [negatives] says. It happens by itself when a run is over. Ctrl-C gives it up: nothing
+    has changed then, and it can be begun anew.
     """
     try:
         last = run(_personalise(session, local_epochs or 0))
     except KeyboardInterrupt:
         raise CommandError(
-            "given up; questions are embedded as before",
+            "given up; questions are answered as before",
             "`fedctl personalise` begins anew",
             exit_code=Exit.INTERRUPTED,
         ) from None
@@ -78,10 +80,7 @@ def _show(console: Console, last: PersonaliseProgress) -> None:
         ("model version", short(last.model_digest.hex())),
         ("learned from", f"{last.pairs} pairs"),
         ("judged by", _judged(last)),
-        (
-            "questions",
-            "this site's own encoder" if last.changed else "the shared encoder, as before",
-        ),
+        ("answers with", _own(last)),
         *((peer.site, _exchanged(peer)) for peer in last.peers),
     ]
     if last.steps_unanswered:
@@ -93,12 +92,20 @@ def _show(console: Console, last: PersonaliseProgress) -> None:
     console.print(grid)
 
 
+def _own(last: PersonaliseProgress) -> str:
+    if math.isfinite(last.own_share):
+        return f"a mixture, {last.own_share:.0%} of it what this site learned alone"
+    if last.changed:
+        return "this site's own encoder of questions"
+    return "the shared encoder, as before"
+
+
 def _judged(last: PersonaliseProgress) -> str:
     if not last.pairs_judged:
         return "nothing: too few pairs to keep some apart"
     return (
         f"{last.pairs_judged} pairs kept apart: MRR {last.mrr_before:.3f} with the shared "
-        f"encoder, {last.mrr_after:.3f} with this site's own"
+        f"version, {last.mrr_after:.3f} with this"
     )
 
 

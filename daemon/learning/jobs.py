@@ -324,7 +324,7 @@ def load_serving(
     site's personal parameters are; the retriever stays as it was then.
     """
     vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
-    if spec.personal == "query_encoder":
+    if spec.personal in ("query_encoder", "mixture"):
         from daemon.learning import personal_jobs
 
         personal_jobs.load_serving(spec, retriever, vector, model_digest)

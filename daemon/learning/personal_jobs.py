@@ -1,5 +1,6 @@
-"""The job of stage 2 (PDD-AS2, section 3.3): fit this site's query encoder to its own pairs.
+"""The job that fits what is this site's own to its own pairs, when a run is over.
 
+Its query encoder (stage 2 of PDD-AS2, section 3.3) or its mixture (`daemon.learning.mixture`).
 It runs in the learning worker, for one committed model version, whose parameters and
 whose passages' embeddings stay what they are. Nothing is written before the end, so a
 job that is cut short leaves nothing behind and is simply begun anew.
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
-_KIND = "query_encoder"
+KINDS = ("query_encoder", "mixture")  # of RetrieverSpec.personal, that this job makes
+_MIXTURE = "mixture"
 _FEWEST_JUDGED = 20  # validation pairs; with fewer, some of the training pairs judge
 _HELD_OUT = 0.2  # of the training pairs, then
 _MOST_HELD_OUT = 500
@@ -47,6 +49,7 @@ class Personalised:
     ``judged``: pairs kept apart, on which ``mrr_before`` and ``mrr_after`` (with the shared
     and with this site's own query encoder; NaN where there were too few) were measured.
     ``changed``: whether the two encoders differ; they don't where none did better.
+    ``share``: of the site's own in its mixture; NaN where there is none.
     """
 
     model_digest: bytes
@@ -58,6 +61,7 @@ class Personalised:
     mrr_after: float
     changed: bool
     seconds: float
+    share: float = math.nan
 
 
 def personalise(
@@ -67,16 +71,90 @@ def personalise(
     model_digest: bytes,
     options: TrainingOptions,
     how: Disclosure,
+    own_rounds: int,
 ) -> Personalised:
-    """Fit the query encoder for a model version, with other sites' negatives, and keep it.
+    """Fit what `RetrieverSpec.personal` says for a model version, and keep it.
 
-    Asks the daemon once a step (`Worker.run_asking`); reports `TrainingProgress`. Raises
+    ``own_rounds``: that a mixture's own half is trained for. A query encoder asks the
+    daemon once a step (`Worker.run_asking`). Reports `TrainingProgress`. Raises
     TrainingError when this site cannot train, VersionError when it lacks the version;
     nothing is written then.
     """
+    started = time.monotonic()
+    make = _mixture if spec.personal == _MIXTURE else _query_encoder
+    made, state = make(spec, library_path, versions, model_digest, options, how, own_rounds)
+    shape = jobs._retriever(spec).shape_manifest.digest
+    PersonalStore(Path(spec.personal_folder), shape).put(model_digest, state)
+    return replace(made, seconds=time.monotonic() - started)
+
+
+def _mixture(
+    spec: RetrieverSpec,
+    library_path: Path,
+    versions: Path,
+    model_digest: bytes,
+    options: TrainingOptions,
+    _how: Disclosure,
+    own_rounds: int,
+) -> tuple[Personalised, PersonalState]:
+    """Train alone, as often as a federation of one would, and find the share to answer with."""
+    from daemon.learning.mixture import PREFERRED, SHARES, best_share, mix
+    from daemon.learning.training import fit
+
+    retriever = jobs._retriever(spec)
+    shared = jobs._load(retriever, versions, model_digest)
+    # Nothing that a plan holds sites together by: this half is to be the site's own.
+    alone = replace(options, start_from="global", distill="none", proximal=0.0)
+    passes, done, loss, count = own_rounds * options.local_epochs, 0, math.nan, 0
+
+    def on_epoch(epoch: int, mean: float) -> None:
+        report(TrainingProgress(done + epoch, passes, mean))
+
+    validation = None
+    with Library.open(library_path) as library:
+        retriever.load_vector(retriever.initial_vector())
+        for number in range(1, own_rounds + 1):
+            pairs = jobs._training_set(library, retriever, alone.in_round(number), spec)
+            pairs, validation = _judged(library, retriever, pairs, _seed(0, model_digest))
+            count, seed = len(pairs.positives), _seed(number, model_digest)
+            retriever.begin(round=number, dropout=options.dropout, seed=seed)
+            loss = fit(retriever, pairs, alone, seed, on_epoch)
+            done += options.local_epochs
+    own = retriever.vector()
+    ranks = {}
+    if validation is not None:
+        for share in SHARES:
+            retriever.load_vector(mix(shared, own, share))
+            ranks[share] = validation.reciprocal_ranks(retriever)
+    share = best_share(ranks) if ranks else PREFERRED
+    vector = mix(shared, own, share)
+    made = Personalised(
+        model_digest=model_digest,
+        epochs=passes,
+        loss=loss,
+        pairs=count,
+        judged=len(validation.positives) if validation else 0,
+        mrr_before=float(ranks[0.0].mean()) if ranks else math.nan,
+        mrr_after=float(ranks[share].mean()) if ranks else math.nan,
+        changed=not np.array_equal(vector, shared),
+        seconds=0.0,
+        share=share,
+    )
+    return made, PersonalState({_MIXTURE: vector}, {"kind": _MIXTURE, "share": share})
+
+
+def _query_encoder(
+    spec: RetrieverSpec,
+    library_path: Path,
+    versions: Path,
+    model_digest: bytes,
+    options: TrainingOptions,
+    how: Disclosure,
+    _own_rounds: int,
+) -> tuple[Personalised, PersonalState]:
+    """Stage 2 of PDD-AS2, against other sites' negatives."""
     from daemon.learning.tuning import tune
 
-    started = time.monotonic()
     retriever = _personal(jobs._retriever(spec))
     jobs._load(retriever, versions, model_digest)
     seed = _seed(options.seed, model_digest)
@@ -105,31 +183,46 @@ def personalise(
         mrr_before=mrr_before,
         mrr_after=validation.mean_reciprocal_rank(retriever) if validation else math.nan,
         changed=changed,
-        seconds=time.monotonic() - started,
+        seconds=0.0,
     )
-    state = PersonalState(after, {"kind": _KIND, "changed": changed})
-    _store(spec, retriever).put(model_digest, state)
-    return result
+    return result, PersonalState(after, {"kind": "query_encoder", "changed": changed})
 
 
 def load_serving(
     spec: RetrieverSpec, retriever: Retriever, vector: Float32, model_digest: bytes
 ) -> None:
-    """Make a version current, and for queries the encoder that this site keeps for it.
+    """Make a version current, with what this site keeps for it.
 
     Raises LearningError when what is kept is damaged; the retriever stays as it was then.
     """
+    shape = retriever.shape_manifest.digest
+    state = PersonalStore(Path(spec.personal_folder), shape).serving(model_digest)
+    if spec.personal == _MIXTURE:
+        retriever.load_vector(_mixed(state, vector))
+        return
     own = _personal(retriever)
-    state = _store(spec, own).serving(model_digest)
     before = own.vector(), own.personal_arrays()
     own.load_vector(vector)
     try:
-        if state is not None and state.facts.get("kind") == _KIND:
+        if state is not None and state.facts.get("kind") == spec.personal:
             own.load_personal(state.arrays)
     except LearningError:
         own.load_vector(before[0])
         own.load_personal(before[1])
         raise
+
+
+def _mixed(state: PersonalState | None, shared: Float32) -> Float32:
+    """The mixture that is kept, or the shared version where there is none yet."""
+    if state is None or state.facts.get("kind") != _MIXTURE:
+        return shared
+    mixed = state.arrays.get(_MIXTURE)
+    if mixed is None or mixed.shape != shared.shape or not np.isfinite(mixed).all():
+        raise LearningError(
+            "this site's mixture is damaged: delete its file in state_dir/personal, and "
+            "`fedctl personalise` makes it anew"
+        )
+    return mixed
 
 
 def _personal(retriever: Retriever) -> PersonalQueryRetriever:
@@ -142,10 +235,6 @@ def _personal(retriever: Retriever) -> PersonalQueryRetriever:
     return retriever
 
 
-def _store(spec: RetrieverSpec, retriever: PersonalQueryRetriever) -> PersonalStore:
-    return PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
-
-
 def _seed(seed: int, model_digest: bytes) -> int:
     """128 bits; the same for another try at the same version."""
     text = b"hanse-personal-v1\0" + seed.to_bytes(8, "little") + model_digest
@@ -153,7 +242,7 @@ def _seed(seed: int, model_digest: bytes) -> int:
 
 
 def _judged(
-    library: Library, retriever: PersonalQueryRetriever, pairs: TrainingSet, seed: int
+    library: Library, retriever: Retriever, pairs: TrainingSet, seed: int
 ) -> tuple[TrainingSet, Validation | None]:
     """Pairs to learn from, and pairs to judge by, of which nothing is learned.
 

@@ -41,13 +41,19 @@ def options_of(name: str) -> TrainingOptions:
     """What a recipe asks of a site in a round. KeyError for a name that is none."""
     recipe: Recipe = RECIPES[name]
     tables = recipe.settings
-    training = TrainingSettings(**tables["training"])
+    return options_from(
+        TrainingSettings(**tables["training"]), LearningSettings(**tables["learning"])
+    )
+
+
+def options_from(training: TrainingSettings, learning: LearningSettings) -> TrainingOptions:
+    """What this site's own settings ask of training."""
     plan = pb.TrainingPlan(
         local_epochs=training.local_epochs,
         batch_size=training.batch_size,
         learning_rate=training.learning_rate,
         temperature=training.temperature,
         hard_negatives=training.hard_negatives,
-        learning=learning_plan(LearningSettings(**tables["learning"])),
+        learning=learning_plan(learning),
     )
     return TrainingOptions.of(plan)

@@ -26,12 +26,14 @@ from daemon.learning.batches import in_runs
 >>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
 from daemon.learning.mining import NEAR_DUPLICATE
+from daemon.learning.models import Retriever
 from daemon.learning.query_encoder import PersonalQueryRetriever
 from daemon.learning.terms import TrainingError, TrainingOptions
 from daemon.learning.texts import Texts
 from daemon.learning.training import TrainingSet
 
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 # Queries as embedded now [b, d] -> for each the passages that other sites answer with [n_i, d].
@@ -48,26 +50,30 @@ class Validation:
     passages: Texts
     positives: Sequence[Rows]
 
-    def mean_reciprocal_rank(self, retriever: PersonalQueryRetriever) -> float:
+    def mean_reciprocal_rank(self, retriever: Retriever) -> float:
         """Mean of 1 / rank of the nearest positive among all ``passages``; ties count against it.
 
         0 for no pairs: then nothing can be shown to be better than what is shared.
         """
         if not self.positives:
             return 0.0
+        return float(self.reciprocal_ranks(retriever).mean())
+
+    def reciprocal_ranks(self, retriever: Retriever) -> Float64:
+        """The same, question by question: [n]."""
         told = retriever.embed_passages(self.passages.texts, self.passages.features)
         return self._against(retriever, told)
 
-    def _against(self, retriever: PersonalQueryRetriever, told: Float32) -> float:
+    def _against(self, retriever: Retriever, told: Float32) -> Float64:
         asked = retriever.embed_queries(self.queries.texts, self.queries.features)
-        total = 0.0
+        ranks: list[float] = []
         for start in range(0, len(asked), _QUERIES_AT_ONCE):
             cosines = asked[start : start + _QUERIES_AT_ONCE] @ told.T  # [<= 256, m]
             for row, right in zip(cosines, self.positives[start:], strict=False):
                 best = row[right].max()
                 others = int((row >= best).sum()) - int((row[right] >= best).sum())
-                total += 1.0 / (1 + others)
-        return total / len(self.positives)
+                ranks.append(1.0 / (1 + others))
+        return np.array(ranks)
 
 
 def tune(
@@ -254,7 +260,7 @@ class _Best:
     def _now(self, validation: Validation) -> float:
         if not validation.positives:
             return 0.0
-        return validation._against(self._retriever, self._told)
+        return float(validation._against(self._retriever, self._told).mean())
 
 
 def _foreign(fetch: Fetch, queries: Tensor) -> Float32:

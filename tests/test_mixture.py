@@ -1,0 +1,155 @@
+"""Mixtures of what all sites learned and what one learned alone, and which of them answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from daemon.learning import jobs, personal_jobs
+from daemon.learning.foreign import Disclosure
+from daemon.learning.mixture import SHARES, best_share, mix
+from daemon.learning.personal import PersonalStore, embedded_by
+from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.retrieval.documents import Document, Pair
+from daemon.versions import read_version
+from tests.small_models import small_encoder
+
+VECTORS = arrays.arrays(
+    np.float32, 5, elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+)
+OPTIONS = TrainingOptions(local_epochs=2, batch_size=4, learning_rate=3e-3, hard_negatives=2)
+THINGS = ("anchor", "barrel", "candle", "drum", "easel", "funnel", "goblet", "hammer")
+
+
+# ---- arithmetic ------------------------------------------------------------------
+
+
+@given(shared=VECTORS, own=VECTORS, share=st.sampled_from(SHARES))
+def test_a_mixture_lies_between_its_halves(
+    shared: np.ndarray, own: np.ndarray, share: float
+) -> None:
+    mixed = mix(shared, own, share)
+    assert mixed.dtype == np.float32
+    assert (mixed >= np.minimum(shared, own)).all()
+    assert (mixed <= np.maximum(shared, own)).all()
+    assert np.array_equal(mix(shared, own, 0.0), shared)
+    assert np.array_equal(mix(shared, own, 1.0), own)
+
+
+def test_halves_of_different_retrievers_do_not_mix() -> None:
+    with pytest.raises(LearningError, match="made for another retriever"):
+        mix(np.zeros(3, np.float32), np.zeros(4, np.float32), 0.5)
+
+
+def test_chance_does_not_move_the_share_and_evidence_does() -> None:
+    usual = np.array([0.5, 0.5, 1.0, 1.0])
+    by_chance = usual + np.array([0.5, -0.4, 0.0, 0.0])  # mean 0.025, error 0.19
+    better = usual + np.array([0.2, 0.3, 0.2, 0.3])  # mean 0.25, error 0.03
+    best = better + 0.1
+    assert best_share({0.5: usual}) == 0.5
+    assert best_share({0.0: by_chance, 0.5: usual, 1.0: usual}) == 0.5
+    assert best_share({0.0: better, 0.5: usual, 1.0: by_chance}) == 0.0
+    assert best_share({0.0: better, 0.5: usual, 0.75: best}) == 0.75
+    assert best_share({0.0: np.array([1.0]), 0.5: np.array([0.5])}) == 0.5, "one says nothing"
+
+
+# ---- at a site -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = (*THINGS, "who", "keeps", "the", "keeper", "shed", "in")
+    return small_encoder(tmp_path_factory.mktemp("encoder"), words=sorted(words))
+
+
+@pytest.fixture
+def spec(encoder: Path, tmp_path: Path) -> RetrieverSpec:
+    return RetrieverSpec(
+        encoder=str(encoder),
+        max_tokens=32,
+        device="cpu",
+        personal="mixture",
+        personal_folder=str(tmp_path / "personal"),
+    )
+
+
+@pytest.fixture
+def library(spec: RetrieverSpec, tmp_path: Path) -> Path:
+    path = tmp_path / "library.sqlite3"
+    documents, pairs = [], []
+    for number, thing in enumerate(THINGS * 8):
+        name, split = f"{thing}-{number}", "valid" if number >= 40 else "train"
+        documents.append(Document(name, "", f"the {thing} keeper in shed {thing}", split))
+        pairs.append(Pair(f"who keeps the {thing}", (name,), split))
+    jobs.ingest(spec, path, documents, pairs, 30)
+    return path
+
+
+def personalised(spec: RetrieverSpec, library: Path, versions: Path, digest: bytes) -> object:
+    how = Disclosure("exact", 0.0, 8, 4)
+    return personal_jobs.personalise(spec, library, versions, digest, OPTIONS, how, 2)
+
+
+def test_a_site_answers_with_its_mixture_and_indexes_by_it(
+    spec: RetrieverSpec, library: Path, tmp_path: Path
+) -> None:
+    versions, indexes = tmp_path / "versions", tmp_path / "index"
+    digest = jobs.write_initial_version(spec, versions)
+    shape = jobs.describe(spec).shape_manifest.digest
+    shared = read_version(versions, digest, shape)
+    before = jobs.build_index(spec, library, versions, digest, indexes)
+
+    made = personalised(spec, library, versions, digest)
+    assert isinstance(made, personal_jobs.Personalised)
+    assert (made.epochs, made.judged) == (4, 24)
+    assert made.share in SHARES
+    assert made.changed == (made.share > 0.0)
+    assert all(0.0 < value <= 1.0 for value in (made.mrr_before, made.mrr_after))
+
+    state = PersonalStore(Path(spec.personal_folder), shape).serving(digest)
+    assert state is not None
+    retriever = jobs._retriever(spec)
+    jobs.load_serving(spec, retriever, versions, digest)
+    assert np.array_equal(retriever.vector(), state.arrays["mixture"])
+    after = jobs.build_index(spec, library, versions, digest, indexes)
+    assert after != before, "passages were embedded anew"
+    embedded = embedded_by(spec.personal, spec.personal_folder, digest)
+    assert after.name.startswith(embedded.hex())
+    assert jobs.build_index(spec, library, versions, digest, indexes) == after
+
+    # A round trains from what is shared, whatever the site answers with.
+    update = tmp_path / "update.npy"
+    jobs.train(spec, library, versions, digest, OPTIONS, 1, "yard", update)
+    plain = replace(spec, personal="none", personal_folder="")
+    jobs.train(plain, library, versions, digest, OPTIONS, 1, "yard", tmp_path / "plain.npy")
+    assert np.array_equal(np.load(update), np.load(tmp_path / "plain.npy"))
+    assert np.array_equal(read_version(versions, digest, shape), shared)
+
+
+def test_the_same_again_is_the_same_and_a_damaged_one_says_what_to_do(
+    spec: RetrieverSpec, library: Path, tmp_path: Path
+) -> None:
+    versions = tmp_path / "versions"
+    digest = jobs.write_initial_version(spec, versions)
+    shape = jobs.describe(spec).shape_manifest.digest
+    store = PersonalStore(Path(spec.personal_folder), shape)
+    kept = []
+    for _ in range(2):
+        personalised(spec, library, versions, digest)
+        state = store.serving(digest)
+        assert state is not None
+        kept.append(state.arrays["mixture"].tobytes())
+    assert kept[0] == kept[1]
+    state = store.serving(digest)
+    assert state is not None
+    store.put(digest, replace(state, arrays={"mixture": np.full(3, math.nan, np.float32)}))
+    with pytest.raises(LearningError, match="fedctl personalise"):
+        jobs.load_serving(spec, jobs._retriever(spec), versions, digest)
