@@ -96,8 +96,9 @@ class EmbeddingAudit:
 def options_of(request: control.AuditEmbeddingsRequest) -> AuditOptions:
     """What is asked for; what is left open as usual."""
     usual = AuditOptions()
-    levels = bool(request.epsilons or request.bits)
+    levels = bool(request.noises or request.epsilons or request.bits)
     return AuditOptions(
+        noises=tuple(request.noises) if levels else usual.noises,
         epsilons=tuple(request.epsilons) if levels else usual.epsilons,
         bits=tuple(request.bits) if levels else usual.bits,
         minutes=request.minutes or usual.minutes,

@@ -1570,17 +1570,22 @@ class AuditEmbeddingsRequest(_message.Message):
     BITS_FIELD_NUMBER: _builtins.int
     MINUTES_FIELD_NUMBER: _builtins.int
     SHOW_FIELD_NUMBER: _builtins.int
+    NOISES_FIELD_NUMBER: _builtins.int
     minutes: _builtins.float
     """for all levels; 0: 10; <= 1440"""
     show: _builtins.int
     """examples of recovered text a level; <= 20"""
     @_builtins.property
     def epsilons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """noisy: for one vector sent once; 0.01 .. 1000000; none: the usual ones"""
+        """noisy: for one vector sent once; 0.01 .. 1000000"""
 
     @_builtins.property
     def bits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """bucket: 1 .. 256; none: the usual ones"""
+        """bucket: 1 .. 256"""
+
+    @_builtins.property
+    def noises(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """noisy: deviation on a coordinate; 0.001 .. 100. No level at all: the usual ones"""
 
     def __init__(
         self,
@@ -1589,10 +1594,11 @@ class AuditEmbeddingsRequest(_message.Message):
         bits: _abc.Iterable[_builtins.int] | None = ...,
         minutes: _builtins.float = ...,
         show: _builtins.int = ...,
+        noises: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "epsilons", b"epsilons", "minutes", b"minutes", "show", b"show"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "epsilons", b"epsilons", "minutes", b"minutes", "noises", b"noises", "show", b"show"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1606,7 +1612,7 @@ class AuditEmbeddingsProgress(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """dictionary, or the level that is attacked"""
+    """texts, dictionary, the level that is attacked, or done"""
     fraction: _builtins.float
     """of the whole; 0 .. 1"""
     @_builtins.property
@@ -1805,9 +1811,9 @@ class LevelExposure(_message.Message):
     level: _builtins.str
     """in words"""
     epsilon: _builtins.float
-    """of noise; 0: none"""
+    """that noise was asked for by; 0: it was not"""
     sigma: _builtins.float
-    """its deviation on a coordinate"""
+    """of noise: deviation on a coordinate; 0: none"""
     bits: _builtins.int
     """of a bucket; 0: none"""
     overlap: _builtins.float

@@ -25,7 +25,7 @@ Float32 = NDArray[np.float32]
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 OPTIONS = TrainingOptions(
-    local_epochs=4, batch_size=4, learning_rate=3e-3, hard_negatives=2, temperature=0.05
+    local_epochs=8, batch_size=4, learning_rate=3e-3, hard_negatives=2, temperature=0.05
 )
 AXES = torch.eye(3)
 
@@ -50,6 +50,17 @@ def pairs_about(encoder: Encoder, subjects: list[str] = SUBJECTS) -> TrainingSet
     )
 
 
+def turned_pairs(encoder: Encoder) -> TrainingSet:
+    """Passages in random directions, and queries that lie where these were turned to."""
+    pairs, chance = pairs_about(encoder), np.random.Generator(np.random.Philox(key=5))
+    told = chance.normal(size=(10, 32)).astype(np.float32)
+    told /= np.linalg.norm(told, axis=1, keepdims=True)
+    features = np.roll(told, 1, axis=1), told
+    texts = (pairs.queries.texts, pairs.passages.texts)
+    asks, tells = (Texts(t, f) for t, f in zip(texts, features, strict=True))
+    return TrainingSet(asks, tells, pairs.positives, pairs.negatives, features)
+
+
 def validation_of(pairs: TrainingSet) -> Validation:
     return Validation(pairs.queries, pairs.passages, pairs.positives)
 
@@ -64,7 +75,7 @@ def test_only_what_is_personal_moves_and_it_comes_back(encoder: Encoder, adapt: 
     shared = adapted(encoder, adapt, rank=2)
     start, untouched = retriever.vector(), encoder.encode(pairs.queries.texts)
     np.testing.assert_array_equal(start, shared.initial_vector())
-    tune(retriever, pairs, replace(OPTIONS, local_epochs=2, learning_rate=1e-2), seed=1)
+    tune(retriever, pairs, replace(OPTIONS, local_epochs=4, learning_rate=5e-2), seed=1)
 
     np.testing.assert_array_equal(retriever.vector(), start)  # what is exchanged
     told = retriever.embed_passages(pairs.passages.texts, pairs.passages.features)
@@ -94,14 +105,16 @@ def test_personal_parameters_that_do_not_fit_are_refused(encoder: Encoder) -> No
 def test_tuning_ranks_answers_higher_and_the_same_seed_gives_the_same_bits(
     encoder: Encoder,
 ) -> None:
-    pairs, runs = pairs_about(encoder), []
+    pairs, runs = turned_pairs(encoder), []
     for _ in range(2):
         retriever = PersonalQueryRetriever.on(encoder, "head")
         before = validation_of(pairs).mean_reciprocal_rank(retriever)
         losses: list[float] = []
-        last = tune(
-            retriever, pairs, OPTIONS, 7, on_epoch=lambda _, loss, to=losses: to.append(loss)
-        )  # type: ignore[misc]
+
+        def heard(_: int, loss: float, told: list[float] = losses) -> None:
+            told.append(loss)
+
+        last = tune(retriever, pairs, OPTIONS, 7, on_epoch=heard)
         assert last == losses[-1] < losses[0]
         assert len(losses) == OPTIONS.local_epochs
         assert validation_of(pairs).mean_reciprocal_rank(retriever) > before + 0.1
@@ -114,9 +127,8 @@ def contrast(foreign: Float32 | None, queries: torch.Tensor = AXES[:2]) -> torch
     told = np.array([[0.8, 0.6, 0.0], [0.6, 0.8, 0.0]], dtype=np.float32)
     texts, rows = Texts(["a", "b"]), np.arange(2)
     pairs = TrainingSet(texts, texts, [rows[:1], rows[1:]], [rows[:0], rows[:0]])
-    ground = tuning._Ground(pairs, told, rows)
-    options = TrainingOptions(temperature=1.0)
-    return tuning._contrast(queries, ground, (rows, rows, rows[:0]), foreign, options)
+    ground = tuning._Ground(pairs, told, rows, TrainingOptions(temperature=1.0))
+    return tuning._contrast(queries, ground, (rows, rows, rows[:0]), foreign)
 
 
 def test_foreign_negatives_are_columns_by_hand() -> None:
@@ -205,19 +217,17 @@ def test_unsound_answers_change_nothing(
 
 
 def test_what_validation_does_not_prefer_is_not_kept(encoder: Encoder) -> None:
-    pairs, retriever = pairs_about(encoder), PersonalQueryRetriever.on(encoder, "head")
-    # The right answers here are what training takes for hard negatives.
-    wrong = Validation(pairs.queries, pairs.passages, pairs.negatives)
-    before, start = wrong.mean_reciprocal_rank(retriever), retriever.personal_arrays()
-    tune(retriever, pairs, OPTIONS, 1, validation=wrong)
-    after = wrong.mean_reciprocal_rank(retriever)
-    assert after >= before
-    tuned = PersonalQueryRetriever.on(encoder, "head")
-    tune(tuned, pairs, OPTIONS, 1)
-    assert wrong.mean_reciprocal_rank(tuned) < before  # else this test could not fail
-    if after == before:
-        for name, value in retriever.personal_arrays().items():
-            np.testing.assert_array_equal(value, start[name])
+    pairs = turned_pairs(encoder)
+    # Queries that lie on their answers: no encoder but the shared one is as good for them.
+    apart = Validation(pairs.passages, pairs.passages, pairs.positives)
+    tuned, kept = (PersonalQueryRetriever.on(encoder, "head") for _ in range(2))
+    start = kept.personal_arrays()
+    assert apart.mean_reciprocal_rank(kept) == 1.0
+    tune(tuned, pairs, replace(OPTIONS, learning_rate=0.3), 1)
+    assert apart.mean_reciprocal_rank(tuned) < 1.0
+    tune(kept, pairs, replace(OPTIONS, learning_rate=0.3), 1, validation=apart)
+    for name, value in kept.personal_arrays().items():
+        np.testing.assert_array_equal(value, start[name])
 
 
 def test_reciprocal_ranks_by_hand(encoder: Encoder) -> None:
@@ -234,7 +244,7 @@ def test_reciprocal_ranks_by_hand(encoder: Encoder) -> None:
 
 
 def test_distillation_holds_to_the_shared_query_encoder(encoder: Encoder) -> None:
-    pairs = pairs_about(encoder)
+    pairs = turned_pairs(encoder)
 
     def moved(options: TrainingOptions) -> float:
         retriever = PersonalQueryRetriever.on(encoder, "head")
@@ -243,9 +253,9 @@ def test_distillation_holds_to_the_shared_query_encoder(encoder: Encoder) -> Non
         return float(np.abs(asked(retriever, pairs) - before).mean())
 
     free = moved(OPTIONS)
-    assert moved(replace(OPTIONS, distill="matrix", kd_weight=1e4)) < 0.8 * free
-    assert moved(replace(OPTIONS, distill="pairs", kd_weight=1e4)) < 0.95 * free
-    assert moved(replace(OPTIONS, proximal=1e3)) < 0.5 * free
+    assert moved(replace(OPTIONS, distill="matrix", kd_weight=1e3)) < 0.8 * free
+    assert moved(replace(OPTIONS, distill="pairs", kd_weight=1e3)) < 0.95 * free
+    assert moved(replace(OPTIONS, proximal=1e2)) < 0.8 * free
 
 
 def test_one_pair_and_no_epoch_are_clear_outcomes(encoder: Encoder) -> None:
@@ -253,8 +263,10 @@ def test_one_pair_and_no_epoch_are_clear_outcomes(encoder: Encoder) -> None:
     with pytest.raises(TrainingError, match="at least 2"):
         tune(retriever, pairs_about(encoder, SUBJECTS[:1]), OPTIONS, 1)
     assert tune(retriever, pairs_about(encoder), replace(OPTIONS, local_epochs=0), 1) == 0.0
-    with pytest.raises(TrainingError, match="lower the learning rate"):
-        tune(retriever, pairs_about(encoder), replace(OPTIONS, learning_rate=1e30), 1)
-    pairs = pairs_about(encoder)
+    pairs, unsound = pairs_about(encoder), pairs_about(encoder)
     assert pairs.queries.features is not None
+    assert unsound.queries.features is not None
+    unsound.queries.features[3, 0] = np.nan
+    with pytest.raises(TrainingError, match="lower the learning rate"):
+        tune(retriever, unsound, OPTIONS, 1)
     np.testing.assert_allclose(asked(retriever, pairs), pairs.queries.features, atol=1e-6)

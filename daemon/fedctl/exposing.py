@@ -23,17 +23,26 @@ if TYPE_CHECKING:
         TextsExposure,
     )
 
+_LEGEND = """\
+F1 (precision/recall): distinct words. Telling: words that few texts have. Names: share named
+exactly, and how much of what was named is right. Overlap and cosine: what is left of the
+negatives' use. A bucket is what a question leaves as; passages leave exactly or under noise."""
+
 
 @command
 def embeddings(
     session: Session,
+    noise: Annotated[
+        list[float] | None,
+        typer.Option(min=0.001, max=100, help="A deviation of noise to try; as often as you like."),
+    ] = None,
     epsilon: Annotated[
         list[float] | None,
-        typer.Option(min=0.01, max=1e6, help="A level of noise to try, as often as you like."),
+        typer.Option(min=0.01, max=1e6, help="Noise to try, by its epsilon (at delta 1e-5)."),
     ] = None,
     bits: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=256, help="A size of buckets to try, as often as you like."),
+        typer.Option(min=1, max=256, help="A bucket's bits to try; as often as you like."),
     ] = None,
     minutes: Annotated[
         float, typer.Option(min=0.01, max=1440, help="For training attackers, all levels together.")
@@ -45,13 +54,13 @@ def embeddings(
 ) -> None:
     """Attack this site's own embeddings and show how much of unseen texts can be read from them.
 
-    Nothing leaves the site, nothing is kept. Ctrl-C ends it. Without --epsilon and --bits
-    the usual levels are tried.
+    Nothing leaves the site, nothing is kept. Ctrl-C ends it. Without --noise, --epsilon and
+    --bits the usual levels are tried.
     """
     from proto.control_pb2 import AuditEmbeddingsRequest
 
     request = AuditEmbeddingsRequest(
-        epsilons=epsilon or [], bits=bits or [], minutes=minutes, show=show
+        noises=noise or [], epsilons=epsilon or [], bits=bits or [], minutes=minutes, show=show
     )
     found = run(_audited(session, request))
     session.result(as_plain(found), lambda console: _show(console, found))
@@ -67,7 +76,7 @@ async def _audited(session: Session, request: AuditEmbeddingsRequest) -> Embeddi
         TimeElapsedColumn(),
         console=session.notes,
         transient=True,
-        disable=session.json,
+        disable=session.json or not session.notes.is_terminal,
     )
     task = bars.add_task("texts are read", total=1.0)
     async with connected(socket_path(session)) as daemon:
@@ -91,11 +100,7 @@ def _show(console: Console, found: EmbeddingsAudit) -> None:
         f"Model version {short(found.model_digest.hex())}."
     )
     console.print(_table(found))
-    console.print(
-        "F1 (precision/recall): distinct words. Telling: words that few texts have. Names: share\n"
-        "named exactly. Overlap and cosine: what is left of the negatives' use.",
-        style="dim",
-    )
+    console.print(_LEGEND, style="dim")
     if any(level.cut_short for level in found.levels):
         console.print("* more --minutes would have made a stronger attacker.", style="dim")
     console.print()
@@ -110,7 +115,6 @@ def _table(found: EmbeddingsAudit) -> Table:
     of_questions = (">questions: F1", ">telling", ">names") if asked else ()
     table = columns(
         "disclosed",
-        ">sigma",
         ">passages: F1 (P/R)",
         ">telling",
         ">names",
@@ -121,7 +125,6 @@ def _table(found: EmbeddingsAudit) -> Table:
     guessing = _questions(found.guessing_questions) if asked else []
     table.add_row(
         "(guessing)",
-        "",
         *_passages(found.guessing_passages),
         *guessing,
         "",
@@ -129,11 +132,10 @@ def _table(found: EmbeddingsAudit) -> Table:
     )
     if found.levels:
         others = _passages(found.levels[0].shuffled)
-        table.add_row("(other texts)", "", *others, *[""] * len(guessing), "", "")
+        table.add_row("(other texts)", *others, *[""] * len(guessing), "", "")
     for level in found.levels:
         table.add_row(
             plain_text(level.level + ("*" if level.cut_short else "")),
-            f"{level.sigma:.3f}" if level.sigma else "",
             *_passages(level.passages),
             *(_questions(level.questions) if asked else []),
             f"{level.overlap:.2f}",
@@ -156,7 +158,7 @@ def _questions(texts: TextsExposure) -> list[str]:
 
 
 def _share(names: RecoveredShare) -> str:
-    return f"{100 * names.recall:.1f} %"
+    return f"{100 * names.recall:.0f} % ({100 * names.precision:.0f} %)"
 
 
 def _show_example(console: Console, level: str, example: RecoveredText) -> None:

@@ -60,50 +60,54 @@ class ExposureError(LearningError):
 class Level:
     """What is disclosed of an embedding (`crypto.disclosure`).
 
-    ``epsilon``: of the noise, at ``DELTA``, for one vector sent once; ``bits``: of the
-    bucket.
+    ``sigma``: deviation of the noise on a coordinate. ``epsilon``: if the noise was asked
+    for by it, at ``DELTA``, for one vector sent once. ``bits``: of the bucket.
     """
 
     kind: Literal["exact", "noisy", "bucket"]
+    sigma: float = 0.0
     epsilon: float = 0.0
     bits: int = 0
 
-    @property
-    def sigma(self) -> float:
-        """Deviation of the noise on a coordinate; 0 for none."""
-        from crypto.disclosure import noise_for
-
-        return noise_for(self.epsilon, DELTA) if self.kind == "noisy" else 0.0
-
     def __str__(self) -> str:
         if self.kind == "noisy":
-            return f"noisy, epsilon {self.epsilon:g}"
+            by_epsilon = f", epsilon {self.epsilon:g}"
+            return f"noisy, sigma {self.sigma:.3g}{by_epsilon if self.epsilon else ''}"
         return f"bucket, {self.bits} bits" if self.kind == "bucket" else "exact"
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What the operator asks for: epsilons and bits besides ``exact``, and time for it all.
+    """What the operator asks for: noises and bits besides ``exact``, and time for it all.
 
+    ``noises``: deviations on a coordinate, ``epsilons``: at `DELTA`, what noise is for.
     ``minutes``: for training attackers, all levels together. ``show``: examples a level.
     """
 
-    epsilons: tuple[float, ...] = (50.0, 500.0)
-    bits: tuple[int, ...] = (16, 64)
+    noises: tuple[float, ...] = (0.05, 0.2)
+    epsilons: tuple[float, ...] = ()
+    bits: tuple[int, ...] = (8, 64)
     minutes: float = 10.0
     show: int = 0
 
     @property
     def levels(self) -> list[Level]:
         """Exact first, then by ever less."""
+        from crypto.disclosure import noise_for
+
+        noised = [Level("noisy", sigma) for sigma in set(self.noises)] + [
+            Level("noisy", noise_for(epsilon, DELTA), epsilon) for epsilon in set(self.epsilons)
+        ]
         return [
             Level("exact"),
-            *(Level("noisy", epsilon=epsilon) for epsilon in sorted(set(self.epsilons))[::-1]),
-            *(Level("bucket", bits=bits) for bits in sorted(set(self.bits))[::-1]),
+            *sorted(noised, key=lambda level: level.sigma),
+            *(Level("bucket", bits=bits) for bits in sorted(set(self.bits), reverse=True)),
         ]
 
     def check(self) -> None:
         """Raise ExposureError for what makes no sense."""
+        if not all(math.isfinite(s) and 0.001 <= s <= 100.0 for s in self.noises):
+            raise ExposureError("noise has a deviation of 0.001 to 100")
         if not all(math.isfinite(e) and 0.01 <= e <= 1e6 for e in self.epsilons):
             raise ExposureError("an epsilon is 0.01 to 1000000")
         if not all(1 <= bits <= 256 for bits in self.bits):
@@ -213,6 +217,7 @@ def audit_embeddings(
     Reports `ExposureProgress`. Raises ExposureError when there is too little to audit,
     VersionError or EncoderError when the version or the encoder cannot be had.
     """
+    report(ExposureProgress("texts", 0.0))  # before torch is loaded: people see that it began
     from daemon.learning.jobs import load_serving
     from daemon.learning.models import open_retriever
     from daemon.retrieval.library import Library
@@ -255,65 +260,36 @@ def audit_vectors(
 ) -> Exposure:
     """The audit of texts that are embedded already: passages [n, d], queries [q, d]."""
     from daemon.learning import hardness, inversion
-    from daemon.learning.recovered import names, words
 
-    of_words = [words(p.embedding_text) for p in texts.passages] + [words(q) for q in texts.queries]
-    of_names = [names(p.text, p.title) for p in texts.passages] + [names(q) for q in texts.queries]
-    dictionary = _dictionary(retriever, of_words, of_names)
-    everything = np.concatenate([vectors, queries])
-    passages = len(texts.passages)
-    rows = {
-        "passages": _drawn(texts.passage_part, _MOST_PASSAGES, 0),
-        "questions": _drawn(texts.query_part, _MOST_QUESTIONS, passages),
-    }
-
-    def corpus(some: Rows) -> Corpus:
-        return inversion.Corpus.of(
-            everything[some],
-            [of_words[row] for row in some],
-            [of_names[row] for row in some],
-            dictionary,
-        )
-
-    train = corpus(np.concatenate([rows["passages"][0], rows["questions"][0]]))
-    kinds: dict[str, Kind] = {
-        kind: inversion.Kind(corpus(parts[1]), corpus(parts[2]))
-        for kind, parts in rows.items()
-        if kind == "passages" or min(len(parts[1]), len(parts[2])) >= _LEAST_QUESTIONS
-    }
-    guessed = inversion.guessing(train, kinds, dictionary)
+    material = _material(texts, np.concatenate([vectors, queries]), retriever)
+    guessed = inversion.guessing(material.train, material.kinds, material.dictionary)
     asked = hardness.Asked.of(queries, vectors, texts.right, seed=_SEED)
     levels = []
     for place, level in enumerate(options.levels):
         before, each = 0.1 + 0.9 * place / len(options.levels), 0.9 / len(options.levels)
         left = options.minutes * 60.0 - (time.monotonic() - started)
-        deadline = time.monotonic() + max(0.0, left) / (len(options.levels) - place)
         report(ExposureProgress(str(level), before))
-        disclose = disclosure_of(level, vectors.shape[1], seed)
         found, cut_short = inversion.attack(
-            train,
-            kinds,
-            dictionary,
-            disclose,
+            material.train,
+            material.kinds,
+            material.dictionary,
+            disclosure_of(level, vectors.shape[1], seed),
             seed=_SEED,
-            deadline=deadline,
+            deadline=time.monotonic() + max(0.0, left) / (len(options.levels) - place),
             report=_epochs(str(level), before, each),
         )
         kept = hardness.kept(asked, level, seed)
-        examples = _examples(
-            [texts.passages[row].embedding_text for row in rows["passages"][2][: options.show]],
-            kinds["passages"].test,
-            found["passages"],
-        )
+        examples = _examples(material, found["passages"], options.show)
         levels.append(_level_exposure(level, found, kept, cut_short, examples))
+    kinds = material.kinds
     done = Exposure(
-        passages_known=len(rows["passages"][0]),
-        passages_unseen=len(rows["passages"][2]),
-        questions_known=len(rows["questions"][0]),
+        passages_known=material.passages_known,
+        passages_unseen=len(kinds["passages"].test),
+        questions_known=len(material.train) - material.passages_known,
         questions_unseen=len(kinds["questions"].test) if "questions" in kinds else 0,
         subjects_unseen=texts.subjects_unseen,
-        dictionary_words=len(dictionary.words),
-        dictionary_names=len(dictionary.names),
+        dictionary_words=len(material.dictionary.words),
+        dictionary_names=len(material.dictionary.names),
         delta=DELTA,
         guessing_passages=_texts_exposure(guessed.get("passages")),
         guessing_questions=_texts_exposure(guessed.get("questions")),
@@ -324,6 +300,55 @@ def audit_vectors(
         seconds=time.monotonic() - started,
     )
     return replace(done, advice=advice(done))
+
+
+@dataclass(frozen=True)
+class Material:
+    """What attackers are trained on, and by kind what they are chosen by and tested on.
+
+    ``shown``: the passages of the test, as the encoder read them.
+    """
+
+    train: Corpus
+    kinds: dict[str, Kind]
+    dictionary: Dictionary
+    passages_known: int
+    shown: Sequence[str]
+
+
+def _material(texts: Divided, vectors: Float32, retriever: Retriever) -> Material:
+    """``vectors`` [passages + queries, d]: of the passages first."""
+    from daemon.learning import inversion
+    from daemon.learning.recovered import names, words
+
+    read = [passage.embedding_text for passage in texts.passages]
+    of_words = [words(text) for text in [*read, *texts.queries]]
+    of_names = [names(p.text, p.title) for p in texts.passages] + [names(q) for q in texts.queries]
+    dictionary = _dictionary(retriever, of_words, of_names)
+    rows = {
+        "passages": _drawn(texts.passage_part, _MOST_PASSAGES, 0),
+        "questions": _drawn(texts.query_part, _MOST_QUESTIONS, len(read)),
+    }
+
+    def corpus(some: Rows) -> Corpus:
+        return inversion.Corpus.of(
+            vectors[some],
+            [of_words[row] for row in some],
+            [of_names[row] for row in some],
+            dictionary,
+        )
+
+    return Material(
+        train=corpus(np.concatenate([rows["passages"][0], rows["questions"][0]])),
+        kinds={
+            kind: inversion.Kind(corpus(parts[1]), corpus(parts[2]))
+            for kind, parts in rows.items()
+            if kind == "passages" or min(len(parts[1]), len(parts[2])) >= _LEAST_QUESTIONS
+        },
+        dictionary=dictionary,
+        passages_known=len(rows["passages"][0]),
+        shown=[read[row] for row in rows["passages"][2]],
+    )
 
 
 def disclosure_of(level: Level, dimension: int, seed: bytes) -> Callable[[Float32], Float32]:
@@ -512,10 +537,15 @@ def _level_exposure(
     )
 
 
-def _examples(texts: Sequence[str], corpus: Corpus, found: Attacked) -> tuple[Example, ...]:
+def _examples(material: Material, found: Attacked, count: int) -> tuple[Example, ...]:
+    corpus = material.kinds["passages"].test
     made = []
     for text, words, names, (some, called) in zip(
-        texts, corpus.words, corpus.names, found.guessed, strict=False
+        material.shown[:count],
+        corpus.words[:count],
+        corpus.names[:count],
+        found.guessed[:count],
+        strict=True,
     ):
         made.append(
             Example(
@@ -532,20 +562,22 @@ def _examples(texts: Sequence[str], corpus: Corpus, found: Attacked) -> tuple[Ex
 def near_guessing(level: LevelExposure, exposure: Exposure) -> bool:
     """Whether a level tells hardly more than guessing does.
 
-    Of passages and of questions: at most a tenth of what exact embeddings tell beyond
-    guessing by telling words, and names at most 1 % of them above guessing.
+    By F1 of telling words at most a tenth of what exact embeddings tell beyond guessing,
+    and by F1 of names at most 0.01. Of passages and of questions; of a bucket of
+    questions only, if there are any: a passage never leaves as a bucket's name.
     """
-    exact = exposure.levels[0]
-    for kind, control in (
-        ("passages", exposure.guessing_passages),
-        ("questions", exposure.guessing_questions),
-    ):
+    kinds = [("passages", exposure.guessing_passages), ("questions", exposure.guessing_questions)]
+    if not exposure.questions_unseen:
+        kinds = kinds[:1]
+    elif level.bits:
+        kinds = kinds[1:]
+    for kind, control in kinds:
         of_level: TextsExposure = getattr(level, kind)
-        of_exact: TextsExposure = getattr(exact, kind)
+        of_exact: TextsExposure = getattr(exposure.levels[0], kind)
         gained = of_level.telling.f1 - control.telling.f1
         if gained > 0.1 * max(0.0, of_exact.telling.f1 - control.telling.f1):
             return False
-        if of_level.names.recall - control.names.recall > 0.01:
+        if of_level.names.f1 - control.names.f1 > 0.01:
             return False
     return True
 
@@ -553,24 +585,32 @@ def near_guessing(level: LevelExposure, exposure: Exposure) -> bool:
 def advice(exposure: Exposure) -> str:
     """What the figures say, in sentences that help to decide."""
     exact = exposure.levels[0]
-    said = [
-        f"From exact embeddings of unseen passages this attacker names {_percent(exact.passages)} "
-        f"of the names in them, exactly (guessing: {_percent(exposure.guessing_passages)})."
-    ]
-    safe = [level for level in exposure.levels[1:] if near_guessing(level, exposure)]
-    if near_guessing(exact, exposure):
+    told = [("passages", exact.passages, exposure.guessing_passages)]
+    if exposure.questions_unseen:
+        told.append(("questions", exact.questions, exposure.guessing_questions))
+    shares = " and ".join(
+        f"{_percent(texts.names.recall)} of the names in unseen {kind} "
+        f"({_percent(texts.names.precision)} of what it says is right; guessing: "
+        f"{_percent(control.names.recall)}, {_percent(control.names.precision)})"
+        for kind, texts, control in told
+    )
+    said = [f"From exact embeddings this attacker names {shares}, exactly."]
+    near = [level for level in exposure.levels if near_guessing(level, exposure)]
+    if near and near[0] is exact:
         said.append("That is hardly more than guessing; ask again with more texts or more minutes.")
-    elif safe:
-        best = max(safe, key=lambda level: (level.cosine, level.overlap))
+    elif near:
+        best = max(near, key=lambda level: (level.cosine, level.overlap))
+        only = " (of questions; the passages that answer leave under noise)" if best.bits else ""
         said.append(
-            f"Of the levels that come near guessing, {best.level!r} keeps most of the negatives' "
-            f"use: {100 * best.overlap:.0f} % of the exact nearest, cosine {best.cosine:.2f} "
-            f"(exact {exact.cosine:.2f}, at random {exposure.cosine_at_random:.2f})."
+            f"Of the levels that tell hardly more than guessing, '{best.level}'{only} keeps most "
+            f"of the negatives' use: {100 * best.overlap:.0f} % of the exact nearest, cosine "
+            f"{best.cosine:.2f} (exact {exact.cosine:.2f}, at random "
+            f"{exposure.cosine_at_random:.2f})."
         )
     else:
         said.append(
-            "No level asked about comes near guessing: allow fed-negatives only to peers that "
-            "may read what these texts are about."
+            "Every level asked about tells more than guessing does: answer at them only peers "
+            "that may know what these texts are about."
         )
     said.append(
         "It is a lower bound: more texts, more time or a better method recover more, and what is "
@@ -579,5 +619,5 @@ def advice(exposure: Exposure) -> str:
     return " ".join(said)
 
 
-def _percent(texts: TextsExposure) -> str:
-    return f"{100 * texts.names.recall:.1f} %"
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -72,6 +72,7 @@ def fit(
     parameters = retriever.parameters()
     held = shared_copies(retriever) if anchor is None else anchor
 <<<<<<< HEAD
+<<<<<<< HEAD
     optimiser, schedule = optimiser_of(parameters, count, options)
 =======
     # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
@@ -81,6 +82,9 @@ def fit(
     steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
 >>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
+=======
+    optimiser, schedule = optimiser_of(parameters, count, options)
+>>>>>>> fe4c82bb028a038ef92bfa0bb7159464ceb23523
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 

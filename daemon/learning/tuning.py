@@ -20,10 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from daemon.learning import training
-<<<<<<< HEAD
-=======
-from daemon.learning.batches import in_runs
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
 from daemon.learning.mining import NEAR_DUPLICATE
 from daemon.learning.models import Retriever
@@ -108,25 +104,9 @@ def tune(
     parameters = retriever.personal_parameters()
     before = retriever.personal_arrays()
     held = [value.detach().clone() for value in parameters]
-<<<<<<< HEAD
     ground = _Ground.of(retriever, pairs, options)
     best = _Best(retriever, validation)
     optimiser, schedule = training.optimiser_of(parameters, count, options)
-=======
-    ground = _Ground(
-        pairs,
-        retriever.embed_passages(pairs.passages.texts, pairs.passages.features),
-        training.content_numbers(pairs.passages),
-    )
-    best = _Best(retriever, validation)
-    optimiser = torch.optim.AdamW(
-        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
-    )
-    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-    schedule = torch.optim.lr_scheduler.LinearLR(
-        optimiser, 1.0, training.FINAL_RATE, max(steps - 1, 1)
-    )
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
     mean_loss = 0.0
 
     try:
@@ -137,20 +117,10 @@ def tune(
                 explicit = training.explicit_negatives(pairs, options, batch, chance)
                 queries = retriever.forward_queries(pairs.queries, batch)  # [b, d] unit rows
                 foreign = None if fetch is None else _foreign(fetch, queries)  # [f, d] unit rows
-<<<<<<< HEAD
                 contrast = _contrast(queries, ground, (batch, drawn, explicit), foreign)
                 loss = contrast
                 if options.distill != "none":
                     loss = loss + options.kd_weight * _distilled(queries, ground, batch, drawn)
-=======
-                contrast = _contrast(queries, ground, (batch, drawn, explicit), foreign, options)
-                loss = contrast
-                if options.distill != "none":
-                    right = torch.from_numpy(ground.told[drawn]).to(queries.device)  # [b, d]
-                    teacher = training.teacher_of(pairs, batch, drawn, queries.device)
-                    distil = kd_pairs if options.distill == "pairs" else kd_matrix
-                    loss = loss + options.kd_weight * distil((queries, right), teacher)
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
                 if options.proximal:
                     loss = loss + options.proximal * proximal(parameters, held)
 
@@ -179,7 +149,6 @@ class _Ground:
     pairs: TrainingSet
     told: Float32
     content: Rows
-<<<<<<< HEAD
     options: TrainingOptions
 
     @classmethod
@@ -188,8 +157,6 @@ class _Ground:
     ) -> _Ground:
         told = retriever.embed_passages(pairs.passages.texts, pairs.passages.features)
         return cls(pairs, told, training.content_numbers(pairs.passages), options)
-=======
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
 
 
 def _contrast(
@@ -197,10 +164,6 @@ def _contrast(
     ground: _Ground,
     drawn_for: tuple[Rows, Rows, Rows],
     foreign: Float32 | None,
-<<<<<<< HEAD
-=======
-    options: TrainingOptions,
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
 ) -> Tensor:
     """InfoNCE of a batch's queries [b, d] over local passages and foreign ones [f, d].
 
@@ -218,7 +181,6 @@ def _contrast(
         hidden = np.concatenate([hidden, said_too], axis=1)
     target = torch.from_numpy(np.searchsorted(rows, drawn))  # [b]
     passages = torch.from_numpy(candidates).to(queries.device)  # [m' + f, d]
-<<<<<<< HEAD
     temperature = ground.options.temperature
     return info_nce(queries, passages, target, torch.from_numpy(hidden), temperature)
 
@@ -229,9 +191,6 @@ def _distilled(queries: Tensor, ground: _Ground, batch: Rows, drawn: Rows) -> Te
     teacher = training.teacher_of(ground.pairs, batch, drawn, queries.device)
     distil = kd_pairs if ground.options.distill == "pairs" else kd_matrix
     return distil((queries, right), teacher)
-=======
-    return info_nce(queries, passages, target, torch.from_numpy(hidden), options.temperature)
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
 
 
 class _Best:

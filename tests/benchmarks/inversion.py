@@ -56,7 +56,9 @@ def audit(source: Path, cache: Path, chosen: argparse.Namespace) -> dict[str, An
     jobs.ingest(spec, library, documents, pairs, passage_tokens=220)
     jobs.embed_passages(spec, library)
     digest = jobs.write_initial_version(spec, versions)
-    options = exposure.AuditOptions(epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes)
+    options = exposure.AuditOptions(
+        noises=(), epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes
+    )
     return asdict(exposure.audit_embeddings(spec, library, versions, digest, options))
 
 
@@ -114,7 +116,7 @@ def _section(one: dict[str, Any]) -> str:
         for kind in ("passages",)
         for measure in ("words", "telling", "names")
     }
-    lines += ["", f"Best attackers: {'; '.join(sorted(best))}.", "", f"> {one['advice']}", ""]
+    lines += ["", f"Best attackers: {'; '.join(sorted(best))}.", ""]
     if any(level["cut_short"] for level in one["levels"]):
         lines += [f"\\* the decoder's share of {one['minutes']:g} minutes was used up.", ""]
     return "\n".join(lines)

@@ -1,0 +1,139 @@
+"""The audit as operators have it: from the daemon's worker, and on fedctl's screen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from daemon.collection import NotIndexedYet
+from daemon.embedding_audit import EmbeddingAudit, options_of
+from daemon.fedctl import main
+from daemon.learning import exposure, jobs
+from daemon.learning.exposure import AuditOptions, ExposureError
+from daemon.learning.spec import RetrieverSpec
+from daemon.workers import Worker
+from proto import control_pb2 as control
+from tests.canned_daemon import canned_daemon
+from tests.small_models import small_encoder
+from tests.test_inversion import COLOURS, THINGS, WORDS, small_site
+
+QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.05)
+
+
+@dataclass
+class Served:
+    library_path: Path
+    served_digest: bytes
+
+
+@pytest.mark.slow
+async def test_an_audit_reports_ends_and_can_be_ended(tmp_path: Path) -> None:
+    words = [*WORDS, *(word.lower() for word in [*COLOURS, *THINGS])]
+    encoder = small_encoder(tmp_path / "encoder", words, dimension=64, layers=1)
+    spec = RetrieverSpec(encoder=str(encoder), max_tokens=48, device="cpu")
+    served = Served(tmp_path / "library.sqlite3", b"")
+    jobs.ingest(spec, served.library_path, *small_site(), passage_tokens=40)
+    jobs.embed_passages(spec, served.library_path)
+    worker = Worker("auditing", threads=1, patience_s=5.0)
+    audit = EmbeddingAudit(spec, tmp_path / "versions", served, worker)
+
+    with pytest.raises(NotIndexedYet):
+        await anext(audit.steps(QUICK))
+    served.served_digest = jobs.write_initial_version(spec, tmp_path / "versions")
+    with pytest.raises(ExposureError, match="deviation"):
+        await anext(audit.steps(control.AuditEmbeddingsRequest(noises=[-1.0])))
+
+    first = audit.steps(QUICK)
+    assert (await anext(first)).step == "texts"
+    process = worker.pid
+    with pytest.raises(ExposureError, match="another audit is under way"):
+        await anext(audit.steps(QUICK))
+    await first.aclose()  # whoever asked hung up
+    assert process is not None
+    assert worker.pid is None, "its process is gone"
+
+    steps = [step async for step in audit.steps(QUICK)]
+    fractions = [step.fraction for step in steps]
+    assert fractions == pytest.approx(sorted(fractions))
+    assert {step.step for step in steps} == {
+        "texts",
+        "dictionary",
+        "exact",
+        "noisy, sigma 50",
+        "done",
+    }
+    assert [step.HasField("result") for step in steps] == [False] * (len(steps) - 1) + [True]
+    result = steps[-1].result
+    assert result.model_digest == served.served_digest
+    exact, noised = result.levels
+    assert exact.passages.telling.f1 > noised.passages.telling.f1 + 0.3
+    assert not exact.examples
+    assert worker.pid is None
+
+
+def test_usual_levels_unless_some_are_asked_for() -> None:
+    assert options_of(control.AuditEmbeddingsRequest()) == AuditOptions()
+    asked = options_of(control.AuditEmbeddingsRequest(epsilons=[8.0], minutes=2, show=3))
+    assert asked == AuditOptions(noises=(), epsilons=(8.0,), bits=(), minutes=2, show=3)
+    assert [str(level) for level in asked.levels] == ["exact", "noisy, sigma 1.2, epsilon 8"]
+
+
+def test_figures_travel_under_their_names() -> None:
+    fields = set(control.EmbeddingsAudit.DESCRIPTOR.fields_by_name)
+    assert fields == {*exposure.Exposure.__dataclass_fields__, "model_digest"}
+    fields = set(control.LevelExposure.DESCRIPTOR.fields_by_name)
+    assert fields == set(exposure.LevelExposure.__dataclass_fields__)
+
+
+# ---- on the screen ---------------------------------------------------------------------------
+
+
+def fedctl(socket: Path, *words: str) -> int:
+    return main(["--socket", str(socket), "audit", "embeddings", *words])
+
+
+def test_the_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with canned_daemon(tmp_path / "s") as daemon:
+        del daemon.exposed.levels[0].examples[:]
+        assert fedctl(tmp_path / "s", "--bits", "8", "--noise", "0.1", "--minutes", "2") == 0
+    asked = daemon.asked[0]
+    assert (list(asked.bits), list(asked.noises), asked.minutes) == ([8], [0.1], 2.0)
+    assert asked.show == 0
+    out = capsys.readouterr().out
+    rows = {line.strip().split("  ")[0]: line.split() for line in out.splitlines() if "%" in line}
+    assert list(rows) == ["(guessing)", "(other texts)", "exact", "bucket, 8 bits"]
+    assert rows["exact"][1:7] == ["0.500", "(0.50/0.50)", "0.500", "50", "%", "(50"]
+    assert rows["exact"][-2:] == ["1.00", "0.62"]
+    assert "200 passages and 50 questions on 30 subjects" in out
+    assert out.rstrip().endswith("It is a lower bound.")
+
+
+def test_recovered_text_is_shown_when_asked_for_and_safe_for_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with canned_daemon(tmp_path / "s") as daemon:
+        assert fedctl(tmp_path / "s", "--show", "1") == 0
+    assert daemon.asked[0].show == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "right words: locks" in out
+
+
+def test_the_object_for_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with canned_daemon(tmp_path / "s"):
+        assert fedctl(tmp_path / "s", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [level["level"] for level in found["levels"]] == ["exact", "bucket, 8 bits"]
+    assert found["levels"][0]["passages"]["names"]["attacker"] == "decoder"
+
+
+def test_refusals_and_senseless_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with canned_daemon(tmp_path / "s") as daemon:
+        daemon.refusal = "12 passages on 3 subjects are too few"
+        assert fedctl(tmp_path / "s") == 1
+        assert capsys.readouterr().err == "fedctl: 12 passages on 3 subjects are too few.\n"
+        assert fedctl(tmp_path / "s", "--bits", "257") == 2
+        assert fedctl(tmp_path / "s", "--epsilon", "0") == 2
