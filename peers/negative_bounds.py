@@ -86,10 +86,11 @@ def answers_of(request: pb.NegativesRequest, reply: pb.NegativesReply) -> list[F
         raise refuse(f"{path}.counts", f"{len(reply.counts)} long", f"{wanted}, one a query")
     if max(reply.counts) > request.top_n:
         raise refuse(f"{path}.counts", str(max(reply.counts)), f"0 .. top_n = {request.top_n}")
-    vectors = _units(f"{path}.embeddings", reply.embeddings, request.dimension)
     total = sum(reply.counts)
-    if len(vectors) != total:
-        raise refuse(f"{path}.embeddings", f"{len(vectors)} rows", f"{total}, as counts say")
+    if len(reply.embeddings) != _VALUE * request.dimension * total:
+        found = f"{len(reply.embeddings)} bytes"
+        raise refuse(f"{path}.embeddings", found, f"{total} rows of {request.dimension} float32")
+    vectors = _units(f"{path}.embeddings", reply.embeddings, request.dimension)
     ends = np.cumsum(reply.counts)
     return np.split(vectors, ends[:-1])
 
@@ -125,12 +126,11 @@ def _padding(path: str, request: pb.NegativesRequest) -> None:
 
 
 def _units(path: str, raw: bytes, dimension: int) -> Float32:
-    if len(raw) % (_VALUE * dimension):
-        raise refuse(path, f"{len(raw)} bytes", f"rows of {dimension} float32")
     vectors = np.frombuffer(raw, dtype="<f4").reshape(-1, dimension)
     # NaN and infinity fail the comparison, too. In float64: the square of a large float32
     # is no float32.
-    squares = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # refused below, and no line on stderr for a peer's NaN
+        squares = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
     if not (np.abs(squares - 1.0) <= 2 * _UNIT_TOLERANCE).all():
         raise refuse(path, "not of length 1, or not finite", "rows of length 1")
     return vectors

@@ -9,7 +9,8 @@ with canned_daemon(socket) as daemon:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,12 +76,51 @@ class CannedDaemon(ControlServicer):
             last_multiplier=2.0,
         )
         self.exposed = audited_embeddings()
+        self.building: Iterable[control.BuildPairsProgress] = [
+            control.BuildPairsProgress(done=3, total=44),
+            control.BuildPairsProgress(
+                done=44,
+                total=44,
+                finished=True,
+                made=60,
+                repeated=2,
+                lost=26,
+                seconds=1.5,
+                learn_from="supplied",
+                training_pairs=12,
+            ),
+        ]
+        self.left = threading.Event()  # who built pairs is gone
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
             progress(round=1, phase="committed", loss=1.25, head_round=1),
             progress(round=2, phase="train", head_round=1, coordinator="east"),
             progress(round=2, phase="committed", loss=1.0, head_round=2, finished=True),
+        ]
+
+        self.personalising = [
+            control.PersonaliseProgress(epoch=1, epochs=2, loss=1.5, mrr_before=math.nan),
+            control.PersonaliseProgress(epoch=2, epochs=2, loss=1.25, mrr_before=math.nan),
+            control.PersonaliseProgress(
+                epoch=2,
+                epochs=2,
+                loss=1.25,
+                done=True,
+                model_digest=DIGEST,
+                pairs=80,
+                pairs_judged=20,
+                mrr_before=0.5,
+                mrr_after=0.625,
+                changed=True,
+                steps=6,
+                steps_unanswered=1,
+                peers=[
+                    control.Exchanged(site="east", asked=160, answered=120, embeddings=1200),
+                    control.Exchanged(site="west", asked=32, reason="off\x1b[31m here"),
+                ],
+                seconds=2.5,
+            ),
         ]
 
     def _hear(self, request: Any, context: Any) -> None:
@@ -165,18 +205,8 @@ class CannedDaemon(ControlServicer):
 
     def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
         self._hear(request, context)
-        yield control.BuildPairsProgress(done=3, total=44)
-        yield control.BuildPairsProgress(
-            done=44,
-            total=44,
-            finished=True,
-            made=60,
-            repeated=2,
-            lost=26,
-            seconds=1.5,
-            learn_from="supplied",
-            training_pairs=12,
-        )
+        context.add_callback(self.left.set)
+        yield from self.building
 
     def MadePairs(self, request: Any, context: Any) -> control.MadePairsReply:
         self._hear(request, context)
@@ -223,6 +253,10 @@ class CannedDaemon(ControlServicer):
     def Privacy(self, request: Any, context: Any) -> control.PrivacyReply:
         self._hear(request, context)
         return self.privacy
+
+    def Personalise(self, request: Any, context: Any) -> Iterator[control.PersonaliseProgress]:
+        self._hear(request, context)
+        yield from self.personalising
 
     def StopTraining(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,9 @@ from daemon.retrieval import jobs
 from daemon.retrieval.answering import Answered, QuestionRefusedError
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.index import IndexDamaged
-from daemon.retrieval.library import LibraryCounts, LibraryError, Passage
+from daemon.retrieval.judging import exact, held_out
+from daemon.retrieval.judging import judged as judged_ranking
+from daemon.retrieval.library import Library, LibraryCounts, LibraryError, Passage
 from daemon.retrieval.search import Ranked
 from daemon.versions import VersionError, read_version, write_version
 from daemon.workers import Worker
@@ -318,9 +320,74 @@ def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> No
     assert jobs.evaluate("test").model_digest == newer
 
 
-def test_a_split_without_pairs_cannot_be_evaluated(opened: Site) -> None:
-    with pytest.raises(EvaluationError):
+def test_the_first_version_is_the_encoder_and_the_next_one_is_measured_against_it(
+    opened: Site,
+) -> None:
+    first = jobs.evaluate("test")
+    assert first.figures["dense"] == first.figures["vanilla"]
+    assert set(first.over_vanilla) == {"bm25", "dense", "fused"}
+    assert {(f.mean, f.low, f.high) for f in first.over_vanilla["dense"].values()} == {(0, 0, 0)}
+    newer = opened.other_version()
+    opened.open(newer, opened.indexed(newer))
+    second = jobs.evaluate("test")
+    assert second.figures["vanilla"] == first.figures["vanilla"]
+    assert second.figures["bm25"] == first.figures["bm25"]
+    for name, gain in second.over_vanilla["dense"].items():
+        difference = second.figures["dense"][name].mean - second.figures["vanilla"][name].mean
+        assert gain.mean == pytest.approx(difference, abs=1e-12)
+    assert any(gain.mean for gain in second.over_vanilla["dense"].values())
+
+
+def test_where_there_is_no_test_split_the_validation_pairs_are_asked(opened: Site) -> None:
+    assert jobs.evaluate("").split == "test"
+    with pytest.raises(EvaluationError, match="no pairs of split valid"):
         jobs.evaluate("valid")
+    opened.ingest([], [replace(pair, split="valid") for pair in PAIRS])
+    assert (jobs.evaluate("").split, jobs.evaluate("").dense.questions) == ("valid", 2)
+    opened.ingest([], [replace(pair, split="train") for pair in PAIRS])
+    with pytest.raises(EvaluationError, match="no pairs of split test or valid"):
+        jobs.evaluate("")
+
+
+def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site) -> None:
+    opened.ingest([Document("keel", "Keels", "Oak makes a straight keel.")], [])
+    judged = jobs.evaluate("test")
+    assert set(judged.figures) == {"bm25", "dense", "fused"}
+    assert judged.over_vanilla == {}
+    learning_jobs.embed_frozen(opened.spec, opened.library)
+    assert "vanilla" in jobs.evaluate("test").figures
+
+
+# ---- rankings side by side ------------------------------------------------------------
+
+
+def test_the_nearest_by_hand_and_equal_ones_by_label() -> None:
+    vectors = np.array([[0, 1], [1, 0], [1, 0], [0.6, 0.8]], dtype=np.float32)
+    labels = np.array([40, 30, 20, 10])
+    queries = np.array([[1, 0], [0, 1]], dtype=np.float32)
+    assert exact(queries[:1], labels, vectors, depth=3) == [[20, 30, 10]]
+    assert exact(queries, labels, vectors) == [[20, 30, 10, 40], [40, 10, 20, 30]]
+    assert exact(queries, labels[:0], vectors[:0]) == [[], []]
+
+
+def test_who_finds_nothing_ranks_below_whoever_finds_it_late() -> None:
+    """By words only one passage was found, a wrong one: that is no second place."""
+    document_of = {n: f"d{n}" for n in range(1, 8)}
+    pairs = [Pair("q", ("d5",), "test")]
+    late = judged_ranking([[1, 2, 3, 4, 5]], pairs, document_of).scores["avg_rank"].tolist()
+    never = judged_ranking([[1]], pairs, document_of).scores["avg_rank"].tolist()
+    assert (late, never) == ([5], [8])
+
+
+def test_a_sample_of_the_questions_is_the_same_one_each_time(opened: Site) -> None:
+    many = [Pair(f"which rope is number {n}?", ("rope",), "valid") for n in range(50)]
+    opened.ingest([], many)
+    with Library.open(opened.library) as library:
+        split, some = held_out(library, "valid", most=10)
+        assert held_out(library, "valid", most=10)[1] == some
+        assert (split, len(some), len(set(some))) == ("valid", 10, 10)
+        assert some != many[:10]
+        assert held_out(library, "valid", most=50)[1] == many
 
 
 def test_counts_of_a_library_and_of_none(site: Site, tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ ANSWERED = [
     (["pairs", "drop", "--all"], "kinds"),
     (["train", "--rounds", "2", "--detach"], "run"),
     (["train", "--stop"], "run"),
+    (["personalise"], "pairs_judged"),
 ]
 
 

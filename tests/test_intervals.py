@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.learning.evaluation import judge
-from daemon.learning.intervals import bootstrap, paired_bootstrap, resampled_means
+from daemon.learning.intervals import (
+    bootstrap,
+    differences_of,
+    figures_of,
+    paired_bootstrap,
+    resampled_means,
+)
 from daemon.learning.terms import EvaluationError
 
 
@@ -111,3 +117,27 @@ def test_what_has_no_interval_is_refused() -> None:
         paired_bootstrap(np.zeros(2), np.zeros(3))
     with pytest.raises(EvaluationError, match="at level"):
         bootstrap(np.zeros(2), level=1.0)
+
+
+def test_all_metrics_at_once_have_the_intervals_that_each_has_alone() -> None:
+    chance = np.random.default_rng(3)
+    letters = [*"abcdefghij"]
+    right = [{letters[n % 10]} for n in range(37)]
+    ours, theirs = (
+        judge([chance.permutation(letters).tolist() for _ in right], right) for _ in range(2)
+    )
+    for name, figure in figures_of(ours).items():
+        alone = bootstrap(ours.scores[name])
+        assert (figure.mean, figure.p) == (alone.mean, alone.p)
+        assert (figure.low, figure.high) == pytest.approx((alone.low, alone.high), abs=1e-12)
+    for name, gain in differences_of(ours, theirs).items():
+        alone = paired_bootstrap(ours.scores[name], theirs.scores[name])
+        assert gain.mean == pytest.approx(alone.mean, abs=1e-12)
+        assert (gain.low, gain.high, gain.p) == pytest.approx(
+            (alone.low, alone.high, alone.p), abs=1e-12
+        )
+    assert differences_of(ours, theirs)["mrr@10"].mean == pytest.approx(
+        ours.mean("mrr@10") - theirs.mean("mrr@10")
+    )
+    with pytest.raises(EvaluationError, match="same questions"):
+        differences_of(ours, judge([["a"]], [{"a"}]))

@@ -11,9 +11,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from daemon.learning import jobs
+from daemon.learning import jobs, training
 from daemon.learning.evaluation import evaluate_rankings
 from daemon.learning.models import open_retriever
+from daemon.learning.pairs import made
+from daemon.learning.pairs.made import Made
 from daemon.learning.personal import PersonalState
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
@@ -282,6 +284,40 @@ def test_held_out_documents_are_never_learned_from(site: Site) -> None:
     again, with_them = site.train(parent)
     assert with_them.tobytes() == update.tobytes()
     assert again.num_examples == result.num_examples
+
+
+def test_the_passage_that_a_sentence_was_cut_from_is_no_negative_of_it(
+    site: Site, tmp_path: Path
+) -> None:
+    """Nor is the cut passage one of a question that was supplied about the whole."""
+    made_path = tmp_path / "made.jsonl"
+    spec = replace(site.spec, learn_from="supplied+made", made_pairs=str(made_path))
+    text = "Keep it dry, and the pump will serve"
+    made.write(made_path, [Made("who keeps it dry?", (text,), ("yard/pump#0",), "inverse-cloze")])
+    retriever = open_retriever(spec)
+    retriever.load_vector(retriever.initial_vector())
+    chance = np.random.default_rng(0)  # a random encoder says nearly the same of every text
+    features = chance.normal(size=(10, 32)).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    with Library.open(site.library) as library:
+        rowids = [passage.rowid for passage in library.passages()]
+        library.put_features(retriever.encoder.digest, rowids, features)
+        pairs = jobs._training_set(library, retriever, PLAN, spec)
+    assert pairs.right is not None
+    assert pairs.parent is not None
+    whole = pairs.passages.texts.index("The pump\nKeep it dry, and the pump will serve.")
+    cut = pairs.passages.texts.index(text)
+    asked = pairs.queries.texts.index("what care does the pump need?")
+    assert len(pairs.positives) == 11
+    assert pairs.positives[-1].tolist() == [cut]
+    assert pairs.positives[asked].tolist() == [whole]
+    batch = np.array([10, asked])
+    hidden = training._also_right(
+        pairs, batch, np.array([whole, cut]), np.array([cut, whole]), np.arange(11)
+    )
+    assert hidden.tolist() == [[True, False], [False, True]]
+    assert not {whole, cut} & {*pairs.negatives[-1], *pairs.negatives[asked]}
+    assert len(pairs.negatives[-1]) == PLAN.hard_negatives
 
 
 def test_query_features_are_kept_for_the_next_round(site: Site) -> None:

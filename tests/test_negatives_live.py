@@ -300,6 +300,22 @@ async def test_after_a_run_it_happens_by_itself_and_for_the_new_version(scene: S
     assert await scene.drift.negatives("birch", request, 10)
 
 
+async def test_who_hangs_up_gives_it_up_and_nothing_has_changed(scene: Scene) -> None:
+    before, folder = await scores(scene.alder), scene.alder.folder / "state" / "personal"
+    files = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    call = scene.alder.stub.Personalise(control.PersonaliseRequest(local_epochs=100), timeout=60)
+    async for step in call:
+        assert not step.done
+        break
+    call.cancel()
+    async with asyncio.timeout(30):
+        while entries(scene.alder, "personalise")[-1]["outcome"] != "refused or failed":
+            await asyncio.sleep(0.05)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == files
+    assert await scores(scene.alder) == before
+    await personalise(scene.alder)  # at once: nothing of the other one is still under way
+
+
 async def test_a_site_without_such_an_encoder_says_what_to_set(scene: Scene) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match=r"retriever\.personal = 'query_encoder'"):
         await personalise(scene.birch)

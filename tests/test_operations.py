@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -15,6 +19,7 @@ import pytest_asyncio
 from crypto.identity import create_authority
 from proto import control_pb2 as control
 from tests.federation import LiveFederation, LiveSite
+from tests.test_pair_writers import about, completion, serving
 
 pytestmark = [
     pytest.mark.federation,
@@ -25,14 +30,39 @@ pytestmark = [
 SITES = ["elm", "fir", "oak"]
 
 
+class Writer(NamedTuple):
+    """A language model's server, of few ideas; its third reply waits until it may go on."""
+
+    url: str
+    asked: list[dict[str, object]]
+    go_on: threading.Event
+
+
+@pytest.fixture(scope="module")
+def writer() -> Iterator[Writer]:
+    go_on = threading.Event()
+    count = itertools.count(1)
+
+    def write(body: dict[str, object]) -> tuple[int, bytes]:
+        if next(count) == 3:
+            go_on.wait(60)
+        return completion(f"1. {about(body)}")
+
+    with serving(write) as (url, asked):
+        yield Writer(url, asked, go_on)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFederation]:
+async def live(
+    tmp_path_factory: pytest.TempPathFactory, writer: Writer
+) -> AsyncIterator[LiveFederation]:
     root = tmp_path_factory.mktemp("operations")
     (root / "elm").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(root / "elm" / "notify"))
         systemd.setblocking(False)
-        async with LiveFederation.start(root, SITES, adapt="lora") as federation:
+        tables = {"pairs": {"writer": f"{writer.url}#m"}}
+        async with LiveFederation.start(root, SITES, adapt="lora", tables=tables) as federation:
             told = systemd.recv(4096).decode()
             assert told.startswith("READY=1\nSTATUS=site elm, round 0")
             await federation.ingest_all()
@@ -175,6 +205,74 @@ async def test_a_run_can_be_detached_watched_again_and_stopped(live: LiveFederat
     await asyncio.sleep(1)
     heads = {(await s.status()).head_round for s in live.sites.values()}
     assert len(heads) == 1
+
+
+async def test_a_build_that_ctrl_c_ended_loses_nothing_that_was_written(
+    live: LiveFederation, writer: Writer
+) -> None:
+    site, asked = live.sites["elm"], writer.asked
+    building = await started(site, "pairs", "build", "--how", "written", "--json")
+    async with asyncio.timeout(60):
+        while len(asked) < 3:
+            await asyncio.sleep(0.01)
+    building.send_signal(signal.SIGINT)
+    told, _ = await building.communicate()
+    assert (building.returncode, json.loads(told)["error"]) == (130, "interrupted")
+    writer.go_on.set()
+    code, out, _ = await fedctl(site, "pairs", "--json")
+    assert (code, json.loads(out)["kinds"]) == (0, [])
+    code, out, err = await fedctl(site, "pairs", "build", "--how", "written", "--json")
+    assert code == 0, err
+    built = json.loads(out)
+    assert (built["finished"], built["learn_from"], built["training_pairs"]) == (
+        True, "supplied", 12,
+    )  # fmt: skip
+    prompts = [str(body["messages"]) for body in asked]
+    assert len(prompts) == len(set(prompts)) == built["total"], "each passage once"
+    code, out, _ = await fedctl(site, "pairs", "show", "--examples", "2", "--json")
+    shown = json.loads(out)
+    assert shown["kinds"] == [{"kind": "written", "pairs": built["made"], "usable": built["made"]}]
+    assert all(d.startswith("elm/") for e in shown["examples"] for d in e["documents"])
+    assert (await fedctl(site, "pairs", "drop", "--all"))[0] == 0
+
+
+async def test_versions_are_judged_beside_the_encoder_before_training(
+    live: LiveFederation,
+) -> None:
+    site = live.sites["oak"]
+    code, out, err = await fedctl(site, "eval", "--json")
+    assert code == 0, err
+    judged = json.loads(out)
+    assert (judged["split"], judged["questions"]) == ("test", 4)
+    assert {f["ranking"] for f in judged["figures"]} == {"bm25", "vanilla", "dense", "fused"}
+    code, out, _ = await fedctl(site, "eval", "--history", "--json")
+    assert (code, json.loads(out)["points"]) == (0, [])
+    assert "no pairs of split valid" in json.loads(out)["missing"]
+    asked = control.Pair(
+        query="who looks after the oar lock of oak?", positives=["oak/oar-lock"], split="valid"
+    )
+
+    async def pairs() -> AsyncIterator[control.IngestRequest]:
+        yield control.IngestRequest(pairs=[asked])
+
+    assert [step async for step in site.stub.Ingest(pairs(), timeout=60)][-1].done
+    head = (await site.status()).head_round
+    async with asyncio.timeout(60):
+        while not (points := await curve_of(site, "mrr@10")):
+            await asyncio.sleep(0.1)
+    await live.train("oak", rounds=1)
+    async with asyncio.timeout(60):
+        while len(points) < 2:
+            await asyncio.sleep(0.1)
+            points = await curve_of(site, "mrr@10")
+    assert [(point["round"], point["questions"]) for point in points] == [(head, 1), (head + 1, 1)]
+    assert points[-1]["model_digest"] == (await site.status()).model_digest.hex()
+
+
+async def curve_of(site: LiveSite, metric: str) -> list[dict[str, object]]:
+    _, out, _ = await fedctl(site, "eval", "--history", "--metric", metric, "--json")
+    points: list[dict[str, object]] = json.loads(out)["points"]
+    return points
 
 
 async def test_the_chain_is_verified_by_someone_who_trusts_only_the_authority(

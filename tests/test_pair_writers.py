@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.learning.pair_jobs import PairPlan, build_pairs
 from daemon.learning.pairs import made
 from daemon.learning.pairs.made import PairError
+from daemon.learning.pairs.replies import Remembered
 from daemon.learning.pairs.writers import LocalModel, LocalServer
 from daemon.learning.pairs.writing import queries_of
 from daemon.learning.spec import RetrieverSpec
@@ -175,6 +179,53 @@ def test_written_queries_take_the_round_trip_and_stay_with_what_may_be_learned(
     assert pairs[texts["a"]].documents == ("a",)
     assert {about(body) for body in asked} == {texts[name] for name in "abcd"}, "e is held out"
     assert (counts.passages, counts.made, counts.repeated, counts.lost) == (4, 3, 3, 2)
+
+
+# ---- kept through interruptions ---------------------------------------------------------------
+
+
+class Echo:
+    """Says what it was asked, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def write(self, prompts: Sequence[str]) -> Iterator[str]:
+        for prompt in prompts:
+            self.asked.append(prompt)
+            yield prompt.upper()
+
+
+@given(
+    prompts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6),
+    cut=st.integers(1, 40),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_was_written_is_not_asked_for_again_wherever_a_crash_cut_it(
+    prompts: list[str], cut: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, echo = Path(folder) / "replies.jsonl", Echo()
+        replies = [prompt.upper() for prompt in prompts]
+        assert list(Remembered(path, "m", lambda: echo).write(prompts)) == replies
+        assert echo.asked == list(dict.fromkeys(prompts)), "each once"
+        again = Echo()
+        assert list(Remembered(path, "m", lambda: again).write(prompts)) == replies
+        assert again.asked == []
+        if prompts:
+            path.write_bytes(path.read_bytes()[:-cut])
+            assert list(Remembered(path, "m", lambda: again).write(prompts)) == replies
+            assert again.asked == list(dict.fromkeys(prompts))[-len(again.asked) :]
+            assert again.asked, "the last line was cut at least"
+            assert list(Remembered(path, "m", Echo).write(prompts)) == replies
+
+
+def test_another_model_is_asked_anew_and_a_long_reply_is_cut(tmp_path: Path) -> None:
+    path, echo = tmp_path / "replies.jsonl", Echo()
+    (first,) = Remembered(path, "m", lambda: echo).write(["x" * 20_000])
+    (again,) = Remembered(path, "m", Echo).write(["x" * 20_000])
+    assert first == again == "X" * 16_384
+    assert not Remembered(path, "other", Echo).knows("x" * 20_000)
 
 
 # ---- in this process --------------------------------------------------------------------------

@@ -309,6 +309,40 @@ def test_choices_that_do_not_go_together(tmp_path: Path, text: str, line: str) -
     assert line in refusal
 
 
+# ---- who writes questions -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:8080/v1#llama", "http://localhost:1/v1#a/b:c", "http://[::1]:80/v1#m"],
+)
+def test_a_writer_on_this_machine(tmp_path: Path, url: str) -> None:
+    assert load(write(tmp_path, f'[pairs]\nwriter = "{url}"')).pairs.writer == url
+
+
+def test_a_writer_in_a_folder_beside_the_settings(tmp_path: Path) -> None:
+    writer = load(write(tmp_path, '[pairs]\nwriter = "models/small"')).pairs.writer
+    assert writer == str(tmp_path / "models" / "small")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.168.0.7:80/v1#m",
+        "http://models.example.org:80/v1#m",
+        "http://127.0.0.1.example.org:80/v1#m",
+        "http://127.0.0.1@example.org:80/v1#m",
+        "https://127.0.0.1:443/v1#m",
+        "http://127.0.0.1/v1#m",
+        "http://127.0.0.1:80/v1",
+    ],
+)
+def test_a_writer_elsewhere_would_be_shown_every_passage(tmp_path: Path, url: str) -> None:
+    (line,) = refusals(tmp_path, f'[pairs]\nwriter = "{url}"')
+    assert "pairs.writer" in line
+    assert "passages must not leave this machine" in line
+
+
 # ---- the example ------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from daemon.journal import Journal
-from daemon.store import Store, StoreError
+from daemon.store import CurvePoint, Store, StoreError
 from peers.effects import Durable
 from proto import federation_pb2 as pb
 from tests.test_versions import child
@@ -230,4 +230,39 @@ def test_a_file_of_schema_1_is_taken_over(tmp_path: Path) -> None:
     store.close()
     again, state = opened(path)
     assert state == durable(1)
+    assert again.curve() == []
+    again.close()
+
+
+def test_a_curve_is_kept_and_a_version_judged_again_is_judged_anew(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    store, _ = opened(path)
+    store.file_scores(1, digest_of(1), {"mrr@10": 0.5, "em": 0.25}, 20, 1000)
+    store.file_scores(0, GENESIS, {"mrr@10": 0.25, "em": 0.0}, 20, 2000)
+    store.file_scores(1, digest_of(1), {"mrr@10": 0.75, "em": 0.5}, 40, 3000)
+    store.close()
+    again, _ = opened(path)
+    assert again.curve("mrr@10") == [
+        CurvePoint(0, GENESIS, "mrr@10", 0.25, 20, 2000),
+        CurvePoint(1, digest_of(1), "mrr@10", 0.75, 40, 3000),
+    ]
+    assert [(p.round, p.metric) for p in again.curve()] == [
+        (0, "em"), (0, "mrr@10"), (1, "em"), (1, "mrr@10"),
+    ]  # fmt: skip
+    again.close()
+
+
+def test_a_file_of_schema_2_gets_a_curve_and_keeps_its_promises(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    store, _ = opened(path)
+    store.persist(durable(1), (commit(1),))
+    store.persist(durable(1, 3), ())
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.executescript("DROP TABLE curve; PRAGMA user_version = 2;")
+    db.close()
+    again, state = opened(path)
+    assert state == durable(1, 3)
+    again.file_scores(1, digest_of(1), {"em": 1.0}, 5, 1)
+    assert len(again.curve()) == 1
     again.close()

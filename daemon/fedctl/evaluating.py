@@ -25,9 +25,9 @@ EVALUATE_WITHIN_S = 3600.0
 SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
 _RANKINGS = {
     "bm25": "BM25",
-    "vanilla": "vanilla encoder",
+    "vanilla": "vanilla",
     "dense": "this version",
-    "fused": "fused, as asked",
+    "fused": "fused",
 }
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -110,13 +110,12 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
         grid.add_row(name, plain_text(value + (learned if value.endswith("train") else "")))
     console.print(grid)
     console.print(_figures_table(reply, wanted))
-    if not any(figure.ranking == "vanilla" for figure in reply.figures):
-        console.print("The untrained encoder was not judged: not every passage is embedded by it.")
+    console.print("vanilla: the encoder before training; fused: what a question meets.")
 
 
 def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
     over = {(f.metric, f.ranking): f for f in reply.over_vanilla}
-    table = columns("metric", "ranking", ">mean", "95 %", ">over vanilla", "95 %")
+    table = columns("metric", "ranking", ">mean", "95 %", ">to vanilla", "95 %")
     for metric in wanted:
         first = True
         for ranking, called in _RANKINGS.items():
@@ -124,13 +123,14 @@ def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
                 if (f.metric, f.ranking) != (metric, ranking):
                     continue
                 gain = over.get((metric, ranking))
+                places = 2 if metric == "avg_rank" else 3  # a rank has digits before the point
                 table.add_row(
                     metric if first else "",
                     called,
-                    f"{f.mean:.3f}",
-                    f"{f.low:.3f} to {f.high:.3f}",
-                    f"{gain.mean:+.3f}" if gain else "",
-                    f"{gain.low:+.3f} to {gain.high:+.3f}" if gain else "",
+                    f"{f.mean:.{places}f}",
+                    f"{f.low:.{places}f}–{f.high:.{places}f}",
+                    f"{gain.mean:+.{places}f}" if gain else "",
+                    f"{gain.low:+.{places}f} to {gain.high:+.{places}f}" if gain else "",
                 )
                 first = False
     return table

@@ -21,6 +21,12 @@ Kind = Literal["cloze", "titles", "keywords", "written"]
 # Pairs are counted behind a question that is being answered, or a whole evaluation.
 COUNTED_WITHIN_S = 600.0
 _TEXT_SHOWN = 160
+_NONE = {
+    "cloze": "It needs passages of two sentences or more.",
+    "titles": "It needs documents with titles.",
+    "keywords": "It needs passages with words.",
+    "written": "See what the model writes, or raise --top-k.",
+}
 
 pairs_app = typer.Typer(
     help="Questions made of this site's own documents, to learn from. They never leave it."
@@ -84,8 +90,8 @@ def pairs_build(
 ) -> None:
     """Make pairs of one kind of the documents that may be learned from.
 
-    They replace those of this kind that there were; other kinds stay. Ctrl-C ends it:
-    pairs stay as they were, and what a language model wrote is not asked for again.
+    They replace those of this kind that there were; other kinds stay. Ctrl-C ends it, and what
+    a language model has written by then is kept: the next build goes on from there.
     """
     last = run(_build(session, how, a_passage, seed, top_k))
     if last is None:
@@ -159,6 +165,8 @@ def _say_built(console: Console, how: str, done: BuildPairsProgress) -> None:
             f" {done.lost} queries did not find their passage and {done.repeated} said what "
             "another one says: they were left out."
         )
+    if not done.made:
+        text += f" {_NONE[how]}"
     console.print(text)
     console.print(_training(done.learn_from, done.training_pairs))
 

@@ -414,8 +414,17 @@ def _with_made(
     queries = _query_features(library, retriever, [pair.query for pair in made])
     pairs = with_made(supplied, made, queries, _made_features(library, retriever, supplied, made))
     source = {t: d for m in made for t, d in zip(m.texts, m.documents, strict=True)}
-    added = [source[text] for text in pairs.passages.texts[len(documents) :]]
-    return pairs, [*documents, *added]
+    sources = [*documents, *(source[text] for text in pairs.passages.texts[len(documents) :])]
+    if not made:
+        return pairs, sources
+    rows_of: dict[str, list[int]] = {}
+    for row, document in enumerate(sources):
+        rows_of.setdefault(document, []).append(row)
+    right = [
+        np.unique(np.concatenate([rows_of[sources[row]] for row in rows])).astype(np.int64)
+        for rows in pairs.positives
+    ]
+    return replace(pairs, right=right), sources
 
 
 def _made_features(

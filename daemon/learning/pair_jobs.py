@@ -103,12 +103,14 @@ def write_queries(
     with Library.open(library_path) as library:
         prompts = _prompts(library.passages(split="train"), plan)
     writer = _remembered(spec, replies_path, plan)
+    wrote = False  # at least one, or there would be no end to it
     for done, text in enumerate(prompts):
         if writer.knows(text):
             continue
-        if time.monotonic() > until:
+        if wrote and time.monotonic() > until:
             return PairProgress(done, len(prompts))
         list(writer.write([text]))
+        wrote = True
         report(PairProgress(done + 1, len(prompts)))
     return PairProgress(len(prompts), len(prompts))
 

@@ -37,7 +37,9 @@ class TrainingSet:
     ``positives[i]``: rows of ``passages`` that answer query i, at least one;
     ``negatives[i]``: its mined hard negatives, possibly none. ``parent``: what
     the parent version makes of the queries [n, d] and the passages [m, d], the
-    teacher of KD-GLE and the ground on which batches by topic are found.
+    teacher of KD-GLE and the ground on which batches by topic are found. ``right[i]``:
+    rows that answer query i, those included that it is never to find (the passage that
+    an asking sentence was cut out of): no negatives; None: as ``positives``.
     """
 
     queries: Texts
@@ -45,6 +47,7 @@ class TrainingSet:
     positives: list[Rows]
     negatives: list[Rows]
     parent: tuple[Float32, Float32] | None = None
+    right: list[Rows] | None = None
 
 
 def fit(
@@ -71,20 +74,7 @@ def fit(
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.parameters()
     held = shared_copies(retriever) if anchor is None else anchor
-<<<<<<< HEAD
-<<<<<<< HEAD
     optimiser, schedule = optimiser_of(parameters, count, options)
-=======
-    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
-    optimiser = torch.optim.AdamW(
-        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
-    )
-    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
->>>>>>> a75ab028340fcda1665a57516e4100113bff1a6f
-=======
-    optimiser, schedule = optimiser_of(parameters, count, options)
->>>>>>> fe4c82bb028a038ef92bfa0bb7159464ceb23523
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 
@@ -210,7 +200,8 @@ def also_right(
     """
     hidden = np.zeros((len(batch), len(rows)), dtype=np.bool_)
     for line, (pair, positive) in enumerate(zip(batch, drawn, strict=True)):
-        hidden[line] = np.isin(content[rows], content[pairs.positives[pair]])
+        right = pairs.positives if pairs.right is None else pairs.right
+        hidden[line] = np.isin(content[rows], content[right[pair]])
         hidden[line, np.searchsorted(rows, positive)] = False
     return hidden
 

@@ -63,6 +63,7 @@ def _some(pairs: list[Pair], most: int | None) -> list[Pair]:
 def exact(queries: Float32, labels: Int64, vectors: Float32, *, depth: int = DEPTH) -> Labels:
     """The ``depth`` nearest of ``labels`` [m] for each query, best first, equal ones by label.
 
+    Where several are as near as the last one, which of them is the last is arbitrary.
     ``queries`` [n, d] and ``vectors`` [m, d] have rows of length 1.
     """
     found: Labels = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import masks, papers, transfers, vectors, wire
+from tests.fuzz import embeddings, masks, papers, transfers, vectors, wire
 from tests.fuzz.mutators import Mutate
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -61,6 +61,14 @@ _ROWS = (
         transfers.judge_pull,
         transfers.pull_seeds,
         transfers.mutate_pull,
+        4096,
+    ),
+    Target(
+        "negatives",
+        "Desk.admit, answers_of: requests for embeddings, and answers to ours",
+        embeddings.judge_negatives,
+        embeddings.negatives_seeds,
+        embeddings.mutate_negatives,
         4096,
     ),
     Target(

@@ -123,8 +123,8 @@ def with_made(
 
     ``queries`` [len(made), d] and ``texts`` [number of `texts_of`(made), d] are
     frozen features, None for retrievers that use none. A made text that is a
-    passage of the set already is that passage; the others are added. Made pairs
-    get no mined negatives: those of the batch are theirs.
+    passage of the set already is that passage; the others are added. Nothing is
+    mined or taught here: negatives are empty and the set has no parent's view.
     """
     if not made:
         return supplied
