@@ -33,33 +33,7 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
-        self.personalising = [
-            control.PersonaliseProgress(epoch=1, epochs=2, loss=0.5),
-            control.PersonaliseProgress(
-                epoch=2,
-                epochs=2,
-                loss=0.25,
-                done=True,
-                model_digest=DIGEST,
-                pairs=30,
-                pairs_judged=20,
-                mrr_before=0.75,
-                mrr_after=0.875,
-                changed=True,
-                steps=4,
-                peers=[control.Exchanged(site="east", asked=64, answered=32, embeddings=160)],
-            ),
-        ]
-        self.learning = control.LearningReply(
-            recipe="pfedrag",
-            choices=[
-                control.Choice(axis="personal", value="tiered_head", in_recipe="tiered_head"),
-                control.Choice(axis="dropout", value="0.3", in_recipe="0.1"),
-            ],
-            shared_values=1_182_336,
-            adaptation_index=math.nan,
-            own_share=math.nan,
-        )
+        self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
             unit="this site",
             delta=1e-5,
@@ -98,30 +72,7 @@ class CannedDaemon(ControlServicer):
             progress(round=2, phase="train", head_round=1, coordinator="east"),
             progress(round=2, phase="committed", loss=1.0, head_round=2, finished=True),
         ]
-
-        self.personalising = [
-            control.PersonaliseProgress(epoch=1, epochs=2, loss=1.5, mrr_before=math.nan),
-            control.PersonaliseProgress(epoch=2, epochs=2, loss=1.25, mrr_before=math.nan),
-            control.PersonaliseProgress(
-                epoch=2,
-                epochs=2,
-                loss=1.25,
-                done=True,
-                model_digest=DIGEST,
-                pairs=80,
-                pairs_judged=20,
-                mrr_before=0.5,
-                mrr_after=0.625,
-                changed=True,
-                steps=6,
-                steps_unanswered=1,
-                peers=[
-                    control.Exchanged(site="east", asked=160, answered=120, embeddings=1200),
-                    control.Exchanged(site="west", asked=32, reason="off\x1b[31m here"),
-                ],
-                seconds=2.5,
-            ),
-        ]
+        self.personalising = fitting_steps()
 
     def _hear(self, request: Any, context: Any) -> None:
         self.asked.append(request)
@@ -254,10 +205,6 @@ class CannedDaemon(ControlServicer):
         self._hear(request, context)
         return self.privacy
 
-    def Personalise(self, request: Any, context: Any) -> Iterator[control.PersonaliseProgress]:
-        self._hear(request, context)
-        yield from self.personalising
-
     def StopTraining(self, request: Any, context: Any) -> control.TrainReply:
         self._hear(request, context)
         return control.TrainReply(run=RUN)
@@ -272,6 +219,48 @@ class CannedDaemon(ControlServicer):
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)
         yield from self.training
+
+
+def how_it_learns() -> control.LearningReply:
+    """A site that has not trained yet."""
+    return control.LearningReply(
+        recipe="pfedrag",
+        choices=[
+            control.Choice(axis="personal", value="tiered_head", in_recipe="tiered_head"),
+            control.Choice(axis="dropout", value="0.3", in_recipe="0.1"),
+        ],
+        shared_values=1_182_336,
+        adaptation_index=math.nan,
+        own_share=math.nan,
+    )
+
+
+def fitting_steps() -> list[control.PersonaliseProgress]:
+    """A query encoder is fitted."""
+    return [
+        control.PersonaliseProgress(epoch=1, epochs=2, loss=1.5, mrr_before=math.nan),
+        control.PersonaliseProgress(epoch=2, epochs=2, loss=1.25, mrr_before=math.nan),
+        control.PersonaliseProgress(
+            epoch=2,
+            epochs=2,
+            loss=1.25,
+            done=True,
+            model_digest=DIGEST,
+            pairs=80,
+            pairs_judged=20,
+            mrr_before=0.5,
+            mrr_after=0.625,
+            changed=True,
+            own_share=math.nan,
+            steps=6,
+            steps_unanswered=1,
+            peers=[
+                control.Exchanged(site="east", asked=160, answered=120, embeddings=1200),
+                control.Exchanged(site="west", asked=32, reason="off\x1b[31m here"),
+            ],
+            seconds=2.5,
+        ),
+    ]
 
 
 def progress(**fields: Any) -> control.TrainingProgress:

@@ -226,6 +226,7 @@ class LiveFederation:
                 "encoder": str(self.encoder),
                 "max_tokens": 64,
                 "adapt": self.adapt,
+                "personal": "none",
             },
             "retrieval": {"passage_tokens": 60},
             "training": {"local_epochs": 2, "learning_rate": 1e-3},

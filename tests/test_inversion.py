@@ -46,7 +46,8 @@ def small_site(passages_a_subject: int = 6) -> tuple[list[Document], list[Pair]]
             documents.append(Document(name, title, " ".join(drawn)))
             if number % 2:
                 pairs.append(Pair(f"where is {' '.join(drawn[:3])}", (name,)))
-    return documents, pairs
+    everywhere = tuple(document.id for document in documents)  # so of no part of the site
+    return documents, [*pairs, Pair("where is everything", everywhere)]
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +76,14 @@ def audited(spec: RetrieverSpec, site: Path, options: AuditOptions) -> Exposure:
 # ---- a whole audit -----------------------------------------------------------------------
 
 
+PROGRESS: list[exposure.ExposureProgress] = []
+
+
 @pytest.fixture(scope="module")
 def found(spec: RetrieverSpec, site: Path) -> Exposure:
-    return audited(spec, site, AuditOptions(noises=(50.0,), bits=(1, 256), minutes=2, show=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exposure, "report", PROGRESS.append)  # as a worker's goes to the daemon
+        return audited(spec, site, AuditOptions(noises=(50.0,), bits=(1, 256), minutes=2, show=2))
 
 
 def test_exact_embeddings_are_read_and_noise_leaves_guessing(found: Exposure) -> None:
@@ -94,6 +100,14 @@ def test_exact_embeddings_are_read_and_noise_leaves_guessing(found: Exposure) ->
     assert exact.shuffled.telling.f1 < exact.passages.telling.f1 / 3, "right for that text only"
     assert narrow.questions.telling.f1 < exact.questions.telling.f1 / 2
     assert not any(level.cut_short for level in found.levels)
+
+
+def test_progress_goes_forward_level_by_level(found: Exposure) -> None:
+    fractions = [said.fraction for said in PROGRESS]
+    assert fractions == pytest.approx(sorted(fractions))
+    assert 0.0 == fractions[0] < fractions[-1] <= 1.0
+    steps = list(dict.fromkeys(said.step for said in PROGRESS))
+    assert steps == ["texts", "dictionary", *(level.level for level in found.levels)]
 
 
 def test_the_audit_says_what_it_is_about(found: Exposure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,11 @@ async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_its
     async with LiveFederation.start(
         tmp_path,
         sites,
-        tables={"learning": {"recipe": "pfedrag"}, "depth": {"tell_complexity": True}},
+        tables={
+            "retriever": {"personal": "tiered_head"},
+            "learning": {"recipe": "pfedrag"},
+            "depth": {"tell_complexity": True},
+        },
     ) as live:
         # The others write alike; this site has a longer document of words of its own.
         report = " ".join(f"lock{number} basin{number} gauge{number}." for number in range(200))
@@ -226,3 +231,36 @@ async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_its
         assert tiers == {"alder": "base", "birch": "base", "cedar": "extended"}
         digests = {(await site.status()).model_digest for site in live.sites.values()}
         assert len(digests) == 1
+
+
+@pytest.mark.federation
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_after_a_run_every_site_answers_with_its_own_mixture(tmp_path: Path) -> None:
+    sites = ["alder", "birch", "cedar"]
+    tables: dict[str, dict[str, Any]] = {
+        "retriever": {"personal": "mixture"},
+        "learning": {"own_rounds": 1},
+    }
+    async with LiveFederation.start(tmp_path, sites, tables=tables) as live:
+        await live.ingest_all()
+        await live.train("birch", 1)
+        indexes = set()
+        for site in live.sites.values():
+            head = (await site.status()).model_digest
+            async with asyncio.timeout(120):
+                while True:
+                    reply = await site.stub.Learning(control.LearningRequest(), timeout=60)
+                    folders = [path.name for path in (site.folder / "state" / "index").iterdir()]
+                    if reply.personal_digest == head and len(folders) == 1:
+                        break
+                    await asyncio.sleep(0.2)
+            assert reply.own_share == 0.5, "no validation pairs: the preferred share"
+            (folder,) = folders
+            assert not folder.startswith(head.hex()), "indexed as the mixture embeds"
+            indexes.add(folder.split("-")[0])
+            asked = control.AskRequest(question="who looks after the lantern?")
+            answer = await site.stub.Ask(asked, timeout=60)
+            assert answer.passages
+            assert answer.model_digest == head
+        assert len(indexes) == 3, "each site its own"

@@ -312,7 +312,7 @@ def test_the_passage_that_a_sentence_was_cut_from_is_no_negative_of_it(
     assert pairs.positives[-1].tolist() == [cut]
     assert pairs.positives[asked].tolist() == [whole]
     batch = np.array([10, asked])
-    hidden = training._also_right(
+    hidden = training.also_right(
         pairs, batch, np.array([whole, cut]), np.array([cut, whole]), np.arange(11)
     )
     assert hidden.tolist() == [[True, False], [False, True]]

@@ -26,14 +26,8 @@ from daemon.retrieval.index import build_index
 from daemon.retrieval.library import Library
 from daemon.retrieval.sharing import Shelf
 from peers.contacts import PeerStatistics
-from peers.messages import (
-    PeerBusy,
-    PeerRefused,
-    PeerUnreachable,
-    RemoteProtocolError,
-    check,
-    parse,
-)
+from peers.errors import PeerBusy, PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.messages import check, parse
 from peers.negative_bounds import (
     MAX_QUERIES,
     VECTOR_BYTES,

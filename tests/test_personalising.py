@@ -122,6 +122,7 @@ async def fitted(site: Site, abroad: Abroad, how: Disclosure = EXACT) -> Persona
             site.digest,
             PLAN,
             how,
+            1,
         )
     finally:
         await worker.stop()
@@ -177,15 +178,15 @@ async def test_a_query_leaves_its_worker_as_it_is_disclosed_and_not_otherwise(si
 def test_pairs_to_judge_by_are_kept_apart_and_none_is_learned_from(site: Site) -> None:
     retriever = site.serving()
     with Library.open(site.library) as library:
-        pairs = jobs._training_set(library, retriever, PLAN)
+        pairs = jobs._training_set(library, retriever, PLAN, site.spec)
         same, nothing = personal_jobs._judged(library, retriever, pairs, seed=1)
         assert (same, nothing) == (pairs, None)  # 12 pairs: too few to spare any
     site.ingest("train", times=10)
     with Library.open(site.library) as library:
-        pairs = jobs._training_set(library, retriever, PLAN)
+        pairs = jobs._training_set(library, retriever, PLAN, site.spec)
         kept, judged = personal_jobs._judged(library, retriever, pairs, seed=1)
     assert judged is not None
-    assert (len(kept.positives), len(judged.positives)) == (106, 26)
+    assert (len(kept.positives), len(judged.positives)) == (96, 24)
     assert not set(kept.queries.texts) & set(judged.queries.texts)
     assert {*kept.queries.texts, *judged.queries.texts} == {*pairs.queries.texts}
     site.ingest("valid", times=2)
@@ -233,7 +234,7 @@ def test_people_see_what_was_exchanged_and_what_came_of_it(
     assert main(["personalise", "--local-epochs", "3", "--socket", str(path)]) == 0
     assert daemon.asked[0].local_epochs == 3
     out = capsys.readouterr().out
-    assert "20 pairs kept apart: MRR 0.500 with the shared encoder, 0.625 with this" in out
+    assert "20 pairs kept apart: MRR 0.500 with the shared version, 0.625 with this" in out
     assert "answered 120 of 160 queries with 1200 embeddings" in out
     assert "1 of 6 steps had local negatives only" in out
     assert "\x1b[31m" not in out
@@ -268,5 +269,5 @@ def test_ctrl_c_gives_it_up_and_says_so(daemon: CannedDaemon, path: Path) -> Non
         told = process.stderr.read()
         assert process.wait(10) == Exit.INTERRUPTED
     over.set()
-    assert "given up; questions are embedded as before" in told
+    assert "given up; questions are answered as before" in told
     assert "Traceback" not in told

@@ -265,18 +265,18 @@ async def test_writing_that_broke_off_goes_on_where_it_was(site: Site) -> None:
 @pytest.mark.usefixtures("one_reply_at_a_time")
 async def test_a_round_that_begins_trains_between_two_replies(site: Site) -> None:
     await site.ingest(DOCUMENTS, [Pair("what of the pump?", ("yard/pump",))])
+    await site.build(PairPlan(how="title"))
     training: asyncio.Task[int] | None = None
-    done_when_trained = 0
-    with serving(lambda body: completion(f"1. {about(body)}")) as (url, _):
-        await site.build(PairPlan(how="title"))
-        async for step in site.maker(f"{url}#m").build(PairPlan(how="llm", top_k=8)):
+    written_when_trained: list[int] = []
+    with serving(lambda body: completion(f"1. {about(body)}")) as (url, asked):
+        async for _ in site.maker(f"{url}#m").build(PairPlan(how="llm", top_k=8)):
             if training is None:
                 training = asyncio.create_task(site.train())
-            elif training.done() and not done_when_trained and isinstance(step, PairProgress):
-                done_when_trained = step.done
-    assert training is not None
-    assert await training == 9
-    assert 0 < done_when_trained < 8
+                training.add_done_callback(lambda _: written_when_trained.append(len(asked)))
+        assert training is not None
+        assert await training == 9
+        assert len(asked) == 8
+    assert 0 < written_when_trained[0] < 8
 
 
 async def test_one_build_at_a_time_and_none_without_a_writer(site: Site) -> None:

@@ -78,13 +78,15 @@ async def _audited(session: Session, request: AuditEmbeddingsRequest) -> Embeddi
         transient=True,
         disable=session.json or not session.notes.is_terminal,
     )
-    task = bars.add_task("texts are read", total=1.0)
+    task, result = bars.add_task("texts are read", total=1.0), None
     async with connected(socket_path(session)) as daemon:
         with bars:
             async for progress in daemon.AuditEmbeddings(request):
                 bars.update(task, description=progress.step, completed=progress.fraction)
                 if progress.HasField("result"):
-                    return progress.result
+                    result = progress.result  # and on to the end, or it counts as given up
+    if result is not None:
+        return result
     raise CommandError(
         "the daemon stopped telling before the audit was over",
         "Try again; its log says more",
@@ -96,7 +98,8 @@ def _show(console: Console, found: EmbeddingsAudit) -> None:
     console.print(
         f"Attacked: {found.passages_unseen} passages and {found.questions_unseen} questions on "
         f"{found.subjects_unseen} subjects, by attackers that were trained on "
-        f"{found.passages_known} passages of others in {duration(found.seconds)}. "
+        f"{found.passages_known} passages of others in {duration(found.seconds)} and have a "
+        f"dictionary of {found.dictionary_words} words and {found.dictionary_names} names. "
         f"Model version {short(found.model_digest.hex())}."
     )
     console.print(_table(found))

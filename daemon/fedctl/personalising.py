@@ -55,7 +55,7 @@ async def _personalise(session: Session, local_epochs: int) -> PersonaliseProgre
         TextColumn("{task.description}"),
         console=session.notes,
         transient=True,
-        disable=session.json,
+        disable=session.json or not session.notes.is_terminal,
     )
     last = PersonaliseProgress()
     async with connected(socket_path(session)) as daemon:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 _EPSILONS = (5000.0, 1000.0, 200.0, 50.0)
 _BITS = (256, 64, 16, 8)
+_KINDS = ("passages", "questions")
 
 
 def main() -> None:
@@ -89,7 +90,8 @@ question with what is returned.
 
 
 def _section(one: dict[str, Any]) -> str:
-    exact = one["levels"][0]
+    levels = one["levels"]
+    exact = levels[0]
     lines = [
         f"## {one['site']}",
         "",
@@ -105,19 +107,18 @@ def _section(one: dict[str, Any]) -> str:
         + f" | {one['cosine_at_random']:.2f} |",
         _row("*others'*", "", exact["shuffled"], None) + " | |",
     ]
-    for level in one["levels"]:
+    for level in levels:
         sigma = f"{level['sigma']:.3f}" if level["sigma"] else ""
-        name = level["level"] + ("*" if level["cut_short"] else "")
+        called = f"noisy, epsilon {level['epsilon']:g}" if level["epsilon"] else level["level"]
+        name = called + ("\\*" if level["cut_short"] else "")
         row = _row(name, sigma, level["passages"], level["questions"], f"{level['overlap']:.2f}")
         lines.append(f"{row} | {level['cosine']:.2f} |")
-    best = {
-        f"{kind} {measure}: {level[kind][measure]['attacker']}"
-        for level in one["levels"]
-        for kind in ("passages",)
-        for measure in ("words", "telling", "names")
-    }
-    lines += ["", f"Best attackers: {'; '.join(sorted(best))}.", ""]
-    if any(level["cut_short"] for level in one["levels"]):
+    best = []
+    for measure in ("words", "telling", "names"):
+        of = {level[kind][measure]["attacker"] for level in levels for kind in _KINDS}
+        best.append(f"{measure}: {', '.join(sorted(of))}")
+    lines += ["", f"Best attackers at one level or another: {'; '.join(best)}.", ""]
+    if any(level["cut_short"] for level in levels):
         lines += [f"\\* the decoder's share of {one['minutes']:g} minutes was used up.", ""]
     return "\n".join(lines)
 

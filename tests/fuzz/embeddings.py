@@ -8,7 +8,8 @@ from random import Random
 import numpy as np
 
 from crypto.disclosure import BucketTable, Projections
-from peers.messages import RemoteProtocolError, decode, parse
+from peers.errors import RemoteProtocolError
+from peers.messages import decode, parse
 from peers.negative_bounds import (
     Float32,
     answers_of,
