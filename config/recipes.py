@@ -69,7 +69,7 @@ RecipeName = Literal["hanse", "fedavg", "fede4rag", "fedsearch", "pfedrag", "pdd
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     # The combination that does best on seven institutions: docs/results/learning.md.
-    "hanse": Recipe(personal="mixture", batches="topic"),
+    "hanse": Recipe(personal="mixture", local_epochs=1, own_rounds=12),
     # What the others are measured against.
     "fedavg": Recipe(),
     # FedE4RAG: all weights, each site's own student, the global model as its teacher (Eq. 8).

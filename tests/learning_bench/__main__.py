@@ -19,38 +19,53 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from daemon.learning.spec import RetrieverSpec
-from tests.learning_bench import cells, report, worlds
+from tests.learning_bench import cells, compared, report, worlds
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.learning import Part
-from tests.learning_bench.recipes import CURVE_RECIPES, HELD_OUT_RECIPES, RECIPES, Recipe
 from tests.learning_bench.worlds import World
 
 ROOT = Path(__file__).parents[2]
 SHARES = (0.1, 0.25, 0.5)
 SEEDS = (0, 1, 2)
-QUICK_SHARES = (0.1, 0.25)
+SMALL = "medquad_3"
+WORLDS = ("medquad", SMALL, "fede4fin")
+SMALL_SITES = ("nhlbi", "niddk", "ninds")
 
 
-def plan(world: World, seeds: Sequence[int], shares: Sequence[float]) -> Iterator[Work]:
+def plan(world: World, seeds: Sequence[int], *, quick: bool) -> Iterator[Work]:
     """Every cell of a world's tables, the most telling ones first."""
-    for seed in seeds:
-        whole = Part(world.sites, seed=seed)
-        for recipe in _fitting(RECIPES, world):
-            if recipe.learns or seed == seeds[0]:
-                yield Work(world, recipe, whole)
-        for share in shares:
-            for recipe in _fitting(CURVE_RECIPES, world):
+    first = Part(world.sites, seed=seeds[0])
+    if world.name.startswith(SMALL):
+        yield from (Work(world, recipe, first) for recipe in compared.ENCODER_RECIPES)
+        return
+    recipes = compared.fitting(world)
+    yield from (Work(world, recipe, first) for recipe in recipes)
+    if world.sites_ask:
+        yield from _curves(world, seeds[0])
+    for seed in seeds[1:]:
+        part = Part(world.sites, seed=seed)
+        yield from (Work(world, recipe, part) for recipe in recipes if recipe.learns)
+    if world.sites_ask:
+        chosen = compared.ABLATIONS[: compared.QUICK_ABLATIONS] if quick else compared.ABLATIONS
+        yield from (Work(world, recipe, first) for recipe in chosen)
+        yield from _held_out(world, seeds[0])
+        for seed in seeds[1:]:
+            yield from () if quick else (*_curves(world, seed), *_held_out(world, seed))
+
+
+def _curves(world: World, seed: int) -> Iterator[Work]:
+    """All sites with some of their pairs."""
+    for share in SHARES:
+        for recipe in compared.RECIPES:
+            if recipe.name in compared.CURVE_NAMES:
                 yield Work(world, recipe, Part(world.sites, share, seed))
-        for site in world.sites:
-            others = tuple(other for other in world.sites if other != site)
-            # A site without questions of its own can't say how it fares.
-            if any(q.site == site for test in world.tests.values() for q in test.questions):
-                for recipe in HELD_OUT_RECIPES:
-                    yield Work(world, recipe, Part(others, seed=seed), held_out=site)
 
 
-def _fitting(recipes: Sequence[Recipe], world: World) -> list[Recipe]:
-    return [recipe for recipe in recipes if world.sites_ask or not recipe.personal]
+def _held_out(world: World, seed: int) -> Iterator[Work]:
+    """Each site in turn takes no part, and asks."""
+    for site in world.sites:
+        others = tuple(other for other in world.sites if other != site)
+        yield Work(world, compared.SHARED, Part(others, seed=seed), held_out=site)
 
 
 def run(
@@ -100,12 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     spec = RetrieverSpec(threads=options.threads, device=options.device)
     torch.set_num_threads(options.threads)
-    seeds = SEEDS[:1] if options.quick else SEEDS[: options.seeds]
-    shares = QUICK_SHARES if options.quick else SHARES
-    makers = {"medquad": worlds.medquad, "fede4fin": worlds.fede4fin}
+    seeds = SEEDS[: options.seeds]
     ready: list[World] = []
-    for name in options.only or makers:
-        world = makers[name](options.data, options.cache, spec, options.sites)
+    for name in options.only or WORLDS:
+        sites = SMALL_SITES if name == SMALL else options.sites
+        make = worlds.fede4fin if name == "fede4fin" else worlds.medquad
+        world = make(options.data, options.cache, spec, sites)
         ready.append(world)
         with console.status(name) as status:
             worlds.embed(
@@ -115,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{n}: {site}: {done} of {total} texts embedded"
                 ),
             )
-    works = [work for world in ready for work in plan(world, seeds, shares)]
+    works = [work for world in ready for work in plan(world, seeds, quick=options.quick)]
 
     def write(done: dict[Work, Cell]) -> None:
         report.write(options.out, done, quick=options.quick)
@@ -137,7 +152,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path(default_data))
     parser.add_argument("--cache", type=Path, default=default_cache / "hanse-learning-bench")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
-    parser.add_argument("--only", nargs="*", choices=("medquad", "fede4fin"))
+    parser.add_argument("--only", nargs="*", choices=WORLDS)
     parser.add_argument("--sites", nargs="*", default=(), help="of MedQuAD; default: all")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=(1, 2, 3))
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

@@ -6,6 +6,7 @@ index. The daemon's index finds nearly all of it; `tests/test_index.py` says how
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.learning.models import Retriever
+from daemon.learning.personal import PersonalState
+from daemon.learning.query_encoder import PersonalQueryRetriever
+from daemon.learning.tiering import take_up
+from daemon.learning.tiers import TieredHeadRetriever
 from daemon.retrieval.library import Library
 from tests.learning_bench.worlds import DataError
 
@@ -67,26 +72,49 @@ class Words:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A retriever with the parameters ``vector``; cosines of all passages."""
+    """A retriever with the parameters ``vector``, and a site's own; cosines of all passages."""
 
     retriever: Retriever
     vector: Float32
+    own: PersonalState | None = None
 
     def rank(self, queries: Sequence[str], corpus: Corpus) -> list[list[str]]:
         """See `Ranker`."""
         self.retriever.load_vector(self.vector)
+        if isinstance(self.retriever, TieredHeadRetriever):
+            take_up(self.retriever, self.own)
+        elif isinstance(self.retriever, PersonalQueryRetriever) and self.own is not None:
+            self.retriever.load_personal(self.own.arrays)
         features = None
         if self.retriever.uses_features:
             with Library.open(corpus.path, read_only=True) as library:
                 known = library.query_features(self.retriever.encoder.digest, queries)
             features = np.stack([known[query] for query in queries])
         asked = self.retriever.embed_queries(queries, features)
-        told = self.retriever.embed_passages(corpus.texts, corpus.features)
+        told = self._told(corpus)
         rankings: list[list[str]] = []
         for start in range(0, len(asked), _QUERIES_AT_ONCE):
             for row in asked[start : start + _QUERIES_AT_ONCE] @ told.T:
                 rankings.append(corpus.documents[_best(row)].tolist())
         return rankings
+
+    def _told(self, corpus: Corpus) -> Float32:
+        """The corpus embedded with these parameters: sites that share both share that work."""
+        content = hashlib.sha256(self.vector.tobytes())
+        # A query encoder changes no passage; a layer behind the head does.
+        if self.own is not None and isinstance(self.retriever, TieredHeadRetriever):
+            for name, values in sorted(self.own.arrays.items()):
+                content.update(name.encode() + values.tobytes())
+        key = (id(self.retriever), content.digest(), corpus.path)
+        if key not in _embedded:
+            if len(_embedded) >= _CORPORA_KEPT:
+                _embedded.pop(next(iter(_embedded)))
+            _embedded[key] = self.retriever.embed_passages(corpus.texts, corpus.features)
+        return _embedded[key]
+
+
+_embedded: dict[tuple[int, bytes, Path], Float32] = {}
+_CORPORA_KEPT = 8
 
 
 def _best(cosines: Float32) -> NDArray[np.int64]:

@@ -34,6 +34,8 @@ from tests.proofs import LEAD, check_of, proven
 Float32 = NDArray[np.float32]
 Told = Callable[[str], None]
 
+_LEARNED = ("train", "valid")  # a site that has few pairs to learn from has few to choose by
+
 
 @dataclass(frozen=True)
 class Training:
@@ -104,7 +106,10 @@ def federate(
     scratch: Path,
     tell: Told = lambda _: None,
 ) -> Learned:
-    """Rounds over these sites' libraries, or training alone where there is one."""
+    """Rounds over these sites' libraries, or training alone where there is one.
+
+    What is a site's own stays in ``scratch``/personal/<site> (`own_spec`).
+    """
     versions = scratch / "versions"
     parent = jobs.write_initial_version(spec, versions)
     manifest = jobs.describe(spec).shape_manifest
@@ -118,7 +123,8 @@ def federate(
         for site, library in libraries.items():
             tell(f"round {number} of {training.rounds}: {site}")
             path = scratch / f"{site}.update.npy"
-            result = jobs.train(spec, library, versions, parent, options, number, site, path)
+            own = own_spec(spec, training.options, site, scratch)
+            result = jobs.train(own, library, versions, parent, options, number, site, path)
             updates[site] = (path, result.num_examples)
             if len(libraries) == 1:
                 losses.append(result.mean_loss)
@@ -137,7 +143,16 @@ def federate(
     return Learned(vector, tuple(losses), seconds, manifest.total, *sent)
 
 
-@functools.lru_cache(maxsize=2)
+def own_spec(
+    spec: RetrieverSpec, options: TrainingOptions, site: str, scratch: Path
+) -> RetrieverSpec:
+    """The spec with a folder for what the site keeps to itself, where it keeps anything."""
+    if spec.personal == "none" and options.start_from == "global":
+        return spec
+    return replace(spec, personal_folder=str(scratch / "personal" / site))
+
+
+@functools.lru_cache(maxsize=3)
 def retriever_of(spec: RetrieverSpec) -> Retriever:
     """A retriever to search with; the one that trains is the jobs' own."""
     return open_retriever(spec)
@@ -214,21 +229,24 @@ def _add(
 
 def _kept(world: World, part: Part, site: str) -> set[str]:
     """The queries of a site's chosen pairs: the same for every recipe."""
-    with Library.open(world.library(site), read_only=True) as library:
-        queries = list(dict.fromkeys(pair.query for pair in library.pairs("train")))
+    kept: set[str] = set()
     chance = np.random.Generator(np.random.Philox(key=part.seed))
-    count = max(2, round(part.share * len(queries)))
-    return {queries[row] for row in chance.permutation(len(queries))[:count].tolist()}
+    for split in _LEARNED:
+        with Library.open(world.library(site), read_only=True) as library:
+            queries = list(dict.fromkeys(pair.query for pair in library.pairs(split)))
+        count = min(len(queries), max(2, round(part.share * len(queries))))
+        kept |= {queries[row] for row in chance.permutation(len(queries))[:count].tolist()}
+    return kept
 
 
 def _set_aside(path: Path, kept: set[str]) -> None:
     with Library.open(path) as library:
-        others = [p for p in library.pairs("train") if p.query not in kept]
+        others = [p for split in _LEARNED for p in library.pairs(split) if p.query not in kept]
         # A pair is known by all its documents, and `pairs` shows those that are
         # here: so the table itself is asked.
     with closing(open_database(path, read_only=False)) as database:
         database.executemany(
-            "UPDATE pair SET split = 'aside' WHERE split = 'train' AND query = ?",
+            "UPDATE pair SET split = 'aside' WHERE split IN ('train', 'valid') AND query = ?",
             [(pair.query,) for pair in others],
         )
 

@@ -2,16 +2,17 @@
 
 A recipe gets a part of a world and gives one ranker to each site that asks. To
 add one, make a `Federated` with other choices, or write a class with a name, an
-`identity` and `learn`, and put it into `RECIPES`.
+`identity` and `learn`, and put it into `compared.RECIPES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from config.recipes import Adapt
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.library import Library
 from tests.learning_bench.corpora import Dense, Ranker, Words
@@ -119,18 +120,20 @@ class Federated:
 
     name: str = "FedAvg"
     training: Training = field(default_factory=Training)
+    adapt: Adapt = "head"
     learns: bool = True
     personal: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
         """See `Recipe`."""
-        return {"kind": "federated", **asdict(self.training)}
+        return {"kind": "federated", "adapt": self.adapt, **asdict(self.training)}
 
     def learn(
         self, world: World, part: Part, spec: RetrieverSpec, scratch: Path, tell: Told
     ) -> Outcome:
         """As daemons do it: `tests.learning_bench.learning`."""
+        spec = replace(spec, adapt=self.adapt)
         libraries = libraries_of(world, part, scratch)
         learned = federate(libraries, spec, self.training, part.seed, scratch, tell)
         return Outcome({}, Dense(retriever_of(spec), learned.vector), learned)
@@ -142,18 +145,20 @@ class Centralised:
 
     name: str = "centralised"
     training: Training = field(default_factory=Training)
+    adapt: Adapt = "head"
     learns: bool = True
     personal: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
         """See `Recipe`."""
-        return {"kind": "centralised", **asdict(self.training)}
+        return {"kind": "centralised", "adapt": self.adapt, **asdict(self.training)}
 
     def learn(
         self, world: World, part: Part, spec: RetrieverSpec, scratch: Path, tell: Told
     ) -> Outcome:
         """The same rounds and epochs as the federation, on the pooled library."""
+        spec = replace(spec, adapt=self.adapt)
         library = central_library(world, part, scratch)
         learned = federate({"central": library}, spec, self.training, part.seed, scratch, tell)
         return Outcome({}, Dense(retriever_of(spec), learned.vector), learned)
@@ -170,6 +175,7 @@ class Alone:
     name: str = "each site alone"
     which: str = "each"
     training: Training = field(default_factory=Training)
+    adapt: Adapt = "head"
     learns: bool = True
 
     @property
@@ -180,12 +186,14 @@ class Alone:
     @property
     def identity(self) -> dict[str, Any]:
         """See `Recipe`."""
-        return {"kind": "alone", "which": self.which, **asdict(self.training)}
+        choices = asdict(self.training)
+        return {"kind": "alone", "which": self.which, "adapt": self.adapt, **choices}
 
     def learn(
         self, world: World, part: Part, spec: RetrieverSpec, scratch: Path, tell: Told
     ) -> Outcome:
         """Each chosen site is a federation of one."""
+        spec = replace(spec, adapt=self.adapt)
         libraries = libraries_of(world, part, scratch)
         by_size = sorted(libraries, key=lambda site: (_pairs(libraries[site]), site))
         chosen = {"largest": by_size[-1:], "smallest": by_size[:1]}.get(self.which, by_size)
@@ -214,18 +222,3 @@ _alone: dict[tuple[object, ...], Learned] = {}
 def _pairs(library: Path) -> int:
     with Library.open(library, read_only=True) as opened:
         return opened.counts().pairs_train
-
-
-RECIPES: tuple[Recipe, ...] = (
-    Bm25(),
-    Vanilla(),
-    Alone("largest site alone", "largest"),
-    Alone("smallest site alone", "smallest"),
-    Alone("each site alone", "each"),
-    Centralised(),
-    Federated(),
-)
-
-# Which of them the learning curves and the left-out sites are shown for.
-CURVE_RECIPES = tuple(r for r in RECIPES if r.name in ("each site alone", "centralised", "FedAvg"))
-HELD_OUT_RECIPES = tuple(r for r in RECIPES if r.name in ("centralised", "FedAvg"))

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from daemon.learning.intervals import Interval, bootstrap, paired_bootstrap
 from tests.learning_bench.cells import Cell, Work
+from tests.learning_bench.claims import checked
+from tests.learning_bench.compared import ABLATIONS
 
 Float64 = NDArray[np.float64]
 Cells = Mapping[Work, Cell]
 K = TypeVar("K")
 
 MAIN = "mrr@10"
+OURS = "hanse"
 COLUMNS = ("mrr@10", "hit@1", "hit@10", "recall@5", "ndcg@10")
 TESTS = {
     "test": "own questions, own corpus",
@@ -31,13 +34,15 @@ weigh equally; ranked passages are collapsed to answers. A federation of one (a 
 centralised) trains as many rounds and epochs as the federated ones. Scores are means over
 seeds; in brackets the 95 % bootstrap interval over questions of that mean, and ± the standard
 deviation between seeds. Differences are paired over the same questions. Dense search is exact.
+Recipes are the daemon's (`config.recipes`); "(head)": with a head where the recipe would train
+the whole encoder. Choices were made on validation pairs: see learning-notes.md.
 """
 
 
 def write(folder: Path, done: Cells, *, quick: bool) -> None:
     """learning.md, learning.json and the plots, from what is finished so far."""
     folder.mkdir(parents=True, exist_ok=True)
-    sections = [HEADING + ("\nA quick run: one seed.\n" if quick else "")]
+    sections = [HEADING + ("\nA quick run (QUICK=1).\n" if quick else "")]
     figures: dict[str, Any] = {}
     for world in dict.fromkeys(work.world.name for work in done):
         chosen = {work: cell for work, cell in done.items() if work.world.name == world}
@@ -76,7 +81,7 @@ def pooled_scores(
 
 
 def _sections(done: Cells) -> Iterable[str]:
-    main = _grouped(done, whole, _name)
+    main = _grouped(done, lambda w: whole(w) and w.recipe not in ABLATIONS, _name)
     if not main:
         return
     tests = next(iter(main.values()))[0].tests()
@@ -89,41 +94,71 @@ def _sections(done: Cells) -> Iterable[str]:
     for test in tests:
         yield _curve_table(done, test)
     yield _held_out_table(done, main)
+    yield _ablation_table(done, tests[0])
+    if len(sites) > 1:
+        yield _claim_table(done)
 
 
 def _main_table(main: Mapping[str, Sequence[Cell]], test: str) -> str:
     count = len(next(iter(main.values()))[0].scores(test, MAIN))
-    references = [
-        name for name in ("vanilla encoder", "each site alone", "centralised") if name in main
-    ]
-    head = ["", "seeds", "MRR@10", *(f"{name}" for name in COLUMNS[1:])]
-    head += [f"MRR@10 over {name}" for name in references]
+    head = ["", "seeds", "MRR@10", *(f"{name}" for name in COLUMNS[1:]), "MRR@10: hanse over it"]
     rows = []
     for name, cells in main.items():
         interval = bootstrap(pooled_scores(cells, test, MAIN))
         row = [name, str(len(cells)), _with_interval(interval) + _spread(cells, test)]
         row += [f"{pooled_scores(cells, test, metric).mean():.3f}" for metric in COLUMNS[1:]]
-        for other in references:
-            theirs = pooled_scores(main[other], test, MAIN)
-            ours = pooled_scores(cells, test, MAIN)
-            row.append("" if other == name else _difference(paired_bootstrap(ours, theirs)))
+        row.append(_over(main.get(OURS), cells, test) if name != OURS else "")
         rows.append(row)
     title = TESTS.get(test, test)
     return f"### {title} ({count} questions)\n\n{_table(head, rows)}"
+
+
+def _over(
+    ours: Sequence[Cell] | None, theirs: Sequence[Cell] | None, test: str, site: str | None = None
+) -> str:
+    """How far ours lie above theirs, with the interval; nothing where one is not there yet."""
+    if not ours or not theirs:
+        return ""
+    both = (pooled_scores(cells, test, MAIN, site) for cells in (ours, theirs))
+    return _difference(paired_bootstrap(*both))
 
 
 def _site_table(main: Mapping[str, Sequence[Cell]], test: str, sites: Sequence[str]) -> str:
     rows = []
     for name, cells in main.items():
         rows.append([name, *(f"{pooled_scores(cells, test, MAIN, s).mean():.3f}" for s in sites)])
-    alone, shared = main.get("each site alone"), main.get("FedAvg")
-    if alone and shared:
-        row = ["**FedAvg over each site alone**"]
-        for site in sites:
-            ours, theirs = (pooled_scores(c, test, MAIN, site) for c in (shared, alone))
-            row.append(_difference(paired_bootstrap(ours, theirs)))
-        rows.append(row)
+    for other in ("each site alone", "vanilla encoder", "FedAvg", "centralised"):
+        if OURS in main and other in main:
+            found = [_over(main[OURS], main[other], test, site) for site in sites]
+            rows.append([f"**{OURS} over {other}**", *found])
     return f"### MRR@10 by site (own questions, own corpus)\n\n{_table(['', *sites], rows)}"
+
+
+def _ablation_table(done: Cells, test: str) -> str:
+    """A seed each, beside the same seed of the recipe that was changed."""
+    rows = []
+    for work, cell in done.items():
+        if work.recipe in ABLATIONS and whole(work):
+            base = work.recipe.name.split(",")[0]
+            same = [
+                c
+                for w, c in done.items()
+                if whole(w) and w.recipe.name == base and w.part.seed == work.part.seed
+            ]
+            mean = f"{cell.mean(test, MAIN):.3f}"
+            rows.append([work.recipe.name, mean, _over([cell], same, test)])
+    if not rows:
+        return ""
+    head = ["", "MRR@10", "over the recipe unchanged"]
+    return f"### Ablations (own questions, own corpus, one seed)\n\n{_table(head, rows)}"
+
+
+def _claim_table(done: Cells) -> str:
+    rows = [list(claim) for claim in checked(_grouped(done, whole, _name))]
+    if not rows:
+        return ""
+    head = ["paper", "claim", "here", "figures"]
+    return f"### The papers' claims on this data\n\n{_table(head, rows)}"
 
 
 def _cost_table(main: Mapping[str, Sequence[Cell]]) -> str:
@@ -163,14 +198,16 @@ def _curve_table(done: Cells, test: str) -> str:
     for name, curve in points.items():
         cells = [curve.get(share) for share in shares]
         rows.append([name, *("" if c is None else _with_interval(bootstrap(c)) for c in cells)])
-    alone, shared = points.get("each site alone", {}), points.get("FedAvg", {})
-    row = ["**FedAvg over each site alone**"]
-    for share in shares:
-        both = share in alone and share in shared
-        row.append(_difference(paired_bootstrap(shared[share], alone[share])) if both else "")
+    alone = points.get("each site alone", {})
+    for name in (OURS, "FedAvg"):
+        curve, row = points.get(name, {}), [f"**{name} over each site alone**"]
+        for share in shares:
+            both = share in alone and share in curve
+            row.append(_difference(paired_bootstrap(curve[share], alone[share])) if both else "")
+        rows.append(row)
     head = ["", *(f"{share:.0%}" for share in shares)]
     title = TESTS.get(test, test)
-    return f"### MRR@10 by share of each site's pairs: {title}\n\n{_table(head, [*rows, row])}"
+    return f"### MRR@10 by share of each site's pairs: {title}\n\n{_table(head, rows)}"
 
 
 def _held_out_table(done: Cells, main: Mapping[str, Sequence[Cell]]) -> str:
@@ -268,7 +305,7 @@ def _plot(folder: Path, world: str, done: Cells) -> None:
             above = [interval.high for interval in intervals] - means
             percent = [100 * share for share in shares]
             axis.errorbar(percent, means, [below, above], label=name, marker="o", capsize=3)
-        for name, style in (("vanilla encoder", "--"), ("BM25", ":")):
+        for name, style in (("vanilla encoder", "--"), ("BM25", ":"), ("centralised", "-.")):
             if name in main:
                 level = float(pooled_scores(main[name], test, MAIN).mean())
                 axis.axhline(level, color="grey", linestyle=style, label=name)
@@ -282,9 +319,11 @@ def _plot(folder: Path, world: str, done: Cells) -> None:
 
 def _curves(done: Cells, test: str) -> dict[str, dict[float, Float64]]:
     """Recipe -> share -> scores [questions], for recipes with more than one share."""
+    seeds = {work.part.seed for work in done if work.part.share < 1.0}
     groups = _grouped(
         done,
-        lambda work: work.held_out is None and work.recipe.learns,
+        # Shares under 100 % are of the first seed alone, and curves compare like with like.
+        lambda work: work.held_out is None and work.recipe.learns and work.part.seed in seeds,
         lambda work: (work.recipe.name, work.part.share),
     )
     curves: dict[str, dict[float, Float64]] = {}

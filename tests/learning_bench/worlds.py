@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,8 @@ def medquad(
     if asked[SYNONYMS]:
         tests[SYNONYMS] = Test(asked[SYNONYMS])
     files = [path for site in chosen for path in sorted((root / site).iterdir())]
-    return _made((subset, cache_folder, spec), sources, tests, files)
+    name = f"{subset}_{len(sites)}" if sites else subset
+    return _made((name, cache_folder, spec), sources, tests, files)
 
 
 def fede4fin(
@@ -179,6 +180,11 @@ def embed(world: World, spec: RetrieverSpec, told: Told) -> None:
 
 def encoder_of(spec: RetrieverSpec) -> Encoder:
     """The frozen encoder, loaded once a process."""
+    return _encoder(replace(spec, adapt="head", personal="none", personal_folder=""))
+
+
+@cache
+def _encoder(spec: RetrieverSpec) -> Encoder:
     return jobs._retriever(spec).encoder
 
 
