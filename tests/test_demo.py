@@ -275,7 +275,7 @@ def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     temporary.mkdir()
     ran = subprocess.run(
         [sys.executable, "-m", "daemon.fedctl", "demo", "--json",
-         "--data", str(data), "--sites", ",".join(SITES)],
+         "--data", str(data), "--sites", ",".join(SITES), "--rounds", "3"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         capture_output=True,

@@ -245,7 +245,6 @@ async def test_after_a_run_every_site_finds_its_mixture_and_answers_with_it(tmp_
     async with LiveFederation.start(tmp_path, sites, tables=tables) as live:
         await live.ingest_all()
         await live.train("birch", 1)
-        indexes = set()
         for site in live.sites.values():
             head = (await site.status()).model_digest
             async with asyncio.timeout(120):
@@ -258,9 +257,7 @@ async def test_after_a_run_every_site_finds_its_mixture_and_answers_with_it(tmp_
             assert reply.own_share == 0.0, "nothing to judge by: the shared version"
             (folder,) = folders
             assert not folder.startswith(head.hex()), "indexed as the mixture embeds"
-            indexes.add(folder.split("-")[0])
             asked = control.AskRequest(question="who looks after the lantern?")
             answer = await site.stub.Ask(asked, timeout=60)
             assert answer.passages
             assert answer.model_digest == head
-        assert len(indexes) == 1, "a mixture of nothing but what is shared"

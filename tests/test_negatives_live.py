@@ -317,5 +317,7 @@ async def test_who_hangs_up_gives_it_up_and_nothing_has_changed(scene: Scene) ->
 
 
 async def test_a_site_without_such_an_encoder_says_what_to_set(scene: Scene) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match=r"retriever\.personal = 'query_encoder'"):
+    with pytest.raises(
+        grpc.aio.AioRpcError, match=r"retriever\.personal = 'mixture' or 'query_encoder'"
+    ):
         await personalise(scene.birch)

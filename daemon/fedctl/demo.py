@@ -68,7 +68,7 @@ def demo(
     sites: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Which folders of --data take part.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds to train.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds to train.")] = 12,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the work folder behind.")] = False,
 ) -> None:
     """Run a federation of three sites on this machine, from nothing to answers.
