@@ -100,7 +100,7 @@ def _mixture(
     """Train alone, as often as a federation of one would, and find the share to answer with.
 
     Without pairs to judge by it stays with the shared version: on some collections half of
-    each is far worse than that (the demo's, docs/results/learning.md).
+    each is far worse than that (the demo's, docs/results/learning-notes.md).
     """
     from daemon.learning.mixture import SHARES, best_share, mix
     from daemon.learning.training import fit
