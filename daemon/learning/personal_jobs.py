@@ -1,8 +1,8 @@
 """The job that fits what is this site's own to its own pairs, when a run is over.
 
 Its query encoder (stage 2 of PDD-AS2, section 3.3) or its mixture (`daemon.learning.mixture`).
-It runs in the learning worker, for one committed model version, whose parameters and
-whose passages' embeddings stay what they are. Nothing is written before the end, so a
+It runs in the learning worker, for one committed model version, which stays
+what it is. Nothing is written before the end, so a
 job that is cut short leaves nothing behind and is simply begun anew.
 """
 
@@ -121,6 +121,8 @@ def _mixture(
             pairs = jobs._training_set(library, retriever, alone.in_round(number), spec)
             pairs, validation = _judged(library, retriever, pairs, _seed(0, model_digest))
             count, seed = len(pairs.positives), _seed(number, model_digest)
+            if validation is None:
+                break  # nothing would show that it is better
             retriever.begin(round=number, dropout=options.dropout, seed=seed)
             loss = fit(retriever, pairs, alone, seed, on_epoch)
             done += options.local_epochs
