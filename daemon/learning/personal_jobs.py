@@ -1,9 +1,9 @@
 """The job that fits what is this site's own to its own pairs, when a run is over.
 
 Its query encoder (stage 2 of PDD-AS2, section 3.3) or its mixture (`daemon.learning.mixture`).
-It runs in the learning worker, for one committed model version, which stays
-what it is. Nothing is written before the end, so a
-job that is cut short leaves nothing behind and is simply begun anew.
+It runs in the learning worker, for one committed model version, which stays what it is.
+Nothing is written before the end, so a job that is cut short leaves nothing behind and
+is simply begun anew.
 """
 
 from __future__ import annotations
