@@ -42,6 +42,7 @@ from peers.negative_bounds import (
 from peers.negatives import AnswerPolicy, Declined, Desk, QuotaSpent, nearest, select
 from proto import federation_pb2 as pb
 from tests.authority import Federation
+from tests.lines import until
 from tests.loopback import QUICK, KeepsAll, Site, running
 from tests.strangers import beta_calling, calling, refused
 
@@ -556,6 +557,8 @@ async def test_a_peer_gets_answers_and_no_more_than_its_quota(federation: Federa
             await beta.transport.negatives("alpha", asking(), 5)
         with pytest.raises(PeerRefused, match="queries_per_round"):
             await beta.transport.negatives("alpha", asking(), 5)
+        # It began before there was a beta, and has found that out.
+        await until(lambda: alpha.transport.statistics()["beta"].connected)
         with pytest.raises(PeerRefused, match="gives no negatives"):
             await alpha.transport.negatives("beta", asking(sender="alpha"), 5)
 

@@ -185,7 +185,7 @@ def test_values_that_would_fail_later_are_refused_now(tmp_path: Path, text: str,
     ("text", "key"),
     [
         ("[training]\nlocal_epochs = 21", "training.local_epochs"),
-        ("[training]\nmax_local_epochs = 3", "training.local_epochs"),
+        ("[training]\nlocal_epochs = 4\nmax_local_epochs = 3", "training.local_epochs"),
         ("[rounds]\nphase_deadline_s = 10", "rounds.heartbeat_s"),
         ("[retriever]\nmax_tokens = 221", "retrieval.passage_tokens"),
         ("[retrieval]\npassage_tokens = 255", "retrieval.passage_tokens"),
