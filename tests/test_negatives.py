@@ -42,7 +42,6 @@ from peers.negative_bounds import (
 from peers.negatives import AnswerPolicy, Declined, Desk, QuotaSpent, nearest, select
 from proto import federation_pb2 as pb
 from tests.authority import Federation
-from tests.lines import until
 from tests.loopback import QUICK, KeepsAll, Site, running
 from tests.strangers import beta_calling, calling, refused
 
@@ -548,6 +547,18 @@ def answering(site: Site) -> None:
     site.transport._servicer.inbox = inbox
 
 
+async def reached(site: Site, peer: str) -> None:
+    """It may have begun before its peer did, and wait before it calls again."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await site.transport.hello(peer)
+            except PeerUnreachable:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
 async def test_a_peer_gets_answers_and_no_more_than_its_quota(federation: Federation) -> None:
     async with running(federation, "alpha") as alpha, running(federation, "beta") as beta:
         answering(alpha)
@@ -557,8 +568,7 @@ async def test_a_peer_gets_answers_and_no_more_than_its_quota(federation: Federa
             await beta.transport.negatives("alpha", asking(), 5)
         with pytest.raises(PeerRefused, match="queries_per_round"):
             await beta.transport.negatives("alpha", asking(), 5)
-        # It began before there was a beta, and has found that out.
-        await until(lambda: alpha.transport.statistics()["beta"].connected)
+        await reached(alpha, "beta")
         with pytest.raises(PeerRefused, match="gives no negatives"):
             await alpha.transport.negatives("beta", asking(sender="alpha"), 5)
 
