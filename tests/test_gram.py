@@ -171,7 +171,7 @@ def test_imaginary_parts_are_noticed_wherever_they_are(part: int, tmp_path: Path
     found = at.ask(updates, tmp_path / "question")
     assert (found.imaginary[0], found.imaginary[2]) == (False, True)
     # A random projection: 64 units in one slot of all, which change nothing, slip through
-    # one question of eleven (538 asked), 3000 one of 500; the flood hides so much.
+    # one question of eleven (49 of 538); 3000, by the same law, one of 500.
     seen = [bool(found.imaginary[1])]
     while not seen[-1] and len(seen) < 6:
         seen.append(bool(at.ask(updates, tmp_path / "again").imaginary[1]))
