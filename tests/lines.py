@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from peers.manifest import FederationManifest
 from tests.authority import Federation
 
+# Before a cut: who was called reads some of the 6 MiB that its kernel may hold and would drop.
+_IN_FLIGHT_S = 0.1
 _PIECE = 16 * 1024
 # Little is under way inside the kernel: what has not arrived, the sender still holds.
 _KERNEL_BYTES = 256 * 1024
@@ -125,6 +127,7 @@ class Line:
                 self.forwarded += len(piece)
                 if self.cut_after is not None and self.forwarded >= self.cut_after:
                     self.cut_after = None
+                    await asyncio.sleep(_IN_FLIGHT_S)
                     self.cut()
         self._end(forth)
 

@@ -168,14 +168,14 @@ def test_imaginary_parts_are_noticed_wherever_they_are(part: int, tmp_path: Path
         at.encrypt(at.integers(2)),
         *[[at.holder.encrypt(r) for r in s] for s in (one, hiding)],
     ]
-    found = at.ask(updates, tmp_path / "question")
-    assert (found.imaginary[0], found.imaginary[2]) == (False, True)
-    # A random projection: 64 units in one slot of all, which change nothing, slip through
-    # one question of eleven (49 of 538); 3000, by the same law, one of 500.
-    seen = [bool(found.imaginary[1])]
-    while not seen[-1] and len(seen) < 6:
-        seen.append(bool(at.ask(updates, tmp_path / "again").imaginary[1]))
-    assert seen[-1]
+    seen = 0
+    for _ in range(24):
+        found = at.ask(updates, tmp_path / "question")
+        assert (found.imaginary[0], found.imaginary[2]) == (False, True)
+        seen += int(found.imaginary[1])
+    # A random projection: 64 units in one slot of all, which change nothing, are seen in 91 % of
+    # questions (489 of 538), 3000, by the same law, in 99.8 %. Four deviations below that:
+    assert seen >= (16 if part == 64 else 22)
     # Without the probe it would pass for an honest site.
     assert abs(found.products[2, 2]) < 0.1 * found.products[1, 1]
 
