@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from daemon.learning import jobs, training
+from daemon.learning import jobs, material, training
 from daemon.learning.evaluation import evaluate_rankings
 from daemon.learning.models import open_retriever
 from daemon.learning.pairs import made
@@ -302,7 +302,7 @@ def test_the_passage_that_a_sentence_was_cut_from_is_no_negative_of_it(
     with Library.open(site.library) as library:
         rowids = [passage.rowid for passage in library.passages()]
         library.put_features(retriever.encoder.digest, rowids, features)
-        pairs = jobs._training_set(library, retriever, PLAN, spec)
+        pairs = material.training_set(library, retriever, PLAN, spec)
     assert pairs.right is not None
     assert pairs.parent is not None
     whole = pairs.passages.texts.index("The pump\nKeep it dry, and the pump will serve.")

@@ -123,7 +123,7 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
 
     state = PersonalStore(Path(spec.personal_folder), shape).serving(digest)
     assert state is not None
-    retriever = jobs._retriever(spec)
+    retriever = jobs.retriever_for(spec)
     jobs.load_serving(spec, retriever, versions, digest)
     assert np.array_equal(retriever.vector(), state.arrays["mixture"])
     after = jobs.build_index(spec, library, versions, digest, indexes)
@@ -159,4 +159,4 @@ def test_the_same_again_is_the_same_and_a_damaged_one_says_what_to_do(
     assert state is not None
     store.put(digest, replace(state, arrays={"mixture": np.full(3, math.nan, np.float32)}))
     with pytest.raises(LearningError, match="fedctl personalise"):
-        jobs.load_serving(spec, jobs._retriever(spec), versions, digest)
+        jobs.load_serving(spec, jobs.retriever_for(spec), versions, digest)

@@ -19,7 +19,7 @@ import pytest
 
 from daemon.fedctl import main
 from daemon.fedctl.output import Exit
-from daemon.learning import jobs, personal_jobs
+from daemon.learning import jobs, material, personal_jobs
 from daemon.learning.foreign import Disclosed, Disclosure, Heard
 from daemon.learning.models import open_retriever
 from daemon.learning.personal import PersonalState, PersonalStore
@@ -179,20 +179,20 @@ async def test_a_query_leaves_its_worker_as_it_is_disclosed_and_not_otherwise(si
 def test_pairs_to_judge_by_are_kept_apart_and_none_is_learned_from(site: Site) -> None:
     retriever = site.serving()
     with Library.open(site.library) as library:
-        pairs = jobs._training_set(library, retriever, PLAN, site.spec)
-        same, nothing = personal_jobs._judged(library, retriever, pairs, seed=1)
+        pairs = material.training_set(library, retriever, PLAN, site.spec)
+        same, nothing = personal_jobs.set_apart(library, retriever, pairs, seed=1)
         assert (same, nothing) == (pairs, None)  # 12 pairs: too few to spare any
     site.ingest("train", times=10)
     with Library.open(site.library) as library:
-        pairs = jobs._training_set(library, retriever, PLAN, site.spec)
-        kept, judged = personal_jobs._judged(library, retriever, pairs, seed=1)
+        pairs = material.training_set(library, retriever, PLAN, site.spec)
+        kept, judged = personal_jobs.set_apart(library, retriever, pairs, seed=1)
     assert judged is not None
     assert (len(kept.positives), len(judged.positives)) == (96, 24)
     assert not set(kept.queries.texts) & set(judged.queries.texts)
     assert {*kept.queries.texts, *judged.queries.texts} == {*pairs.queries.texts}
     site.ingest("valid", times=2)
     with Library.open(site.library) as library:
-        whole, judged = personal_jobs._judged(library, retriever, pairs, seed=1)
+        whole, judged = personal_jobs.set_apart(library, retriever, pairs, seed=1)
     assert whole is pairs
     assert judged is not None
     assert all(" valid " in text for text in judged.queries.texts)

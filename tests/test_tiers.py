@@ -313,7 +313,7 @@ def test_training_that_is_cut_short_leaves_nothing_and_begins_again(
     assert [path.name for path in site.personal.iterdir()] == ["round-1.safetensors"]
     assert not (site.folder / "update.npy").exists()
     after = site.train(parent, 2).tobytes()  # the worker still has what it had half trained
-    jobs._retriever.cache_clear()
+    jobs.retriever_for.cache_clear()
     assert site.train(parent, 2).tobytes() == after
 
 

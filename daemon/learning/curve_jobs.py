@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daemon.learning import jobs
+from daemon.learning import jobs, material
 from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.library import Library
@@ -47,7 +47,7 @@ def judge_version(
     """
     from daemon.retrieval.judging import held_out, judged
 
-    retriever = jobs._retriever(spec)
+    retriever = jobs.retriever_for(spec)
     with Library.open(library_path) as library:
         _, pairs = held_out(library, "valid", most=most)
         jobs.load_serving(spec, retriever, versions, model_digest)
@@ -65,8 +65,8 @@ def _exact(library: Library, retriever: Retriever, pairs: list[Pair]) -> Labels:
     from daemon.retrieval.judging import exact
 
     queries = [pair.query for pair in pairs]
-    asked = retriever.embed_queries(queries, jobs._query_features(library, retriever, queries))
-    labels, vectors = jobs._embedded(library, retriever)
+    asked = retriever.embed_queries(queries, material.query_features(library, retriever, queries))
+    labels, vectors = material.embedded(library, retriever)
     return exact(asked, labels, vectors)
 
 
@@ -82,6 +82,6 @@ def _by_index(
     except index.IndexDamaged as error:
         raise NotIndexed(str(error)) from error
     queries = [pair.query for pair in pairs]
-    asked = retriever.embed_queries(queries, jobs._query_features(library, retriever, queries))
+    asked = retriever.embed_queries(queries, material.query_features(library, retriever, queries))
     labels, _ = opened.search(np.ascontiguousarray(asked), DEPTH)
     return [list(row) for row in labels.tolist()]

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.learning import material
 from daemon.learning.personal import PersonalState, PersonalStore, embedded_by
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LOSS_BOUND,
     DepthReport,
-    EmbeddingProgress,
     LearningError,
     RetrieverDescription,
     TrainingError,
@@ -32,26 +32,23 @@ from daemon.learning.terms import (
     TrainingResult,
 )
 from daemon.retrieval.documents import Document, Pair
-from daemon.retrieval.library import IngestCounts, Library, Passage
+from daemon.retrieval.library import IngestCounts, Library
 from daemon.versions import read_version, write_version
 from daemon.workers import report
 
 if TYPE_CHECKING:
     from daemon.learning.models import Retriever
-    from daemon.learning.pairs.made import Made
     from daemon.learning.training import TrainingSet
 
 Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
-_SLICE = 256  # texts embedded between two progress reports, and stored in one transaction
-_ALL = 2**62  # no limit, as SQLite counts
 _STUDENT = "student"
 
 
 def describe(spec: RetrieverSpec) -> RetrieverDescription:
     """What this site's retriever is; raises EncoderError when it cannot be had."""
-    retriever = _retriever(spec)
+    retriever = retriever_for(spec)
     return RetrieverDescription(
         encoder_digest=retriever.encoder.digest,
         dimension=retriever.encoder.dimension,
@@ -61,7 +58,7 @@ def describe(spec: RetrieverSpec) -> RetrieverDescription:
 
 def write_initial_version(spec: RetrieverSpec, versions: Path) -> bytes:
     """Store the version every site starts from; its digest is the same at all of them."""
-    retriever = _retriever(spec)
+    retriever = retriever_for(spec)
     digest, _ = write_version(versions, retriever.shape_manifest.digest, retriever.initial_vector())
     return digest
 
@@ -76,7 +73,7 @@ def ingest(
     """Put documents, cut into passages within ``passage_tokens``, and pairs into the library."""
     from daemon.retrieval.passages import SentenceSplitter
 
-    splitter = SentenceSplitter(_retriever(spec).encoder.count_tokens, passage_tokens)
+    splitter = SentenceSplitter(retriever_for(spec).encoder.count_tokens, passage_tokens)
     with Library.open(library_path) as library:
         counts = library.put_documents(documents, splitter=splitter)
         library.put_pairs(pairs)
@@ -89,17 +86,17 @@ def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
     Reports `EmbeddingProgress`. What is done stays done when the job is cut short.
     Does nothing for a retriever that has no use for frozen features.
     """
-    retriever = _retriever(spec)
+    retriever = retriever_for(spec)
     if not retriever.uses_features:
         return 0
     with Library.open(library_path) as library:
-        return _embed_missing(library, retriever)
+        return material.embed_missing(library, retriever)
 
 
 def embed_frozen(spec: RetrieverSpec, library_path: Path) -> int:
     """As `embed_passages`, for any retriever: what the encoder was before training is judged by."""
     with Library.open(library_path) as library:
-        return _embed_missing(library, _retriever(spec))
+        return material.embed_missing(library, retriever_for(spec))
 
 
 def build_index(
@@ -112,7 +109,7 @@ def build_index(
     """
     from daemon.retrieval import index
 
-    retriever = _retriever(spec)
+    retriever = retriever_for(spec)
     _pin(spec, retriever, model_digest)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     with Library.open(library_path) as library:
@@ -125,7 +122,7 @@ def build_index(
         else:
             return path
         load_serving(spec, retriever, versions, model_digest)
-        labels, vectors = _embedded(library, retriever)
+        labels, vectors = material.embedded(library, retriever)
     built = index.build_index(labels, vectors, threads=spec.threads)
     return built.save(index_root, embedded, content_digest)
 
@@ -152,11 +149,11 @@ def train(
     from daemon.learning.training import fit, shared_copies, training_seed
 
     started = time.monotonic()
-    retriever = _retriever(spec)
+    retriever = retriever_for(spec)
     # Tiers are the site's own affair, but for the range that the plan tells.
     known = plan.depth.complexity_range
     plan = replace(plan.in_round(round), depth=replace(spec.depth, complexity_range=known))
-    parent = _load(retriever, versions, parent_digest)
+    parent = load_version(retriever, versions, parent_digest)
     own = _own(spec, retriever, plan)
     before = own.before(round) if own is not None else None
     seed = training_seed(plan.seed, round, site)
@@ -166,7 +163,7 @@ def train(
             count = max(1, training_pairs(spec, library))  # a weight must be positive
         else:
             _take_up(retriever, before, library, plan)
-            pairs = _training_set(library, retriever, plan, spec)
+            pairs = material.training_set(library, retriever, plan, spec)
             count = len(pairs.positives)
             held = shared_copies(retriever)
             if plan.start_from == "local" and before is not None and _STUDENT in before.arrays:
@@ -201,13 +198,15 @@ def complexity(library_path: Path) -> float:
 
 
 @functools.lru_cache(maxsize=1)
-def _retriever(spec: RetrieverSpec) -> Retriever:
+def retriever_for(spec: RetrieverSpec) -> Retriever:
+    """The worker's one loaded retriever; raises EncoderError when it cannot be had."""
     from daemon.learning.models import open_retriever
 
     return open_retriever(spec)
 
 
-def _load(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
+def load_version(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
+    """Make the version current, and give its vector; raises VersionError."""
     vector = read_version(versions, digest, retriever.shape_manifest.digest)
     retriever.load_vector(vector)
     return vector
@@ -275,27 +274,13 @@ def _recall(library: Library, retriever: Retriever, split: str, seed: int) -> fl
 
     passages = [*library.passages(split="train"), *library.passages(split="valid")]
     rows_of = rows_by_document(passages)
-    queries, positives = _usable(library, split, rows_of)
-    asked = Texts(queries, _query_features(library, retriever, queries))
+    queries, positives = material.usable_pairs(library, split, rows_of)
+    asked = Texts(queries, material.query_features(library, retriever, queries))
     told = Texts(
         [passage.embedding_text for passage in passages],
-        _passage_features(library, retriever, [passage.rowid for passage in passages]),
+        material.passage_features(library, retriever, [passage.rowid for passage in passages]),
     )
     return recall_at(retriever, asked, told, positives, seed)
-
-
-def _usable(
-    library: Library, split: str, rows_of: dict[str, list[int]]
-) -> tuple[list[str], list[Rows]]:
-    """Queries of a split, and for each the rows of its positives: those that have any."""
-    queries: list[str] = []
-    positives: list[Rows] = []
-    for pair in library.pairs(split):
-        right = [row for document in pair.positives for row in rows_of.get(document, ())]
-        if right:  # a pair whose documents are all held out teaches nothing
-            queries.append(pair.query)
-            positives.append(np.unique(np.array(right, dtype=np.int64)))
-    return queries, positives
 
 
 def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> None:
@@ -337,168 +322,6 @@ def load_serving(
             store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
             take_up(retriever, store.serving(model_digest))
     retriever.load_vector(vector)
-
-
-def _embed_missing(library: Library, retriever: Retriever) -> int:
-    digest = retriever.encoder.digest
-    missing = library.missing_features(digest, _ALL)
-    missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
-    for start in range(0, len(missing), _SLICE):
-        some = missing[start : start + _SLICE]
-        vectors = retriever.encoder.encode([text for _, text in some])
-        library.put_features(digest, [rowid for rowid, _ in some], vectors)
-        report(EmbeddingProgress(start + len(some), len(missing)))
-    return len(missing)
-
-
-def _embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
-    """Labels [n] and current vectors [n, d] of every passage."""
-    if retriever.uses_features:
-        _embed_missing(library, retriever)
-        labels, features = library.features(retriever.encoder.digest)
-        return labels, retriever.embed_passages([], features)
-    passages = library.passages()
-    vectors = np.zeros((len(passages), retriever.encoder.dimension), dtype=np.float32)
-    for start in range(0, len(passages), _SLICE):
-        some = [passage.embedding_text for passage in passages[start : start + _SLICE]]
-        vectors[start : start + len(some)] = retriever.embed_passages(some)
-        report(EmbeddingProgress(start + len(some), len(passages)))
-    return np.array([passage.rowid for passage in passages], dtype=np.int64), vectors
-
-
-def _training_set(
-    library: Library, retriever: Retriever, plan: TrainingOptions, spec: RetrieverSpec
-) -> TrainingSet:
-    """The site's pairs with positives and negatives among what may be learned from."""
-    from daemon.learning.models import Texts
-    from daemon.learning.tiering import rows_by_document
-    from daemon.learning.training import TrainingSet
-
-    passages = library.passages(split="train")
-    queries, positives = _usable(library, "train", rows_by_document(passages))
-    if spec.learn_from == "made":
-        queries, positives = [], []
-    asked = Texts(queries, _query_features(library, retriever, queries))
-    told = Texts(
-        [passage.embedding_text for passage in passages],
-        _passage_features(library, retriever, [passage.rowid for passage in passages]),
-    )
-    none = [np.empty(0, dtype=np.int64) for _ in positives]
-    documents = [passage.document_id for passage in passages]
-    pairs, sources = _with_made(
-        library, retriever, spec, TrainingSet(asked, told, positives, none), documents
-    )
-    if plan.needs_parent and pairs.positives:
-        asked, told = pairs.queries, pairs.passages
-        parent = (
-            retriever.embed_queries(asked.texts, asked.features),
-            retriever.embed_passages(told.texts, told.features),
-        )
-        negatives = _negatives(library, passages, pairs, sources, parent, plan)
-        pairs = replace(pairs, negatives=negatives, parent=parent)
-    return pairs
-
-
-def _with_made(
-    library: Library,
-    retriever: Retriever,
-    spec: RetrieverSpec,
-    supplied: TrainingSet,
-    documents: list[str],
-) -> tuple[TrainingSet, list[str]]:
-    """The pairs made here added, if they are learned from; and each text's document."""
-    from daemon.learning.pairs.learning import to_learn
-    from daemon.learning.pairs.made import with_made
-
-    made = to_learn(spec, documents, supplied.queries.texts)
-    queries = _query_features(library, retriever, [pair.query for pair in made])
-    pairs = with_made(supplied, made, queries, _made_features(library, retriever, supplied, made))
-    source = {t: d for m in made for t, d in zip(m.texts, m.documents, strict=True)}
-    sources = [*documents, *(source[text] for text in pairs.passages.texts[len(documents) :])]
-    if not made:
-        return pairs, sources
-    rows_of: dict[str, list[int]] = {}
-    for row, document in enumerate(sources):
-        rows_of.setdefault(document, []).append(row)
-    right = [
-        np.unique(np.concatenate([rows_of[sources[row]] for row in rows])).astype(np.int64)
-        for rows in pairs.positives
-    ]
-    return replace(pairs, right=right), sources
-
-
-def _made_features(
-    library: Library, retriever: Retriever, supplied: TrainingSet, made: Sequence[Made]
-) -> Float32 | None:
-    """[n, d] frozen features of the made texts; those of passages are there already."""
-    from daemon.learning.pairs.made import texts_of
-
-    known = supplied.passages.features
-    if known is None:
-        return None
-    texts = texts_of(made)
-    row_of = {text: row for row, text in enumerate(supplied.passages.texts)}
-    vectors = np.zeros((len(texts), retriever.encoder.dimension), dtype=np.float32)
-    others = [n for n, text in enumerate(texts) if text not in row_of]
-    here = [n for n, text in enumerate(texts) if text in row_of]
-    vectors[here] = known[[row_of[texts[n]] for n in here]]
-    # Kept beside those of queries: to the encoder a text is a text.
-    found = _query_features(library, retriever, [texts[n] for n in others])
-    vectors[others] = 0.0 if found is None else found
-    return vectors
-
-
-def _negatives(
-    library: Library,
-    passages: Sequence[Passage],
-    pairs: TrainingSet,
-    documents: Sequence[str],
-    parent: tuple[Float32, Float32],
-    plan: TrainingOptions,
-) -> list[Rows]:
-    """Hard negatives of each query, as the plan says; ``documents`` are those of the texts."""
-    from daemon.learning.mining import candidates_for, filter_ranked, mine_negatives
-
-    count = plan.hard_negatives if plan.negatives != "in_batch" else 0
-    if plan.negatives != "bm25" or count == 0:
-        return mine_negatives(*parent, documents, pairs.positives, count)
-    row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
-    ranked = []
-    for query, right in zip(pairs.queries.texts, pairs.positives, strict=True):
-        found = library.bm25(query, candidates_for(count, right))
-        rows = [row_of[rowid] for rowid, _ in found if rowid in row_of]
-        ranked.append(np.array(rows, dtype=np.int64))
-    return filter_ranked(ranked, parent[1], documents, pairs.positives, count)
-
-
-def _query_features(
-    library: Library, retriever: Retriever, queries: Sequence[str]
-) -> Float32 | None:
-    """[n, d] frozen features of queries, encoded once and cached in the library."""
-    if not retriever.uses_features:
-        return None
-    digest = retriever.encoder.digest
-    known = library.query_features(digest, queries)
-    missing = [query for query in dict.fromkeys(queries) if query not in known]
-    if missing:
-        vectors = retriever.encoder.encode(missing)
-        library.put_query_features(digest, missing, vectors)
-        known.update(zip(missing, vectors, strict=True))
-    features = [known[query] for query in queries]
-    return np.stack(features) if features else np.zeros((0, retriever.encoder.dimension), "<f4")
-
-
-def _passage_features(
-    library: Library, retriever: Retriever, rowids: Sequence[int]
-) -> Float32 | None:
-    """[n, d] frozen features of those passages; what is missing is encoded first."""
-    if not retriever.uses_features:
-        return None
-    _embed_missing(library, retriever)
-    labels, features = library.features(retriever.encoder.digest)  # labels ascend
-    if not rowids:
-        return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
-    return features[np.searchsorted(labels, np.array(rowids, dtype=np.int64))]
 
 
 def _write_update(path: Path, update: Float32) -> None:

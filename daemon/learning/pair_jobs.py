@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning import jobs
+from daemon.learning import jobs, material
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.retrieval.library import Library, Passage
@@ -238,14 +238,14 @@ def _written(
         count=plan.a_passage,
         told=lambda done, total: report(PairProgress(done, total)),
     )
-    retriever = jobs._retriever(spec)
+    retriever = jobs.retriever_for(spec)
     # The worker's last job may have left any version in it.
     if version is None:
         retriever.load_vector(retriever.initial_vector())
     else:
         jobs.load_serving(spec, retriever, *version)
     rowids = [passage.rowid for passage in passages]
-    features = jobs._passage_features(library, retriever, rowids)
+    features = material.passage_features(library, retriever, rowids)
     texts = [passage.embedding_text for passage in passages]
     filtered = round_trip(
         made,
@@ -260,7 +260,7 @@ def _written(
 def _embedded(library: Library, retriever: Retriever, queries: Sequence[str]) -> Float32:
     if not queries:
         return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
-    return retriever.embed_queries(queries, jobs._query_features(library, retriever, queries))
+    return retriever.embed_queries(queries, material.query_features(library, retriever, queries))
 
 
 @functools.lru_cache(maxsize=1)

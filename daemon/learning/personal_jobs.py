@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning import jobs
+from daemon.learning import jobs, material
 from daemon.learning.foreign import Disclosure, fetcher
 from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.spec import RetrieverSpec
@@ -83,7 +83,7 @@ def personalise(
     started = time.monotonic()
     make = _mixture if spec.personal == _MIXTURE else _query_encoder
     made, state = make(spec, library_path, versions, model_digest, options, how, own_rounds)
-    shape = jobs._retriever(spec).shape_manifest.digest
+    shape = jobs.retriever_for(spec).shape_manifest.digest
     PersonalStore(Path(spec.personal_folder), shape).put(model_digest, state)
     return replace(made, seconds=time.monotonic() - started)
 
@@ -105,8 +105,8 @@ def _mixture(
     from daemon.learning.mixture import SHARES, best_share, mix
     from daemon.learning.training import fit
 
-    retriever = jobs._retriever(spec)
-    shared = jobs._load(retriever, versions, model_digest)
+    retriever = jobs.retriever_for(spec)
+    shared = jobs.load_version(retriever, versions, model_digest)
     # Nothing that a plan holds sites together by: this half is to be the site's own.
     alone = replace(options, start_from="global", distill="none", proximal=0.0)
     passes, done, loss, count = own_rounds * options.local_epochs, 0, math.nan, 0
@@ -118,8 +118,8 @@ def _mixture(
     with Library.open(library_path) as library:
         retriever.load_vector(retriever.initial_vector())
         for number in range(1, own_rounds + 1):
-            pairs = jobs._training_set(library, retriever, alone.in_round(number), spec)
-            pairs, validation = _judged(library, retriever, pairs, _seed(0, model_digest))
+            pairs = material.training_set(library, retriever, alone.in_round(number), spec)
+            pairs, validation = set_apart(library, retriever, pairs, _seed(0, model_digest))
             count, seed = len(pairs.positives), _seed(number, model_digest)
             if validation is None:
                 break  # nothing would show that it is better
@@ -161,12 +161,14 @@ def _query_encoder(
     """Stage 2 of PDD-AS2, against other sites' negatives."""
     from daemon.learning.tuning import tune
 
-    retriever = _personal(jobs._retriever(spec))
-    jobs._load(retriever, versions, model_digest)
+    retriever = _personal(jobs.retriever_for(spec))
+    jobs.load_version(retriever, versions, model_digest)
     seed = _seed(options.seed, model_digest)
     with Library.open(library_path) as library:
-        pairs = jobs._training_set(library, retriever, replace(options, start_from="global"), spec)
-        pairs, validation = _judged(library, retriever, pairs, seed)
+        pairs = material.training_set(
+            library, retriever, replace(options, start_from="global"), spec
+        )
+        pairs, validation = set_apart(library, retriever, pairs, seed)
     before = retriever.personal_arrays()
     mrr_before = validation.mean_reciprocal_rank(retriever) if validation else math.nan
     loss = tune(
@@ -247,7 +249,7 @@ def _seed(seed: int, model_digest: bytes) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
 
 
-def _judged(
+def set_apart(
     library: Library, retriever: Retriever, pairs: TrainingSet, seed: int
 ) -> tuple[TrainingSet, Validation | None]:
     """Pairs to learn from, and pairs to judge by, of which nothing is learned.
@@ -260,13 +262,13 @@ def _judged(
     from daemon.learning.tuning import Validation
 
     passages = [*library.passages(split="train"), *library.passages(split="valid")]
-    queries, positives = jobs._usable(library, "valid", rows_by_document(passages))
+    queries, positives = material.usable_pairs(library, "valid", rows_by_document(passages))
     if len(positives) >= _FEWEST_JUDGED:
         told = Texts(
             [passage.embedding_text for passage in passages],
-            jobs._passage_features(library, retriever, [p.rowid for p in passages]),
+            material.passage_features(library, retriever, [p.rowid for p in passages]),
         )
-        asked = Texts(queries, jobs._query_features(library, retriever, queries))
+        asked = Texts(queries, material.query_features(library, retriever, queries))
         return pairs, Validation(asked, told, positives)
     count = min(int(_HELD_OUT * len(pairs.positives)), _MOST_HELD_OUT)
     if count < _FEWEST_JUDGED:

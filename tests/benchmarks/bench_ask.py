@@ -163,7 +163,7 @@ def _search_seconds(words: list[str]) -> tuple[Seconds, Seconds]:
 
 def _words(spec: RetrieverSpec) -> list[str]:
     """5,000 words that are one token each, the commonest first."""
-    vocabulary: dict[str, int] = learning_jobs._retriever(spec).encoder.tokenizer.get_vocab()
+    vocabulary: dict[str, int] = learning_jobs.retriever_for(spec).encoder.tokenizer.get_vocab()
     plain = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 2]
     return sorted(plain, key=vocabulary.__getitem__)[:5000]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from config.recipes import RECIPES as DAEMONS
 from config.recipes import Adapt
 from config.settings import LearningSettings, TrainingSettings
-from daemon.learning import jobs, personal_jobs
+from daemon.learning import jobs, material, personal_jobs
 from daemon.learning.foreign import Disclosure
 from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.query_encoder import PersonalQueryRetriever
@@ -184,8 +184,8 @@ class Named:
         options = replace(options, local_epochs=STAGE_TWO_EPOCHS, start_from="global")
         seed = training_seed(options.seed, 0, site)
         with Library.open(path) as library:
-            pairs = jobs._training_set(library, retriever, options, spec)
-            pairs, validation = personal_jobs._judged(library, retriever, pairs, seed)
+            pairs = material.training_set(library, retriever, options, spec)
+            pairs, validation = personal_jobs.set_apart(library, retriever, pairs, seed)
         fetch = None
         if self.disclosure is not None:
             passages = [_shared_passages(library, retriever) for library in others.values()]
@@ -199,7 +199,7 @@ def _shared_passages(path: Path, retriever: PersonalQueryRetriever) -> Float32:
     """What a site may answer with: its passages for training, as all sites embed them."""
     with Library.open(path) as library:
         passages = library.passages(split="train")
-        features = jobs._passage_features(library, retriever, [p.rowid for p in passages])
+        features = material.passage_features(library, retriever, [p.rowid for p in passages])
     return retriever.embed_passages([p.embedding_text for p in passages], features)
 
 

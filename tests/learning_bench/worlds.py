@@ -185,7 +185,7 @@ def encoder_of(spec: RetrieverSpec) -> Encoder:
 
 @cache
 def _encoder(spec: RetrieverSpec) -> Encoder:
-    return jobs._retriever(spec).encoder
+    return jobs.retriever_for(spec).encoder
 
 
 def _known_elsewhere(world: World, spec: RetrieverSpec) -> dict[str, Float32]:
