@@ -7,7 +7,6 @@ that trains, averages and judges: a change in one of them makes another cell.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import shutil
@@ -15,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +25,11 @@ from daemon.learning.spec import RetrieverSpec
 from tests.learning_bench.corpora import corpus_at
 from tests.learning_bench.learning import Part
 from tests.learning_bench.recipes import Outcome, Recipe
+from tests.learning_bench.sources import code_digest
 from tests.learning_bench.worlds import Question, Test, World, encoder_of
 
 Told = Callable[[str], None]
 
-ROOT = Path(__file__).parents[2]
-# What decides the figures; comments and layout do not.
-_SOURCES = (
-    "config/recipes.py",
-    "crypto/disclosure.py",
-    "crypto/quantize.py",
-    "daemon/learning/batches.py",
-    "daemon/learning/depth.py",
-    "daemon/learning/encoder.py",
-    "daemon/learning/evaluation.py",
-    "daemon/learning/heads.py",
-    "daemon/learning/jobs.py",
-    "daemon/learning/lora.py",
-    "daemon/learning/losses.py",
-    "daemon/learning/mining.py",
-    "daemon/learning/mixture.py",
-    "daemon/learning/models.py",
-    "daemon/learning/parameters.py",
-    "daemon/learning/personal_jobs.py",
-    "daemon/learning/projection.py",
-    "daemon/learning/query_encoder.py",
-    "daemon/learning/recipes.py",
-    "daemon/learning/server_side.py",
-    "daemon/learning/tiering.py",
-    "daemon/learning/tiers.py",
-    "daemon/learning/training.py",
-    "daemon/learning/tuning.py",
-    "daemon/retrieval/library.py",
-    "daemon/round_crypto.py",
-    "peers/negatives.py",
-    "tests/learning_bench/corpora.py",
-    "tests/learning_bench/foreign.py",
-    "tests/learning_bench/learning.py",
-    "tests/learning_bench/named.py",
-    "tests/learning_bench/recipes.py",
-)
 # Kept question by question, for intervals; of the others the mean.
 KEPT = ("mrr@10", "hit@1", "hit@5", "hit@10", "recall@5", "ndcg@10")
 
@@ -168,16 +131,6 @@ def compute(work: Work, spec: RetrieverSpec, folder: Path, tell: Told) -> Cell:
     partial.write_text(json.dumps(values), encoding="utf-8")
     partial.replace(path)
     return Cell(values)
-
-
-@cache
-def code_digest() -> str:
-    """SHA-256 (hex, shortened) of what the sources say, apart from comments and layout."""
-    outer = hashlib.sha256()
-    for name in _SOURCES:
-        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
-        outer.update(f"{name}\0{ast.dump(tree)}\0".encode())
-    return outer.hexdigest()[:16]
 
 
 def _taken(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,12 +109,26 @@ class Dense:
         if key not in _embedded:
             if len(_embedded) >= _CORPORA_KEPT:
                 _embedded.pop(next(iter(_embedded)))
-            _embedded[key] = self.retriever.embed_passages(corpus.texts, corpus.features)
+            if self.retriever.uses_features:
+                _embedded[key] = self.retriever.embed_passages(corpus.texts, corpus.features)
+            else:
+                _embedded[key] = self._encoded(content.digest(), corpus.texts)
         return _embedded[key]
+
+    def _encoded(self, version: bytes, texts: Sequence[str]) -> Float32:
+        """Through the whole encoder: a text that another corpus holds as well, once."""
+        if _encoded_by.get("version") != version:
+            _encoded_by.update(version=version, vectors={})
+        vectors: dict[str, Float32] = _encoded_by["vectors"]
+        missing = sorted({text for text in texts if text not in vectors}, key=len)
+        if missing:
+            vectors.update(zip(missing, self.retriever.embed_passages(missing), strict=True))
+        return np.stack([vectors[text] for text in texts])
 
 
 _embedded: dict[tuple[int, bytes, Path], Float32] = {}
 _CORPORA_KEPT = 8
+_encoded_by: dict[str, Any] = {}  # the last version, and its vectors by text
 
 
 def _best(cosines: Float32) -> NDArray[np.int64]:

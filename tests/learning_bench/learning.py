@@ -4,22 +4,30 @@ A round is what daemons do, without the network: every site's `jobs.train`
 writes its update, `round_crypto` quantises, encrypts, adds and applies it. Nothing
 of that is written again here. A federation of one (a site alone, or all data
 pooled) trains the same number of rounds; its update is added as it is.
+
+What was learned is kept as well (`learned`): cells that differ in what comes after it,
+or in who is asked, train it once.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.privacy import NoiseTerms
 from daemon import round_crypto
 from daemon.learning import jobs
 from daemon.learning.models import Retriever, open_retriever
@@ -28,7 +36,8 @@ from daemon.learning.terms import TrainingOptions
 from daemon.retrieval.library import Library, Passage
 from daemon.retrieval.schema import open_database
 from daemon.versions import ShapeManifest, largest_file, read_version, write_version
-from tests.learning_bench.worlds import World
+from tests.learning_bench.sources import code_digest
+from tests.learning_bench.worlds import World, encoder_of
 from tests.proofs import LEAD, check_of, proven
 
 Float32 = NDArray[np.float32]
@@ -39,12 +48,19 @@ _LEARNED = ("train", "valid")  # a site that has few pairs to learn from has few
 
 @dataclass(frozen=True)
 class Training:
-    """How a recipe trains: the plan that sites would agree on."""
+    """How a recipe trains: the plan that sites would agree on.
+
+    ``weighted``: by num_examples; else every site counts the same. ``exchange``: as
+    daemons do it, or the mean of the updates as they are, which no daemon offers: the
+    control that shows what quantising and encrypting cost. ``noise``: that each site adds.
+    """
 
     options: TrainingOptions = field(default_factory=TrainingOptions)
     rounds: int = 3
     bits: int = 16
-    weighted: bool = True  # by num_examples; else every site counts the same
+    weighted: bool = True
+    exchange: Literal["ckks", "in the clear"] = "ckks"
+    noise: NoiseTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,39 @@ def central_library(world: World, part: Part, scratch: Path) -> Path:
     return path
 
 
+def learned(
+    data: tuple[World, Part, dict[str, Path]],
+    spec: RetrieverSpec,
+    training: Training,
+    seed: int,
+    scratch: Path,
+    tell: Told = lambda _: None,
+) -> Learned:
+    """`federate` over these libraries, which are this part's of this world; once.
+
+    Where a site keeps something of its own between rounds it is done again, since
+    that lies in ``scratch``.
+    """
+    world, part, libraries = data
+    if own_spec(spec, training.options, "", scratch) is not spec:
+        return federate(libraries, spec, training, seed, scratch, tell)
+    identity = {
+        "world": [world.name, world.digest],
+        "encoder": encoder_of(spec).digest.hex(),
+        "spec": [spec.adapt, spec.lora_rank, spec.lora_alpha, spec.max_tokens],
+        "libraries": sorted(libraries),
+        "part": asdict(part),
+        "training": asdict(training),
+        "seed": seed,
+        "code": code_digest(),
+    }
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+    path = world.folder.parent / "runs" / f"{name}.npz"
+    if not path.exists():
+        _keep(path, federate(libraries, spec, training, seed, scratch, tell))
+    return _kept_run(path)
+
+
 def federate(
     libraries: dict[str, Path],
     spec: RetrieverSpec,
@@ -131,6 +180,8 @@ def federate(
         trained = time.monotonic()
         if len(libraries) == 1:
             parent = _add(updates, versions, parent, manifest.digest)
+        elif training.exchange == "in the clear":
+            parent = _add(updates, versions, parent, manifest.digest, training.weighted)
         else:
             parent, loss, sent = _exchange(
                 updates, training, number, (versions, parent), manifest, scratch
@@ -158,6 +209,21 @@ def retriever_of(spec: RetrieverSpec) -> Retriever:
     return open_retriever(spec)
 
 
+def _keep(path: Path, run: Learned) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rest: dict[str, Any] = {k: v for k, v in vars(run).items() if k != "vector"}
+    partial = path.with_suffix(f".{os.getpid()}")
+    with partial.open("wb") as file:
+        np.savez(file, vector=run.vector, rest=np.array(json.dumps(rest)))
+    partial.replace(path)
+
+
+def _kept_run(path: Path) -> Learned:
+    with np.load(path, allow_pickle=False) as kept:
+        rest = json.loads(str(kept["rest"]))
+        return Learned(kept["vector"], **{**rest, "losses": tuple(rest["losses"])})
+
+
 def _exchange(
     updates: dict[str, tuple[Path, int]],
     training: Training,
@@ -174,8 +240,11 @@ def _exchange(
         site: examples / largest if training.weighted else 1.0
         for site, (_, examples) in updates.items()
     }
+    noise = training.noise
     measured = [
-        round_crypto.measure_update(path, sizes, weights[site])
+        round_crypto.measure_update(
+            *(path, sizes, weights[site]), noise=(noise, training.bits) if noise else None
+        )
         for site, (path, _) in updates.items()
     ]
     exponents = [max(group) for group in zip(*measured, strict=True)]
@@ -190,7 +259,9 @@ def _exchange(
     for site, (path, _) in updates.items():
         out = scratch / f"{site}.encrypted"
         blob = round_crypto.encrypt_update(
-            *(*holder, path, sizes, weights[site], exponents, out), check=check_of(site, updates)
+            *(*holder, path, sizes, weights[site], exponents, out),
+            check=check_of(site, updates),
+            noise=noise,
         )
         round_crypto.add_update(*adding, site, out)
         size = blob.size
@@ -200,6 +271,7 @@ def _exchange(
     weight = sum(weights.values())
     applied = round_crypto.apply_sum(
         *(*holder, summed, sizes, exponents, weight, parent, manifest.digest, versions),
+        round_crypto.Summed(noise, 0.0, sites) if noise else None,
         answer=proven(holder, adding, check_of(min(updates), updates), total),
     )
     for role in (holder, adding):
@@ -218,12 +290,16 @@ def exchanged(sites: int, update: int, total: int, version: int) -> float:
 
 
 def _add(
-    updates: dict[str, tuple[Path, int]], versions: Path, parent: bytes, shape_digest: bytes
+    updates: dict[str, tuple[Path, int]],
+    versions: Path,
+    parent: bytes,
+    shape_digest: bytes,
+    weighted: bool = True,
 ) -> bytes:
-    """The version of a federation of one: parent plus its update (the last value is a loss)."""
-    ((path, _),) = updates.values()
-    update: Float32 = np.load(path, allow_pickle=False)
-    vector = read_version(versions, parent, shape_digest) + update[:-1]
+    """Parent plus the mean update (whose last value is a loss): of one site, or in the clear."""
+    rows = [np.load(path, allow_pickle=False)[:-1] for path, _ in updates.values()]
+    weights = [float(examples) if weighted else 1.0 for _, examples in updates.values()]
+    vector = read_version(versions, parent, shape_digest) + np.average(rows, 0, weights)
     return write_version(versions, shape_digest, vector.astype(np.float32))[0]
 
 

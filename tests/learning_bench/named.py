@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from config.recipes import RECIPES as DAEMONS
 from config.recipes import Adapt
 from config.settings import LearningSettings, TrainingSettings
+from crypto.privacy import NoiseTerms
 from daemon.learning import jobs, material, personal_jobs
 from daemon.learning.foreign import Disclosure
 from daemon.learning.personal import PersonalState, PersonalStore
@@ -35,7 +36,7 @@ from tests.learning_bench.learning import (
     Learned,
     Part,
     Training,
-    federate,
+    learned,
     libraries_of,
     own_spec,
     retriever_of,
@@ -68,6 +69,8 @@ class Named:
     stage_two: bool = True
     disclosure: Disclosure | None = EXACT
     bits: int = 16
+    exchange: Literal["ckks", "in the clear"] = "ckks"
+    noise: NoiseTerms | None = None
     learns: bool = True
 
     @property
@@ -97,10 +100,11 @@ class Named:
         if spec.personal == "tiered_head":
             training = _with_range(training, libraries)
         shared_spec = spec if spec.personal == "tiered_head" else replace(spec, personal="none")
-        learned = federate(libraries, shared_spec, training, part.seed, scratch, tell)
-        anywhere = Dense(retriever_of(replace(spec, personal="none")), learned.vector)
+        data = (world, part, libraries)
+        run = learned(data, shared_spec, training, part.seed, scratch, tell)
+        anywhere = Dense(retriever_of(replace(spec, personal="none")), run.vector)
         if spec.personal == "none" or not world.sites_ask:
-            return Outcome({}, anywhere, learned)
+            return Outcome({}, anywhere, run)
         started = time.monotonic()
         rankers: dict[str, Ranker] = {}
         for site, library in libraries.items():
@@ -108,14 +112,14 @@ class Named:
             own = own_spec(spec, training.options, site, scratch)
             options = replace(training.options, seed=part.seed)
             if spec.personal == "tiered_head":
-                rankers[site] = self._tiered(own, spec, learned)
+                rankers[site] = self._tiered(own, spec, run)
             elif spec.personal == "mixture":
-                rankers[site] = self._mixed(own, spec, learned, library, options, scratch)
+                rankers[site] = self._mixed(own, spec, run, library, options, scratch)
             else:
                 others = {name: path for name, path in libraries.items() if name != site}
-                rankers[site] = self._tuned(spec, learned, (site, library), others, options)
-        learned.seconds["personal"] = time.monotonic() - started
-        return Outcome(rankers, anywhere, learned)
+                rankers[site] = self._tuned(spec, run, (site, library), others, options)
+        run.seconds["personal"] = time.monotonic() - started
+        return Outcome(rankers, anywhere, run)
 
     @property
     def _own_rounds(self) -> int:
@@ -140,19 +144,21 @@ class Named:
             rounds=max(1, self.epochs // options.local_epochs),
             bits=self.bits,
             weighted=chosen.weigh == "num_examples",
+            exchange=self.exchange,
+            noise=self.noise,
         )
         return replace(spec, adapt=chosen.adapt, personal=chosen.personal), training
 
-    def _tiered(self, own: RetrieverSpec, spec: RetrieverSpec, learned: Learned) -> Ranker:
+    def _tiered(self, own: RetrieverSpec, spec: RetrieverSpec, run: Learned) -> Ranker:
         retriever = retriever_of(spec)
         store = PersonalStore(Path(own.personal_folder), retriever.shape_manifest.digest)
-        return Dense(retriever, learned.vector, store.newest())
+        return Dense(retriever, run.vector, store.newest())
 
     def _mixed(
         self,
         own: RetrieverSpec,
         spec: RetrieverSpec,
-        learned: Learned,
+        run: Learned,
         library: Path,
         options: Any,
         scratch: Path,
@@ -160,7 +166,7 @@ class Named:
         """By the daemon's own job."""
         plain = retriever_of(replace(spec, personal="none"))
         shape = plain.shape_manifest.digest
-        digest, _ = write_version(scratch / "shared", shape, learned.vector)
+        digest, _ = write_version(scratch / "shared", shape, run.vector)
         personal_jobs.personalise(
             own, library, scratch / "shared", digest, options, Disclosure(), self._own_rounds
         )
@@ -171,7 +177,7 @@ class Named:
     def _tuned(
         self,
         spec: RetrieverSpec,
-        learned: Learned,
+        run: Learned,
         at: tuple[str, Path],
         others: dict[str, Path],
         options: Any,
@@ -180,7 +186,7 @@ class Named:
         site, path = at
         retriever = retriever_of(spec)
         assert isinstance(retriever, PersonalQueryRetriever)
-        retriever.load_vector(learned.vector)
+        retriever.load_vector(run.vector)
         options = replace(options, local_epochs=STAGE_TWO_EPOCHS, start_from="global")
         seed = training_seed(options.seed, 0, site)
         with Library.open(path) as library:
@@ -192,7 +198,7 @@ class Named:
             fetch = Sites(passages, self.disclosure, seed).fetch
         tune(retriever, pairs, options, seed, fetch, validation=validation)
         own = PersonalState(retriever.personal_arrays())
-        return Dense(retriever, learned.vector, own)
+        return Dense(retriever, run.vector, own)
 
 
 def _shared_passages(path: Path, retriever: PersonalQueryRetriever) -> Float32:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from config.recipes import Adapt
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.library import Library
@@ -21,7 +23,7 @@ from tests.learning_bench.learning import (
     Part,
     Training,
     central_library,
-    federate,
+    learned,
     libraries_of,
     retriever_of,
 )
@@ -135,8 +137,9 @@ class Federated:
         """As daemons do it: `tests.learning_bench.learning`."""
         spec = replace(spec, adapt=self.adapt)
         libraries = libraries_of(world, part, scratch)
-        learned = federate(libraries, spec, self.training, part.seed, scratch, tell)
-        return Outcome({}, Dense(retriever_of(spec), learned.vector), learned)
+        data = (world, part, libraries)
+        run = learned(data, spec, self.training, part.seed, scratch, tell)
+        return Outcome({}, Dense(retriever_of(spec), run.vector), run)
 
 
 @dataclass(frozen=True)
@@ -160,8 +163,9 @@ class Centralised:
         """The same rounds and epochs as the federation, on the pooled library."""
         spec = replace(spec, adapt=self.adapt)
         library = central_library(world, part, scratch)
-        learned = federate({"central": library}, spec, self.training, part.seed, scratch, tell)
-        return Outcome({}, Dense(retriever_of(spec), learned.vector), learned)
+        data = (world, part, {world.central: library})
+        run = learned(data, spec, self.training, part.seed, scratch, tell)
+        return Outcome({}, Dense(retriever_of(spec), run.vector), run)
 
 
 @dataclass(frozen=True)
@@ -169,13 +173,15 @@ class Alone:
     """Sites by themselves, on their own pairs, for as many rounds and epochs.
 
     ``which``: "each" searches with its own; "largest" or "smallest" (by pairs) is
-    one site's model, which all sites search with.
+    one site's model, which all sites search with. ``averaged``: of so many runs with
+    seeds of their own, as a mixture averages two: the control without a federation.
     """
 
     name: str = "each site alone"
     which: str = "each"
     training: Training = field(default_factory=Training)
     adapt: Adapt = "head"
+    averaged: int = 1
     learns: bool = True
 
     @property
@@ -186,8 +192,13 @@ class Alone:
     @property
     def identity(self) -> dict[str, Any]:
         """See `Recipe`."""
-        choices = asdict(self.training)
-        return {"kind": "alone", "which": self.which, "adapt": self.adapt, **choices}
+        return {
+            "kind": "alone",
+            "which": self.which,
+            "adapt": self.adapt,
+            "averaged": self.averaged,
+            **asdict(self.training),
+        }
 
     def learn(
         self, world: World, part: Part, spec: RetrieverSpec, scratch: Path, tell: Told
@@ -201,22 +212,24 @@ class Alone:
         rankers: dict[str, Ranker] = {}
         runs: list[Learned] = []
         for site in chosen:
-            key = (world.digest, site, part.share, part.seed, repr(self.training), spec)
-            if key not in _alone:
-                alone = {site: libraries[site]}
-                _alone[key] = federate(alone, spec, self.training, part.seed, scratch, tell)
-            runs.append(_alone[key])
-            rankers[site] = Dense(retriever, runs[-1].vector)
+            # The same run whoever else takes part: named after this site alone.
+            data = (world, replace(part, sites=(site,)), {site: libraries[site]})
+            own = [
+                learned(data, spec, self.training, part.seed + _APART * number, scratch, tell)
+                for number in range(self.averaged)
+            ]
+            runs += own
+            vector = np.average([run.vector for run in own], axis=0).astype(np.float32)
+            rankers[site] = Dense(retriever, vector)
         seconds = {
             kind: sum(run.seconds[kind] for run in runs) for kind in ("training", "exchange")
         }
-        learned = Learned(runs[-1].vector, (), seconds, runs[-1].trained_values)
-        anywhere = Dense(retriever, runs[-1].vector)
-        return Outcome(rankers if self.which == "each" else {}, anywhere, learned)
+        anywhere = rankers[chosen[-1]]
+        run = Learned(runs[-1].vector, (), seconds, runs[-1].trained_values)
+        return Outcome(rankers if self.which == "each" else {}, anywhere, run)
 
 
-# "largest" and "smallest" are among "each": trained once.
-_alone: dict[tuple[object, ...], Learned] = {}
+_APART = 1000  # between the seeds of runs that are averaged
 
 
 def _pairs(library: Path) -> int:
