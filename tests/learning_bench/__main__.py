@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from daemon.learning.spec import RetrieverSpec
-from tests.learning_bench import cells, compared, report, worlds
+from tests.learning_bench import cells, compared, pool, report, worlds
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.learning import Part
 from tests.learning_bench.worlds import World
@@ -74,9 +75,14 @@ def run(
     cache: Path,
     console: Console,
     finished: Callable[[dict[Work, Cell]], None],
+    jobs: int = 1,
 ) -> dict[Work, Cell]:
-    """Have every cell, from the cache or by computing it; ``finished`` after each new one."""
-    done: dict[Work, Cell] = {}
+    """Have every cell, from the cache or by computing it; ``finished`` after each new one.
+
+    ``jobs``: how many are computed at once.
+    """
+    done = {work: cell for work in works if (cell := cells.find(work, spec, cache))}
+    missing = [work for work in works if work not in done]
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -84,24 +90,17 @@ def run(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("cells", total=len(works))
-        for work in works:
-            title = _title(work)
-            cell = cells.find(work, spec, cache)
-            if cell is None:
-                progress.update(bar, description=title)
-                cell = cells.compute(
-                    work,
-                    spec,
-                    cache,
-                    lambda said, t=title: progress.update(bar, description=f"{t}: {said}"),  # type: ignore[misc]
-                )
-                done[work] = cell
-                progress.console.print(f"{title}: {_said(cell)}")
-                finished(done)
+        bar = progress.add_task("cells", total=len(works), completed=len(done))
+
+        def said(work: Work, what: str) -> None:
+            progress.update(bar, description=f"{_title(work)}: {what}")
+
+        for work, cell in pool.computed(missing, spec, cache, jobs, said):
             done[work] = cell
+            progress.console.print(f"{_title(work)}: {_said(cell)}")
+            finished(_in_order(works, done))
             progress.advance(bar)
-    return done
+    return _in_order(works, done)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,8 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"no data at {options.data}: give --data the folder that its README describes"
         )
         sys.exit(2)
-    spec = RetrieverSpec(threads=options.threads, device=options.device)
-    torch.set_num_threads(options.threads)
+    every = os.cpu_count() or 1
+    spec = RetrieverSpec(threads=every, device=options.device)
+    torch.set_num_threads(every)
     seeds = SEEDS[: options.seeds]
     ready: list[World] = []
     for name in options.only or WORLDS:
@@ -132,11 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     works = [work for world in ready for work in plan(world, seeds, quick=options.quick)]
 
+    spec = replace(spec, threads=max(1, every // options.jobs))
+    pool.limit_threads(spec.threads)
+    torch.set_num_threads(spec.threads)
+
     def write(done: dict[Work, Cell]) -> None:
         report.write(options.out, done, quick=options.quick)
 
     try:
-        done = run(works, spec, options.cache, console, write)
+        done = run(works, spec, options.cache, console, write, options.jobs)
     except KeyboardInterrupt:
         console.print("interrupted: what is finished is kept, the same command goes on from here")
         sys.exit(130)
@@ -155,11 +159,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", choices=WORLDS)
     parser.add_argument("--sites", nargs="*", default=(), help="of MedQuAD; default: all")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), choices=(1, 2, 3))
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    jobs = os.cpu_count() or 1
+    parser.add_argument(
+        "--jobs", type=int, default=jobs, help="cells at once; default: %(default)s"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     quick = os.environ.get("QUICK", "") not in ("", "0")
     parser.add_argument("--quick", action="store_true", default=quick)
     return parser.parse_args(arguments)
+
+
+def _in_order(works: Sequence[Work], done: dict[Work, Cell]) -> dict[Work, Cell]:
+    return {work: done[work] for work in works if work in done}
 
 
 def _title(work: Work) -> str:

@@ -26,6 +26,7 @@ from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.query_encoder import PersonalQueryRetriever
 from daemon.learning.recipes import options_from
 from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import DepthOptions
 from daemon.learning.training import training_seed
 from daemon.learning.tuning import tune
 from daemon.retrieval.library import Library
@@ -71,6 +72,7 @@ class Named:
     bits: int = 16
     exchange: Literal["ckks", "in the clear"] = "ckks"
     noise: NoiseTerms | None = None
+    depth: DepthOptions | None = None
     learns: bool = True
 
     @property
@@ -82,12 +84,13 @@ class Named:
     def identity(self) -> dict[str, Any]:
         """See `Recipe`: the choices themselves, whatever they are called."""
         spec, training = self._choices(RetrieverSpec())
+        tuned = spec.personal == "query_encoder"
         return {
             "kind": "named",
             "spec": [spec.adapt, spec.lora_rank, spec.lora_alpha, spec.personal],
             "own_rounds": self._own_rounds,
-            "disclosure": asdict(self.disclosure) if self.disclosure else None,
-            "stage_two_epochs": STAGE_TWO_EPOCHS,
+            "disclosure": asdict(self.disclosure) if self.disclosure and tuned else None,
+            "stage_two_epochs": STAGE_TWO_EPOCHS if tuned else 0,
             **asdict(training),
         }
 
@@ -139,6 +142,8 @@ class Named:
         options = options_from(
             TrainingSettings(**tables["training"]), LearningSettings(**tables["learning"])
         )
+        if self.depth is not None:
+            options = replace(options, depth=self.depth)
         training = Training(
             options,
             rounds=max(1, self.epochs // options.local_epochs),
