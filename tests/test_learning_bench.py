@@ -22,7 +22,7 @@ from peers.vectors import largest_size
 from tests.learning_bench import __main__ as bench
 from tests.learning_bench import cells, report, worlds
 from tests.learning_bench.cells import Work
-from tests.learning_bench.compared import ABLATIONS, RECIPES
+from tests.learning_bench.compared import ABLATIONS, CONTROLS, RECIPES, changed
 from tests.learning_bench.corpora import corpus_at
 from tests.learning_bench.learning import (
     Part,
@@ -31,6 +31,7 @@ from tests.learning_bench.learning import (
     _set_aside,
     central_library,
     federate,
+    learned,
     libraries_of,
     retriever_of,
 )
@@ -169,7 +170,7 @@ def test_a_round_is_the_mean_of_what_the_sites_trained(
     libraries["south"] = _copy(world.library("south"), tmp_path / "few.sqlite")
     _set_aside(libraries["south"], set(few))
     training = Training(rounds=1, weighted=weighted, options=TrainingOptions(local_epochs=2))
-    learned = federate(libraries, spec, training, 5, tmp_path)
+    run = federate(libraries, spec, training, 5, tmp_path)
 
     versions = tmp_path / "apart"
     parent = jobs.write_initial_version(spec, versions)
@@ -185,36 +186,40 @@ def test_a_round_is_the_mean_of_what_the_sites_trained(
     assert weights == ([5.0, 2.0] if weighted else [1.0, 1.0])
     mean = np.average(updates, axis=0, weights=weights) + retriever_of(spec).initial_vector()
     largest = max(np.abs(update).max() for update in updates)
-    np.testing.assert_allclose(learned.vector, mean, atol=4 * largest * 2.0**-15)
+    np.testing.assert_allclose(run.vector, mean, atol=4 * largest * 2.0**-15)
     assert np.abs(mean - retriever_of(spec).initial_vector()).max() > 100 * largest * 2.0**-15
     parameters = choose_parameters(2, training.bits)
-    values = learned.trained_values + FRACTION_INTEGERS
+    values = run.trained_values + FRACTION_INTEGERS
     block = parameters.seeded_block + 4
-    rest = learned.update_bytes - parameters.packing.blocks(values) * block - size_of_tags(2)
+    rest = run.update_bytes - parameters.packing.blocks(values) * block - size_of_tags(2)
     assert 0 <= rest < 64
-    assert learned.round_bytes < learned.update_bytes + largest_size(parameters, values)
+    assert run.round_bytes < run.update_bytes + largest_size(parameters, values)
 
 
 @pytest.mark.slow
 def test_a_whole_run_writes_tables_and_can_be_taken_up_again(
     world: worlds.World, spec: RetrieverSpec, tmp_path: Path
 ) -> None:
-    planned = bench.plan(world, seeds=(0,), quick=True)
-    works = [w for w in planned if w.part.share in (0.5, 1.0) and w.recipe not in ABLATIONS[1:]]
+    planned = bench.plan(world, seeds=(0,), quick=False)
+    beside = [*ABLATIONS, *CONTROLS]
+    works = [w for w in planned if w.part.share in (0.5, 1.0) and w.recipe not in beside]
+    noised = next(r for r in ABLATIONS if r.name.endswith("noise multiplier 1"))
+    clear = next(r for r in ABLATIONS if r.name.endswith("in the clear"))
+    whole = Part(world.sites)
+    works += [Work(world, recipe, whole) for recipe in (noised, clear, CONTROLS[1])]
     console = Console(quiet=True)
-    interrupted: list[int] = []
 
     def stop(done: dict[Work, cells.Cell]) -> None:
-        interrupted.append(len(done))
-        if len(done) == 3:
+        if len(done) >= 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.run(works, spec, tmp_path, console, stop)
-    assert len(list((tmp_path / "cells").iterdir())) == 3
+        bench.run(works, spec, tmp_path, console, stop, jobs=2)
+    kept = len(list((tmp_path / "cells").glob("*.json")))
+    assert 3 <= kept <= 5, "those that were finished, and what two others had just finished"
     fresh: list[int] = []
     done = bench.run(works, spec, tmp_path, console, lambda some: fresh.append(len(some)))
-    assert len(fresh) == len(works) - 3, "the three that were finished are not made again"
+    assert len(fresh) == len(works) - kept, "what was finished is not made again"
     report.write(tmp_path / "out", done, quick=False)
 
     told_of = (tmp_path / "out" / "learning.md").read_text()
@@ -227,6 +232,60 @@ def test_a_whole_run_writes_tables_and_can_be_taken_up_again(
     assert all(row["cost"]["update_bytes"] > 4 * row["cost"]["trained_values"] for row in shared)
     held_out = {row["held_out"]: row["sites"] for row in rows if row["held_out"]}
     assert held_out["west"] == ["north", "south"]
+    means = {row["recipe"]: row["means"]["test"]["mrr@10"] for row in rows if not row["held_out"]}
+    assert "| 1 | 12 | " in told_of, "the noise, its rounds"
+    assert "as good encrypted as in the clear" in told_of
+    assert {noised.name, clear.name, CONTROLS[1].name} <= set(means)
+
+
+def test_institutions_are_dealt_out_anew_whole(
+    data: Path, spec: RetrieverSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "_FEWEST", 2)
+    dealt = worlds.split_anew(data, tmp_path, spec, 1.0)
+    assert dealt.sites == ("site1", "site2", "site3")
+    held: list[str] = []
+    for site in dealt.sites:
+        with Library.open(dealt.library(site), read_only=True) as library:
+            own = {passage.document_id for passage in library.passages()}
+            held += sorted(own)
+            for pair in library.pairs("train"):
+                assert set(pair.positives) <= own
+            assert len(library.pairs("train")) >= 2
+        for question in dealt.tests["test"].questions:
+            assert (question.site == site) == bool(question.positives & own)
+    with Library.open(dealt.library("pooled"), read_only=True) as library:
+        assert sorted(held) == sorted(passage.document_id for passage in library.passages())
+    assert len(dealt.tests["test"].questions) == 12
+    again = worlds.split_anew(data, tmp_path / "again", spec, 1.0)
+    assert again.tests["test"].questions == dealt.tests["test"].questions
+
+
+def test_an_ablation_is_compared_with_what_it_changes() -> None:
+    bases = {recipe.name: changed(recipe) for recipe in ABLATIONS}
+    assert bases["hanse, shared version, 8 bits a value"] == "hanse, shared version"
+    assert bases["pdd-as2 (head), no stage 2"] == "pdd-as2 (head)"
+    last = "pfedrag, rounds of one epoch, no scheduler"
+    assert bases[last] == "pfedrag, rounds of one epoch"
+
+
+def test_a_run_is_learned_once_and_kept_whole(
+    world: worlds.World, spec: RetrieverSpec, tmp_path: Path
+) -> None:
+    part = Part(("north", "south"), seed=7)
+    data = (world, part, libraries_of(world, part, tmp_path))
+    said: list[str] = []
+    training = Training(rounds=1, options=TrainingOptions(local_epochs=1))
+    first = learned(data, spec, training, 7, tmp_path / "1", said.append)
+    assert said
+    heard = len(said)
+    second = learned(data, spec, training, 7, tmp_path / "2", said.append)
+    assert len(said) == heard, "nothing was trained"
+    np.testing.assert_array_equal(first.vector, second.vector)
+    assert vars(first) | {"vector": 0} == vars(second) | {"vector": 0}
+    other = learned(data, spec, training, 8, tmp_path / "3", said.append)
+    assert len(said) > heard
+    assert not np.array_equal(first.vector, other.vector)
 
 
 def test_a_cell_has_another_name_when_anything_it_follows_from_changes(

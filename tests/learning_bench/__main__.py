@@ -23,13 +23,17 @@ from daemon.learning.spec import RetrieverSpec
 from tests.learning_bench import cells, compared, pool, report, worlds
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.learning import Part
+from tests.learning_bench.recipes import Recipe
 from tests.learning_bench.worlds import World
 
 ROOT = Path(__file__).parents[2]
 SHARES = (0.1, 0.25, 0.5)
 SEEDS = (0, 1, 2)
 SMALL = "medquad_3"
-WORLDS = ("medquad", SMALL, "fede4fin")
+ALPHAS = (0.1, 1.0, 10.0)
+SPLITS = tuple(f"medquad_alpha_{alpha:g}" for alpha in ALPHAS)
+QUICK_WORLDS = ("medquad", SMALL, "fede4fin")
+WORLDS = (*QUICK_WORLDS, *SPLITS)
 SMALL_SITES = ("nhlbi", "niddk", "ninds")
 
 
@@ -39,30 +43,54 @@ def plan(world: World, seeds: Sequence[int], *, quick: bool) -> Iterator[Work]:
     if world.name.startswith(SMALL):
         yield from (Work(world, recipe, first) for recipe in compared.ENCODER_RECIPES)
         return
+    if world.name in SPLITS:
+        yield from (Work(world, recipe, first) for recipe in _by_name(compared.SPLIT_NAMES))
+        return
     recipes = compared.fitting(world)
-    yield from (Work(world, recipe, first) for recipe in recipes)
-    if world.sites_ask:
-        yield from _curves(world, seeds[0])
+    for seed in seeds:
+        part = Part(world.sites, seed=seed)
+        yield from (Work(world, r, part) for r in recipes if r.learns or seed == seeds[0])
+    if not world.sites_ask:
+        return
+    yield from _curves(world, seeds[0])
+    yield from _left_out(world, seeds[0])
+    yield from (Work(world, recipe, first) for recipe in compared.CONTROLS)
+    if quick:
+        return
+    yield from (Work(world, recipe, first) for recipe in compared.ABLATIONS)
+    yield from _fewer_sites(world, seeds[0])
     for seed in seeds[1:]:
         part = Part(world.sites, seed=seed)
-        yield from (Work(world, recipe, part) for recipe in recipes if recipe.learns)
-    if world.sites_ask:
-        chosen = compared.ABLATIONS[: compared.QUICK_ABLATIONS] if quick else compared.ABLATIONS
-        yield from (Work(world, recipe, first) for recipe in chosen)
-        yield from _held_out(world, seeds[0])
-        for seed in seeds[1:]:
-            yield from () if quick else (*_curves(world, seed), *_held_out(world, seed))
+        yield from (Work(world, recipe, part) for recipe in compared.CONTROLS)
+        yield from (*_curves(world, seed), *_left_out(world, seed))
+    if set(world.sites) > set(SMALL_SITES):
+        yield Work(world, compared.LORA, first)
+
+
+def _by_name(names: Sequence[str]) -> Iterator[Recipe]:
+    return (recipe for recipe in compared.RECIPES if recipe.name in names)
 
 
 def _curves(world: World, seed: int) -> Iterator[Work]:
     """All sites with some of their pairs."""
     for share in SHARES:
-        for recipe in compared.RECIPES:
-            if recipe.name in compared.CURVE_NAMES:
-                yield Work(world, recipe, Part(world.sites, share, seed))
+        for recipe in _by_name(compared.CURVE_NAMES):
+            yield Work(world, recipe, Part(world.sites, share, seed))
 
 
-def _held_out(world: World, seed: int) -> Iterator[Work]:
+def _fewer_sites(world: World, seed: int) -> Iterator[Work]:
+    """A federation that grows from three sites, the small ones first, to all but one."""
+    if not set(world.sites) > set(SMALL_SITES):
+        return
+    joining = [site for site in world.sites if site not in SMALL_SITES]
+    joining.sort(key=lambda site: world.library(site).stat().st_size)
+    for count in range(len(joining)):
+        sites = tuple(sorted((*SMALL_SITES, *joining[:count])))
+        for recipe in _by_name((compared.SHARED.name, "hanse")):
+            yield Work(world, recipe, Part(sites, seed=seed))
+
+
+def _left_out(world: World, seed: int) -> Iterator[Work]:
     """Each site in turn takes no part, and asks."""
     for site in world.sites:
         others = tuple(other for other in world.sites if other != site)
@@ -117,10 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(every)
     seeds = SEEDS[: options.seeds]
     ready: list[World] = []
-    for name in options.only or WORLDS:
-        sites = SMALL_SITES if name == SMALL else options.sites
-        make = worlds.fede4fin if name == "fede4fin" else worlds.medquad
-        world = make(options.data, options.cache, spec, sites)
+    for name in options.only or (QUICK_WORLDS if options.quick else WORLDS):
+        world = _world(name, options, spec)
         ready.append(world)
         with console.status(name) as status:
             worlds.embed(
@@ -147,6 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(done)
     console.print(report.summary(done))
     console.print(f"written to {options.out}")
+
+
+def _world(name: str, options: argparse.Namespace, spec: RetrieverSpec) -> World:
+    if name == "fede4fin":
+        return worlds.fede4fin(options.data, options.cache, spec)
+    if name in SPLITS:
+        return worlds.split_anew(options.data, options.cache, spec, ALPHAS[SPLITS.index(name)])
+    return worlds.medquad(
+        options.data, options.cache, spec, SMALL_SITES if name == SMALL else options.sites
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -177,6 +213,8 @@ def _title(work: Work) -> str:
     words = [work.world.name, work.recipe.name]
     if work.part.share < 1.0:
         words.append(f"{work.part.share:.0%} of pairs")
+    if work.held_out is None and work.part.sites != work.world.sites:
+        words.append(f"{len(work.part.sites)} sites")
     if work.held_out:
         words.append(f"without {work.held_out}")
     return ", ".join([*words, f"seed {work.part.seed}"])

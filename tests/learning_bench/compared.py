@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from crypto.privacy import NoiseTerms
 from daemon.learning.foreign import Disclosure
-from daemon.learning.terms import TrainingOptions
+from daemon.learning.terms import DepthOptions, TrainingOptions
 from tests.learning_bench.learning import Training
 from tests.learning_bench.named import Named
 from tests.learning_bench.recipes import Alone, Bm25, Centralised, Federated, Recipe, Vanilla
@@ -29,7 +30,18 @@ RECIPES: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head)"),
 )
 CURVE_NAMES = ("each site alone", "FedAvg", "hanse")
-HELD_OUT_NAMES = ("hanse, shared version",)
+# A federation's sites under one another, and by themselves: where sites are what changes.
+SPLIT_NAMES = ("each site alone", "FedAvg", SHARED.name, "hanse")
+
+# `hanse` trains 12 epochs together and 12 alone. The same work without it: twice the epochs,
+# or the average of two runs of each site's own.
+_TWICE = Training(rounds=6)
+CONTROLS: tuple[Recipe, ...] = (
+    Alone("each site alone, 24 epochs", "each", _TWICE),
+    Alone("each site alone, two runs averaged", "each", averaged=2),
+    Centralised("centralised, 24 epochs", _TWICE),
+    Federated("FedAvg, 24 epochs", _TWICE),
+)
 
 # Those that train inside the encoder, on the small sites, an epoch in all.
 _ONE: tuple[tuple[str, Any], ...] = (("local_epochs", 1),)
@@ -37,12 +49,15 @@ _LORA = Training(
     TrainingOptions(local_epochs=1, learning_rate=2e-4, negatives="in_batch", hard_negatives=0),
     rounds=1,
 )
+LORA = Federated("FedAvg (LoRA)", _LORA, adapt="lora")
 ENCODER_RECIPES: tuple[Recipe, ...] = (
     Bm25(),
     Vanilla(),
-    Federated("FedAvg (LoRA)", _LORA, adapt="lora"),
-    Centralised("centralised (LoRA)", _LORA, adapt="lora"),
-    Alone("each site alone (LoRA)", "each", _LORA, adapt="lora"),
+    Federated(),
+    Centralised(),
+    Alone("each site alone", "each"),
+    Named("hanse", "hanse"),
+    LORA,
     Named(
         "fedsearch",
         "fedsearch (server-only LoRA)",
@@ -52,25 +67,56 @@ ENCODER_RECIPES: tuple[Recipe, ...] = (
     ),
     Named("fede4rag", "fede4rag (all weights)", None, 1, _ONE),
     Named("pdd-as2", "pdd-as2 (all weights), shared version", None, 1, _ONE, stage_two=False),
-    Federated(),
-    Alone("each site alone", "each"),
-    Named("hanse", "hanse"),
+    Centralised("centralised (LoRA)", _LORA, adapt="lora"),
+    Alone("each site alone (LoRA)", "each", _LORA, adapt="lora"),
 )
 
-QUICK_ABLATIONS = 4  # of those below, the first
-_TOPIC = (("batches", "topic"),)
+
+def _shared(what: str, *changes: tuple[str, Any], **choices: Any) -> Named:
+    name = f"{SHARED.name}, {what}"
+    return Named("hanse", name, changes=changes, stage_two=False, **choices)
+
+
+def noise(multiplier: float) -> NoiseTerms:
+    """Of seven sites one may look: the noise of five others is unknown to it and to us.
+
+    The clip norm is what an epoch of the largest site's training comes to here.
+    """
+    return NoiseTerms(clip_norm=0.7, multiplier=multiplier, sharers=5)
+
+
+MULTIPLIERS = (0.001, 0.01, 0.1, 1.0)
+_NO_CHANGE = DepthOptions(window=1000)  # rounds after which the scheduler would first judge
 ABLATIONS: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head), no stage 2", stage_two=False),
     Named("pdd-as2", "pdd-as2 (head), local negatives in stage 2", disclosure=None),
     Named("pdd-as2", "pdd-as2 (head), noisy negatives", disclosure=Disclosure("noisy")),
     Named("pdd-as2", "pdd-as2 (head), bucketed negatives", disclosure=Disclosure("bucket")),
-    Named("hanse", "hanse, topic batches", changes=_TOPIC),
-    Named("hanse", "hanse, 8 bits a value", bits=8),
-    Named("hanse", "hanse, uniform weights", changes=(("weigh", "uniform"),)),
-    Named("hanse", "hanse, temperature 0.02", changes=(("temperature", 0.02),)),
-    Named("hanse", "hanse, temperature 0.1", changes=(("temperature", 0.1),)),
-    Named("hanse", "hanse, no hard negatives", changes=(("hard_negatives", 0),)),
+    Named("pfedrag", "pfedrag, rounds of one epoch", changes=_ONE),
+    Named("pfedrag", "pfedrag, rounds of one epoch, no scheduler", changes=_ONE, depth=_NO_CHANGE),
+    Named("pfedrag", "pfedrag, no personal layer", stage_two=False),
+    _shared("in the clear", exchange="in the clear"),
+    _shared("8 bits a value", bits=8),
+    _shared("4 bits a value", bits=4),
+    *(_shared(f"noise multiplier {z:g}", noise=noise(z)) for z in MULTIPLIERS),
+    _shared("no hard negatives", ("hard_negatives", 0)),
+    _shared("1 hard negative", ("hard_negatives", 1)),
+    _shared("8 hard negatives", ("hard_negatives", 8)),
+    _shared("temperature 0.02", ("temperature", 0.02)),
+    _shared("temperature 0.1", ("temperature", 0.1)),
+    _shared("temperature 1", ("temperature", 1.0)),
+    _shared("topic batches", ("batches", "topic")),
+    _shared("uniform weights", ("weigh", "uniform")),
+    _shared("KD-GLE over pairs", ("distill", "pairs")),
+    _shared("FedProx, mu 0.01", ("proximal", 0.01)),
+    _shared("server momentum", ("aggregate", "fedavgm"), ("server_learning_rate", 0.3)),
 )
+
+
+def changed(ablation: Recipe) -> str:
+    """The name of the recipe that it is a change of."""
+    bases = [r.name for r in (*RECIPES, *ABLATIONS) if ablation.name.startswith(f"{r.name}, ")]
+    return max(bases, key=len)
 
 
 def fitting(world: World) -> list[Recipe]:

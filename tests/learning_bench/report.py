@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.privacy import epsilon_of
 from daemon.learning.intervals import Interval, bootstrap, paired_bootstrap
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
-from tests.learning_bench.compared import ABLATIONS
+from tests.learning_bench.compared import ABLATIONS, CONTROLS, SPLIT_NAMES, changed
 
 Float64 = NDArray[np.float64]
 Cells = Mapping[Work, Cell]
@@ -21,6 +22,8 @@ K = TypeVar("K")
 
 MAIN = "mrr@10"
 OURS = "hanse"
+SPLIT = "_alpha_"  # in the names of worlds whose sites were drawn
+_DELTA = 1e-5
 COLUMNS = ("mrr@10", "hit@1", "hit@10", "recall@5", "ndcg@10")
 TESTS = {
     "test": "own questions, own corpus",
@@ -45,10 +48,20 @@ def write(folder: Path, done: Cells, *, quick: bool) -> None:
     sections = [HEADING + ("\nA quick run (QUICK=1).\n" if quick else "")]
     figures: dict[str, Any] = {}
     for world in dict.fromkeys(work.world.name for work in done):
+        if SPLIT in world:
+            continue
         chosen = {work: cell for work, cell in done.items() if work.world.name == world}
         sections += [f"## {world}\n", *_sections(chosen)]
         figures[world] = _figures(chosen)
         _plot(folder, world, chosen)
+    splits = {work: cell for work, cell in done.items() if SPLIT in work.world.name}
+    if splits:
+        base = {work: cell for work, cell in done.items() if work.world.name == "medquad"}
+        sections.append(_split_table({**splits, **base}))
+        figures |= {
+            name: _figures({w: c for w, c in splits.items() if w.world.name == name})
+            for name in dict.fromkeys(work.world.name for work in splits)
+        }
     (folder / "learning.md").write_text("\n".join(sections), encoding="utf-8")
     (folder / "learning.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
@@ -65,8 +78,8 @@ def summary(done: Cells) -> str:
 
 
 def whole(work: Work) -> bool:
-    """All sites, all pairs: a cell of the main table."""
-    return work.part.share >= 1.0 and work.held_out is None
+    """All sites, all pairs: a cell of the main table, a control or an ablation."""
+    return work.part.share >= 1.0 and work.held_out is None and work.part.sites == work.world.sites
 
 
 def pooled_scores(
@@ -81,7 +94,8 @@ def pooled_scores(
 
 
 def _sections(done: Cells) -> Iterable[str]:
-    main = _grouped(done, lambda w: whole(w) and w.recipe not in ABLATIONS, _name)
+    beside = (*ABLATIONS, *CONTROLS)
+    main = _grouped(done, lambda w: whole(w) and w.recipe not in beside, _name)
     if not main:
         return
     tests = next(iter(main.values()))[0].tests()
@@ -93,8 +107,11 @@ def _sections(done: Cells) -> Iterable[str]:
     yield _cost_table(main)
     for test in tests:
         yield _curve_table(done, test)
+    yield _control_table(done, tests)
     yield _held_out_table(done, main)
+    yield _fewer_table(done)
     yield _ablation_table(done, tests[0])
+    yield _noise_table(done, tests[0])
     if len(sites) > 1:
         yield _claim_table(done)
 
@@ -134,23 +151,129 @@ def _site_table(main: Mapping[str, Sequence[Cell]], test: str, sites: Sequence[s
     return f"### MRR@10 by site (own questions, own corpus)\n\n{_table(['', *sites], rows)}"
 
 
+def _control_table(done: Cells, tests: Sequence[str]) -> str:
+    """As much work as `hanse` does, without its federation; the same seeds of both."""
+    rows = []
+    for name in (control.name for control in CONTROLS):
+        cells = {w.part.seed: c for w, c in done.items() if whole(w) and w.recipe.name == name}
+        ours = [
+            cell
+            for work, cell in done.items()
+            if whole(work) and work.recipe.name == OURS and work.part.seed in cells
+        ]
+        if not cells or len(ours) != len(cells):
+            continue
+        row = [name, str(len(cells))]
+        for test in tests:
+            row.append(f"{pooled_scores(list(cells.values()), test, MAIN).mean():.3f}")
+            row.append(_over(ours, list(cells.values()), test))
+        rows.append(row)
+    if not rows:
+        return ""
+    head = ["", "seeds"]
+    for test in tests:
+        head += [TESTS.get(test, test), "hanse over it"]
+    title = "As much training as hanse, without it (MRR@10)"
+    return f"### {title}\n\n{_table(head, rows)}"
+
+
+def _fewer_table(done: Cells) -> str:
+    """A federation that grows: what it brings to those who were there from the start."""
+    found = _grouped(
+        done,
+        lambda w: w.held_out is None and w.part.share >= 1.0 and not _beside(w),
+        lambda w: (w.recipe.name, w.part.sites),
+    )
+    sizes = sorted({sites for name, sites in found if name == OURS}, key=len)
+    if len(sizes) < 2:
+        return ""
+    first = sizes[0]
+    rows = []
+    for name in ("hanse, shared version", OURS):
+        row = [name]
+        for sites in sizes:
+            cells = found.get((name, sites))
+            row.append("" if cells is None else _of_sites(cells[:1], first))
+        rows.append(row)
+    head = ["MRR@10 of the first three", *(f"{len(sites)} sites" for sites in sizes)]
+    title = f"Number of sites ({', '.join(first)}, and others joining; own corpus, one seed)"
+    return f"### {title}\n\n{_table(head, rows)}"
+
+
+def _of_sites(cells: Sequence[Cell], sites: Sequence[str]) -> str:
+    asked = np.isin(cells[0].sites("test"), sites)
+    return _with_interval(bootstrap(pooled_scores(cells, "test", MAIN)[asked]))
+
+
+def _split_table(done: Cells) -> str:
+    """By Dirichlet's alpha, and as the institutions are."""
+    found = _grouped(
+        done, lambda w: whole(w) and not _beside(w), lambda w: (w.world.name, w.recipe.name)
+    )
+    names = [name for name in SPLIT_NAMES if any(recipe == name for _, recipe in found)]
+    worlds = list(dict.fromkeys(world for world, _ in found))
+    rows = []
+    for name in names:
+        row = [name]
+        for world in worlds:
+            cells = found.get((world, name), [])[:1]
+            for test in ("test", "pooled"):
+                both = cells and test in cells[0].tests()
+                row.append(f"{pooled_scores(cells, test, MAIN).mean():.3f}" if both else "")
+        rows.append(row)
+    head = [""]
+    for world in worlds:
+        _, found_alpha, alpha = world.partition(SPLIT)
+        title = f"alpha {alpha}" if found_alpha else "institutions"
+        head += [f"{title}: own corpus", "all sites' corpus"]
+    text = (
+        "The same documents at seven sites, dealt out by Dirichlet(alpha) for each institution; "
+        "questions belong to whoever holds their answer. One seed, MRR@10."
+    )
+    return f"## How unlike the sites are\n\n{text}\n\n{_table(head, rows)}"
+
+
+def _beside(work: Work) -> bool:
+    return work.recipe in ABLATIONS or work.recipe in CONTROLS
+
+
+def _same_seed(done: Cells, work: Work, name: str) -> list[Cell]:
+    return [
+        cell
+        for other, cell in done.items()
+        if whole(other) and other.recipe.name == name and other.part.seed == work.part.seed
+    ]
+
+
 def _ablation_table(done: Cells, test: str) -> str:
     """A seed each, beside the same seed of the recipe that was changed."""
     rows = []
     for work, cell in done.items():
         if work.recipe in ABLATIONS and whole(work):
-            base = work.recipe.name.split(",")[0]
-            same = [
-                c
-                for w, c in done.items()
-                if whole(w) and w.recipe.name == base and w.part.seed == work.part.seed
-            ]
+            base = changed(work.recipe)
             mean = f"{cell.mean(test, MAIN):.3f}"
-            rows.append([work.recipe.name, mean, _over([cell], same, test)])
+            over = _over([cell], _same_seed(done, work, base), test)
+            rows.append([work.recipe.name, mean, base, over])
     if not rows:
         return ""
-    head = ["", "MRR@10", "over the recipe unchanged"]
+    head = ["", "MRR@10", "compared with", "over it"]
     return f"### Ablations (own questions, own corpus, one seed)\n\n{_table(head, rows)}"
+
+
+def _noise_table(done: Cells, test: str) -> str:
+    """Quality and what an accountant makes of the noise, over all rounds."""
+    rows = []
+    for work, cell in done.items():
+        noise = getattr(work.recipe, "noise", None)
+        if noise is not None and whole(work):
+            rounds = work.recipe.identity["rounds"]
+            spent = epsilon_of([noise.multiplier] * rounds, _DELTA)
+            mean = f"{cell.mean(test, MAIN):.3f}"
+            rows.append([f"{noise.multiplier:g}", str(rounds), f"{spent:,.1f}", mean])
+    if not rows:
+        return ""
+    head = ["noise multiplier", "rounds", f"epsilon at delta {_DELTA:g}", "MRR@10"]
+    return f"### Differential privacy of a site's update (own corpus)\n\n{_table(head, rows)}"
 
 
 def _claim_table(done: Cells) -> str:

@@ -34,6 +34,7 @@ _FORMAT = "learning-bench-1"
 _SLICE = 256
 _ALL = 2**62  # no limit, as SQLite counts
 _FILINGS = "filings"
+_FEWEST, _DRAWS = 20, 200
 
 Float32 = NDArray[np.float32]
 
@@ -130,11 +131,40 @@ def medquad(
     return _made((name, cache_folder, spec), sources, tests, files)
 
 
-def fede4fin(
-    data: Path, cache_folder: Path, spec: RetrieverSpec, sites: Sequence[str] = ()
+def split_anew(
+    data: Path, cache_folder: Path, spec: RetrieverSpec, alpha: float, subset: str = "medquad"
 ) -> World:
+    """The same documents and questions at as many sites, allotted by Dirichlet(alpha).
+
+    Each institution's documents are dealt out in proportions drawn for it: with a small
+    alpha a site holds what one or two institutions wrote, with a large one a sample of all.
+    The draw is repeated until every site has `_FEWEST` pairs to learn from.
+    """
+    root = data / subset
+    old = sorted(path.name for path in root.iterdir() if path.is_dir())
+    before = [_medquad_site(root / name) for name in old]
+    chance = np.random.Generator(np.random.Philox(key=int(1000 * alpha)))
+    sites = [f"site{number + 1}" for number in range(len(old))]
+    for _ in range(_DRAWS):
+        owner = _dealt(before, sites, alpha, chance)
+        sources = {site: _at_site(site, before, owner) for site in sites}
+        if min(_learned(source) for source in sources.values()) >= _FEWEST:
+            break
+    else:
+        raise DataError(f"no split by Dirichlet({alpha}) gave every site {_FEWEST} pairs")
+    asked = {
+        name: tuple(q for source in sources.values() for q in source.questions[name])
+        for name in ("test", SYNONYMS)
+    }
+    tests = {"test": Test(asked["test"]), POOLED: Test(asked["test"], POOLED)}
+    if asked[SYNONYMS]:
+        tests[SYNONYMS] = Test(asked[SYNONYMS])
+    files = [path for name in old for path in sorted((root / name).iterdir())]
+    return _made((f"{subset}_alpha_{alpha:g}", cache_folder, spec), sources, tests, files)
+
+
+def fede4fin(data: Path, cache_folder: Path, spec: RetrieverSpec) -> World:
     """The five companies of FedE4FIN; the questions are FinanceBench's, of its corpus."""
-    del sites  # those of MedQuAD are chosen
     root = data / "fede4fin"
     chosen = tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
     sources = {site: _fede4fin_site(root / site, site) for site in chosen}
@@ -273,6 +303,44 @@ def _pair(row: dict[str, Any], split: str) -> Pair:
 def _question(site: str, row: dict[str, Any]) -> Question:
     elsewhere = frozenset(row.get("other_site_positives", ()))
     return Question(site, row["query"].strip(), frozenset(row["positives"]), elsewhere)
+
+
+def _dealt(
+    before: Sequence[_Source], sites: Sequence[str], alpha: float, chance: np.random.Generator
+) -> dict[str, str]:
+    """Document -> site."""
+    owner: dict[str, str] = {}
+    for source in before:
+        shares = chance.dirichlet(np.full(len(sites), alpha))
+        ends = np.round(np.cumsum(shares) * len(source.documents)).astype(int)
+        shuffled = chance.permutation(len(source.documents))
+        for site, rows in zip(sites, np.split(shuffled, ends[:-1]), strict=True):
+            owner |= {source.documents[row].id: site for row in rows.tolist()}
+    return owner
+
+
+def _at_site(site: str, before: Sequence[_Source], owner: dict[str, str]) -> _Source:
+    """What falls to one site; a question belongs to whoever holds its first answer."""
+    documents = [d for s in before for d in s.documents if owner[d.id] == site]
+    pairs = [p for s in before for p in s.pairs if _asker(p.positives, owner) == site]
+    questions: dict[str, tuple[Question, ...]] = {}
+    for name in ("test", SYNONYMS):
+        mine: list[Question] = []
+        for question in (q for s in before for q in s.questions[name]):
+            right = question.positives | question.elsewhere
+            if _asker(sorted(question.positives), owner) == site:
+                here = frozenset(d for d in right if owner.get(d) == site)
+                mine.append(Question(site, question.text, here, right - here))
+        questions[name] = tuple(mine)
+    return _Source(documents, pairs, questions)
+
+
+def _asker(positives: Sequence[str], owner: dict[str, str]) -> str | None:
+    return next((owner[document] for document in positives if document in owner), None)
+
+
+def _learned(source: _Source) -> int:
+    return sum(pair.split == "train" for pair in source.pairs)
 
 
 def _fede4fin_site(folder: Path, site: str) -> _Source:
