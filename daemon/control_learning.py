@@ -177,6 +177,8 @@ class LearningCalls(rpc.ControlServicer):
             figures=_figures(judged.figures),
             over_vanilla=_figures(judged.over_vanilla),
             split=judged.split,
+            words_weight=judged.words_weight,
+            weighed_by=judged.weighed_by,
         )
 
     async def LearningCurve(

@@ -790,6 +790,8 @@ class EvaluateReply(_message.Message):
     FIGURES_FIELD_NUMBER: _builtins.int
     OVER_VANILLA_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
+    WORDS_WEIGHT_FIELD_NUMBER: _builtins.int
+    WEIGHED_BY_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -808,6 +810,10 @@ class EvaluateReply(_message.Message):
     """the ranking that fields 2 to 5 are of: dense"""
     split: _builtins.str
     """whose pairs were asked"""
+    words_weight: _builtins.float
+    """what a rank by words counts in "fused", one by meaning counting 1"""
+    weighed_by: _builtins.int
+    """pairs of split valid that the weight was chosen on; 0: none, the usual one"""
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
         """every metric of every ranking, on the same questions"""
@@ -830,10 +836,12 @@ class EvaluateReply(_message.Message):
         figures: _abc.Iterable[Global___Figure] | None = ...,
         over_vanilla: _abc.Iterable[Global___Figure] | None = ...,
         split: _builtins.str = ...,
+        words_weight: _builtins.float = ...,
+        weighed_by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

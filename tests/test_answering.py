@@ -20,10 +20,10 @@ from daemon.retrieval import jobs
 from daemon.retrieval.answering import Answered, QuestionRefusedError
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.index import IndexDamaged
-from daemon.retrieval.judging import exact, held_out
+from daemon.retrieval.judging import exact, held_out, weigh_words
 from daemon.retrieval.judging import judged as judged_ranking
 from daemon.retrieval.library import Library, LibraryCounts, LibraryError, Passage
-from daemon.retrieval.search import Ranked
+from daemon.retrieval.search import USUAL_WORDS_WEIGHT, Ranked
 from daemon.versions import VersionError, read_version, write_version
 from daemon.workers import Worker
 from tests.small_models import small_encoder
@@ -349,6 +349,33 @@ def test_where_there_is_no_test_split_the_validation_pairs_are_asked(opened: Sit
     opened.ingest([], [replace(pair, split="train") for pair in PAIRS])
     with pytest.raises(EvaluationError, match="no pairs of split test or valid"):
         jobs.evaluate("")
+
+
+def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
+    assert (jobs._opened().words_weight, jobs._opened().weighed_by) == (USUAL_WORDS_WEIGHT, 0)
+    many = [Pair(f"{word}?", (name,), "valid") for name in TEXTS for word in WORDS[::5]]
+    opened.ingest([], many)
+    opened.open()
+    version, judged = jobs._opened(), jobs.evaluate("valid")
+    assert version.weighed_by == judged.weighed_by == len(many)
+    assert judged.words_weight == version.words_weight
+    # Nothing is among the weights, so to fuse was no worse than not to.
+    assert judged.fused.mrr_at_10 >= judged.dense.mrr_at_10
+    with Library.open(opened.library, read_only=True) as library:
+        of = {p.document_id: p.rowid for p in library.passages()}
+        asked = [
+            Pair(f"{text} ({n})", (d,), "valid") for d, (text, _) in TEXTS.items() for n in "123456"
+        ]
+        right = [[of[pair.positives[0]]] for pair in asked]
+        wrong = [[label for label in of.values() if label != found] for (found,) in right]
+        assert weigh_words(library, asked, wrong) == 1.0, "words find all that meaning misses"
+        assert weigh_words(library, asked, right) == USUAL_WORDS_WEIGHT, "all weights do as well"
+        others = [
+            replace(pair, positives=(d,)) for pair, d in zip(asked, [*TEXTS][1:] * 8, strict=False)
+        ]
+        seen = [[of[pair.positives[0]], *of.values()] for pair in others]
+        assert weigh_words(library, others, seen) <= USUAL_WORDS_WEIGHT
+        assert weigh_words(library, asked[:19], wrong[:19]) == USUAL_WORDS_WEIGHT, "too few"
 
 
 def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site) -> None:

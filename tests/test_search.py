@@ -14,7 +14,7 @@ from daemon.retrieval.documents import Document
 from daemon.retrieval.index import DenseIndex, build_index
 from daemon.retrieval.library import Library
 from daemon.retrieval.passages import SentenceSplitter
-from daemon.retrieval.search import Ranked, reciprocal_rank_fusion, search
+from daemon.retrieval.search import USUAL_WORDS_WEIGHT, Ranked, reciprocal_rank_fusion, search
 
 TEXTS = {
     "rope": "Hemp rope is tarred against rot.",
@@ -41,10 +41,16 @@ def indexed(library: Library) -> DenseIndex:
 
 
 def found(
-    library: Library, index: DenseIndex, question: str, top_k: int, vector_of: str = ""
+    library: Library,
+    index: DenseIndex,
+    question: str,
+    top_k: int,
+    vector_of: str = "",
+    *,
+    words_weight: float = USUAL_WORDS_WEIGHT,
 ) -> list[Ranked]:
     vector = bag_of_words([vector_of or question])[0]
-    return search(library, index, question, vector, top_k)
+    return search(library, index, question, vector, top_k, words_weight)
 
 
 @pytest.fixture
@@ -70,10 +76,38 @@ def test_fusion_is_best_first_and_ties_have_one_order() -> None:
     assert reciprocal_rank_fusion([[], []]) == []
 
 
+def test_a_rank_counts_by_the_weight_of_its_ranking() -> None:
+    assert dict(reciprocal_rank_fusion([[7, 8], [9, 7]], (1.0, 0.5))) == {
+        7: pytest.approx(1 / 61 + 0.5 / 62),
+        8: pytest.approx(1 / 62),
+        9: pytest.approx(0.5 / 61),
+    }
+    assert [label for label, _ in reciprocal_rank_fusion([[7, 8], [9, 7]], (1.0, 0.0))] == [7, 8, 9]
+    assert dict(reciprocal_rank_fusion([[None, 8]])) == {8: pytest.approx(1 / 62)}
+
+
+def test_words_decide_as_far_as_they_count(library: Library) -> None:
+    index = indexed(library)
+    asked = ("tarred rope", 4, TEXTS["sail"])  # by words the rope, by meaning the sail
+    first = {
+        weight: found(library, index, *asked, words_weight=weight)[0].passage.document_id
+        for weight in (0.0, 1.0)
+    }
+    assert first == {0.0: "sail", 1.0: "rope"}
+
+
+def test_words_count_in_full_for_what_the_index_has_not_seen(library: Library) -> None:
+    index = indexed(library)
+    splitter = SentenceSplitter(lambda t: len(t.split()), 50)
+    library.put_documents([Document("keel", "", "Oak makes a straight keel.")], splitter=splitter)
+    ranked = found(library, index, "straight keel", 6, "tarred rope", words_weight=0.0)
+    assert [r.passage.document_id for r in ranked][:2] in (["keel", "rope"], ["rope", "keel"])
+
+
 def test_what_both_rankings_like_comes_first(library: Library) -> None:
     ranked = found(library, indexed(library), "Which rope is tarred?", 4)
     assert ranked[0].passage.document_id == "rope"
-    assert ranked[0].score == pytest.approx(2 / 61)
+    assert ranked[0].score == pytest.approx((1 + USUAL_WORDS_WEIGHT) / 61)
     assert [r.score for r in ranked] == sorted((r.score for r in ranked), reverse=True)
 
 

@@ -110,7 +110,11 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
         grid.add_row(name, plain_text(value + (learned if value.endswith("train") else "")))
     console.print(grid)
     console.print(_figures_table(reply, wanted))
-    console.print("vanilla: the encoder before training; fused: what a question meets.")
+    how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
+    console.print(
+        "vanilla: the encoder before training; fused: what a question meets, where a rank by "
+        f"words counts {reply.words_weight:g} of one by meaning ({how})."
+    )
 
 
 def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from daemon.generation.extractive import ExtractiveGenerator
 from daemon.generation.generator import Citation, Generator, cite
-from daemon.retrieval.search import search
+from daemon.retrieval.search import USUAL_WORDS_WEIGHT, search
 
 if TYPE_CHECKING:
     from daemon.learning.models import Retriever
@@ -36,19 +36,25 @@ class Answered:
 
 @dataclass(frozen=True)
 class OpenVersion:
-    """A model version ready to answer: its retriever, its index and the library."""
+    """A model version ready to answer: its retriever, its index and the library.
+
+    ``words_weight``: as `daemon.retrieval.search.search` has it; found on ``weighed_by``
+    pairs, or the usual one (0).
+    """
 
     retriever: Retriever
     index: DenseIndex
     library: Library
     model_digest: bytes
+    words_weight: float = USUAL_WORDS_WEIGHT
+    weighed_by: int = 0
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         started = time.monotonic()
         question = checked(question, top_k)
         vector = self.retriever.embed_queries([question])[0]
-        found = search(self.library, self.index, question, vector, top_k)
+        found = search(self.library, self.index, question, vector, top_k, self.words_weight)
         answer = self._generator().generate(question, found)
         return Answered(
             text=answer.text,

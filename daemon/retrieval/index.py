@@ -9,6 +9,7 @@ all: files are written beside it, synced, then renamed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -82,6 +83,11 @@ class DenseIndex:
     def labels(self) -> Int64:
         """The labels of all passages [count], ascending."""
         return np.sort(np.array(self._graph.get_ids_list(), dtype=np.int64))
+
+    @functools.cached_property
+    def known(self) -> frozenset[int]:
+        """The labels of all passages, to be asked for one."""
+        return frozenset(self.labels().tolist())
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""

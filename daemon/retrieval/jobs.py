@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,18 @@ from daemon.learning.intervals import Interval, differences_of, figures_of
 from daemon.learning.jobs import load_serving
 from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
+from daemon.learning.terms import EvaluationError
 from daemon.retrieval.answering import Answered, OpenVersion
 from daemon.retrieval.index import load_index
-from daemon.retrieval.judging import DEPTH, exact, held_out, judged_rankings
+from daemon.retrieval.judging import DEPTH, exact, held_out, judged_rankings, weigh_words
 from daemon.retrieval.library import Library, LibraryCounts
 
 if TYPE_CHECKING:
     from daemon.learning.models import Retriever
 
 Float32 = NDArray[np.float32]
+
+_WEIGHED_BY = 200  # pairs, at most: opening a version is to take about a second
 
 
 class NotOpenError(Exception):
@@ -52,6 +55,8 @@ class Evaluation:
     over_vanilla: dict[str, dict[str, Interval]]
     model_digest: bytes
     seconds: float
+    words_weight: float  # as in `OpenVersion`
+    weighed_by: int
 
 
 _open: OpenVersion | None = None
@@ -62,8 +67,9 @@ def open_version(
 ) -> None:
     """Make a model version with its index the one that answers.
 
-    Raises EncoderError, VersionError, IndexDamaged or LibraryError; the version
-    that was open before stays open then.
+    What words count in its answers is found on the site's pairs for validation, of which
+    `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
+    the version that was open before stays open then.
     """
     global _open
     retriever = _retriever(spec)
@@ -80,6 +86,7 @@ def open_version(
     previous, _open = _open, OpenVersion(retriever, index, library, model_digest)
     if previous is not None:
         previous.library.close()
+    _open = _weighed(_open)
 
 
 def ask(question: str, top_k: int) -> Answered:
@@ -104,7 +111,9 @@ def evaluate(split: str) -> Evaluation:
     vanilla = None
     if len(labels) == version.library.counts().passages:
         vanilla = exact(frozen, labels, vectors)
-    judged = judged_rankings(version.library, pairs, nearest.tolist(), vanilla)
+    judged = judged_rankings(
+        version.library, pairs, nearest.tolist(), vanilla, version.words_weight
+    )
     before = judged.get("vanilla")
     return Evaluation(
         split=split,
@@ -118,6 +127,8 @@ def evaluate(split: str) -> Evaluation:
         },
         model_digest=version.model_digest,
         seconds=time.monotonic() - started,
+        words_weight=version.words_weight,
+        weighed_by=version.weighed_by,
     )
 
 
@@ -127,6 +138,18 @@ def counts(library_path: Path) -> LibraryCounts:
         return LibraryCounts()
     with Library.open(library_path, read_only=True) as library:
         return library.counts()
+
+
+def _weighed(version: OpenVersion) -> OpenVersion:
+    try:
+        _, pairs = held_out(version.library, "valid", most=_WEIGHED_BY)
+    except EvaluationError:  # there are none: the usual weight stays
+        return version
+    queries = [pair.query for pair in pairs]
+    frozen = _frozen(version, queries) if version.retriever.uses_features else None
+    nearest, _ = version.index.search(version.retriever.embed_queries(queries, frozen), DEPTH)
+    weight = weigh_words(version.library, pairs, nearest.tolist())
+    return replace(version, words_weight=weight, weighed_by=len(pairs))
 
 
 def _opened() -> OpenVersion:
