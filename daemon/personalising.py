@@ -26,9 +26,8 @@ from daemon.collection import Collection, NotIndexedYet
 from daemon.learning import personal_jobs
 from daemon.learning.foreign import Disclosure
 from daemon.learning.personal import PersonalStore
-from daemon.learning.personal_jobs import Personalised
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.learning.terms import LearningError, Personalised, TrainingOptions
 from daemon.negatives import Asking, AskOptions
 from daemon.retrieval.schema import LibraryError
 from daemon.versions import VersionError

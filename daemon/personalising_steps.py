@@ -63,6 +63,7 @@ def last_step(outcome: Outcome) -> control.PersonaliseProgress:
         mrr_after=learned.mrr_after,
         changed=learned.changed,
         own_share=learned.share,
+        judged_in_turn=learned.in_turn,
         steps=asked.steps,
         steps_unanswered=asked.unanswered,
         peers=[

@@ -1955,6 +1955,7 @@ class PersonaliseProgress(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     OWN_SHARE_FIELD_NUMBER: _builtins.int
+    JUDGED_IN_TURN_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """that has ended; 0: none yet"""
     epochs: _builtins.int
@@ -1983,6 +1984,8 @@ class PersonaliseProgress(_message.Message):
     """it took"""
     own_share: _builtins.float
     """of what this site learned alone, in its mixture; NaN: there is none"""
+    judged_in_turn: _builtins.bool
+    """7 are training pairs, which the shared version learned from; 9 is of what was learned alone from others of them"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
         """that were asked, sorted"""
@@ -2005,10 +2008,11 @@ class PersonaliseProgress(_message.Message):
         peers: _abc.Iterable[Global___Exchanged] | None = ...,
         seconds: _builtins.float = ...,
         own_share: _builtins.float = ...,
+        judged_in_turn: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from daemon.learning import jobs, personal_jobs
+from daemon.learning.apart import folds_by_answer, subset
 from daemon.learning.foreign import Disclosure
-from daemon.learning.mixture import SHARES, best_share, mix
+from daemon.learning.mixture import FAR, SHARES, best_share, mix, near_enough
+from daemon.learning.models import Texts
 from daemon.learning.personal import PersonalStore, embedded_by
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.learning.terms import LearningError, Personalised, TrainingOptions
+from daemon.learning.training import TrainingSet
 from daemon.retrieval.documents import Document, Pair
-from daemon.versions import read_version
+from daemon.versions import read_version, write_version
 from tests.small_models import small_encoder
 
 VECTORS = arrays.arrays(
@@ -68,6 +71,49 @@ def test_what_is_a_sites_own_is_never_worse_than_what_is_shared_as_far_as_it_kno
     assert best_share({0.0: slightly, 0.5: usual}) == 0.0
 
 
+def test_half_is_mixed_in_where_what_was_learned_alone_is_nearly_as_good() -> None:
+    flattered = np.array([1.0, 1.0, 0.5, 1.0])
+    assert near_enough(flattered, np.array([1.0, 0.5, 0.5, 1.0]))
+    assert near_enough(flattered, np.array([1.0, 1.0, 1.0, 1.0]))
+    assert not near_enough(flattered, np.array([1.0, 0.25, 0.25, 1.0]))
+
+
+@given(
+    answers=st.lists(st.integers(0, 6), min_size=1, max_size=40),
+    count=st.integers(2, 5),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_each_pair_judges_once_and_nothing_that_its_answer_taught(
+    answers: list[int], count: int, seed: int
+) -> None:
+    positives = [np.array([answer, 7]) for answer in answers]
+    folds = folds_by_answer(positives, count, seed)
+    assert len(folds) == count
+    assert sorted(np.concatenate(folds).tolist()) == list(range(len(answers)))
+    fold_of = {int(row): fold for fold, rows in enumerate(folds) for row in rows}
+    for answer in set(answers):
+        assert len({fold_of[row] for row, a in enumerate(answers) if a == answer}) == 1
+    sizes = [len({answers[row] for row in rows}) for rows in folds]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_subset_of_pairs_is_one_in_every_column() -> None:
+    rows = [np.array([n]) for n in range(4)]
+    texts = Texts(list("abcd"), np.eye(4, dtype=np.float32))
+    parent = (np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32))
+    whole = TrainingSet(texts, texts, rows, rows[::-1], parent, right=rows)
+    part = subset(whole, np.array([3, 1]))
+    assert part.queries.texts == ["d", "b"]
+    assert part.passages is texts
+    assert part.right is not None
+    assert part.parent is not None
+    assert part.queries.features is not None
+    for column in (part.positives, part.right, list(part.parent[0]), list(part.queries.features)):
+        assert len(column) == 2
+    assert [int(right[0]) for right in part.right] == [3, 1]
+    assert [int(found[0]) for found in part.negatives] == [0, 2]
+
+
 # ---- at a site -------------------------------------------------------------------
 
 
@@ -90,10 +136,14 @@ def spec(encoder: Path, tmp_path: Path) -> RetrieverSpec:
 
 @pytest.fixture
 def library(spec: RetrieverSpec, tmp_path: Path) -> Path:
-    path = tmp_path / "library.sqlite3"
+    return library_of(spec, tmp_path / "library.sqlite3", 40, 24)
+
+
+def library_of(spec: RetrieverSpec, path: Path, train: int, valid: int) -> Path:
     documents, pairs = [], []
-    for number, thing in enumerate(THINGS * 8):
-        name, split = f"{thing}-{number}", "valid" if number >= 40 else "train"
+    things = THINGS * -(-(train + valid) // len(THINGS))
+    for number, thing in enumerate(things[: train + valid]):
+        name, split = f"{thing}-{number}", "valid" if number >= train else "train"
         documents.append(Document(name, "", f"the {thing} keeper in shed {thing}", split))
         pairs.append(Pair(f"who keeps the {thing}", (name,), split))
     jobs.ingest(spec, path, documents, pairs, 30)
@@ -115,7 +165,7 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
     before = jobs.build_index(spec, library, versions, digest, indexes)
 
     made = personalised(spec, library, versions, digest)
-    assert isinstance(made, personal_jobs.Personalised)
+    assert isinstance(made, Personalised)
     assert (made.epochs, made.judged) == (4, 24)
     assert made.share in SHARES
     assert made.changed == (made.share > 0.0)
@@ -139,6 +189,61 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
     jobs.train(plain, library, versions, digest, OPTIONS, 1, "yard", tmp_path / "plain.npy")
     assert np.array_equal(np.load(update), np.load(tmp_path / "plain.npy"))
     assert np.array_equal(read_version(versions, digest, shape), shared)
+
+
+@pytest.mark.parametrize(
+    ("train", "judged", "learned", "epochs"),
+    [
+        (16, 0, 16, 0),  # too few to judge by: the shared version stays
+        (40, 40, 40, 20),  # four folds in turn, then all
+        (104, 21, 83, 4),  # a fifth is spared
+    ],
+)
+def test_without_validation_pairs_those_for_training_judge_what_others_taught(
+    spec: RetrieverSpec, tmp_path: Path, train: int, judged: int, learned: int, epochs: int
+) -> None:
+    library = library_of(spec, tmp_path / "library.sqlite3", train, 8)
+    versions = tmp_path / "versions"
+    start = jobs.write_initial_version(spec, versions)
+    made = personalised(spec, library, versions, start)
+    assert isinstance(made, Personalised)
+    assert (made.judged, made.in_turn) == (judged, judged > 0)
+    assert (made.pairs, made.epochs) == (learned, epochs)
+    if not judged:
+        assert (made.share, made.changed) == (0.0, False)
+        return
+    # The shared version here is the encoder untrained: to learn alone is better.
+    assert made.mrr_after > made.mrr_before
+    assert (made.share, made.changed) == (0.5, True)
+
+
+def test_what_learned_nothing_for_the_next_question_is_not_mixed_in(
+    spec: RetrieverSpec, tmp_path: Path
+) -> None:
+    """The shared version knows these pairs by heart, and no pair helps with another."""
+    library = tmp_path / "library.sqlite3"
+    twos = [(one, other) for one in THINGS for other in THINGS if one < other]
+    documents = [Document(f"{a}-{b}", "", f"the {a} keeper in shed {b}", "train") for a, b in twos]
+    shifted = [*twos[9:], *twos[:9]]  # so that no word of a question says what answers it
+    pairs = [
+        Pair(f"who keeps the {b} {a}", (f"{c}-{d}",), "train")
+        for (a, b), (c, d) in zip(twos, shifted, strict=True)
+    ]
+    jobs.ingest(spec, library, documents, pairs, 30)
+    versions = tmp_path / "versions"
+    start = jobs.write_initial_version(spec, versions)
+    plain = replace(spec, personal="none", personal_folder="")
+    hard = replace(OPTIONS, local_epochs=40)
+    update = tmp_path / "update.npy"
+    jobs.train(plain, library, versions, start, hard, 1, "yard", update)
+    shape = jobs.describe(spec).shape_manifest.digest
+    vector = read_version(versions, start, shape) + np.load(update)[:-1]
+    digest, _ = write_version(versions, shape, vector.astype(np.float32))
+    idle = replace(OPTIONS, learning_rate=1e-9)
+    how = Disclosure("exact", 0.0, 8, 4)
+    made = personal_jobs.personalise(spec, library, versions, digest, idle, how, 1)
+    assert made.mrr_before - made.mrr_after > FAR
+    assert (made.share, made.changed) == (0.0, False)
 
 
 def test_the_same_again_is_the_same_and_a_damaged_one_says_what_to_do(

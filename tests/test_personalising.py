@@ -20,13 +20,13 @@ import pytest
 from daemon.fedctl import main
 from daemon.fedctl.output import Exit
 from daemon.learning import jobs, material, personal_jobs
+from daemon.learning.apart import set_apart
 from daemon.learning.foreign import Disclosed, Disclosure, Heard
 from daemon.learning.models import open_retriever
 from daemon.learning.personal import PersonalState, PersonalStore
-from daemon.learning.personal_jobs import Personalised
 from daemon.learning.query_encoder import PersonalQueryRetriever
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, TrainingOptions, TrainingProgress
+from daemon.learning.terms import LearningError, Personalised, TrainingOptions, TrainingProgress
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.library import Library
 from daemon.versions import read_version
@@ -180,19 +180,19 @@ def test_pairs_to_judge_by_are_kept_apart_and_none_is_learned_from(site: Site) -
     retriever = site.serving()
     with Library.open(site.library) as library:
         pairs = material.training_set(library, retriever, PLAN, site.spec)
-        same, nothing = personal_jobs.set_apart(library, retriever, pairs, seed=1)
+        same, nothing = set_apart(library, retriever, pairs, seed=1)
         assert (same, nothing) == (pairs, None)  # 12 pairs: too few to spare any
     site.ingest("train", times=10)
     with Library.open(site.library) as library:
         pairs = material.training_set(library, retriever, PLAN, site.spec)
-        kept, judged = personal_jobs.set_apart(library, retriever, pairs, seed=1)
+        kept, judged = set_apart(library, retriever, pairs, seed=1)
     assert judged is not None
     assert (len(kept.positives), len(judged.positives)) == (96, 24)
     assert not set(kept.queries.texts) & set(judged.queries.texts)
     assert {*kept.queries.texts, *judged.queries.texts} == {*pairs.queries.texts}
     site.ingest("valid", times=2)
     with Library.open(site.library) as library:
-        whole, judged = personal_jobs.set_apart(library, retriever, pairs, seed=1)
+        whole, judged = set_apart(library, retriever, pairs, seed=1)
     assert whole is pairs
     assert judged is not None
     assert all(" valid " in text for text in judged.queries.texts)

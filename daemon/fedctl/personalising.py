@@ -104,6 +104,12 @@ def _own(last: PersonaliseProgress) -> str:
 def _judged(last: PersonaliseProgress) -> str:
     if not last.pairs_judged:
         return "nothing: too few pairs to keep some apart"
+    if last.judged_in_turn:
+        return (
+            f"{last.pairs_judged} training pairs: MRR {last.mrr_before:.3f} with the shared "
+            f"version, which has learned from them, {last.mrr_after:.3f} with what this site "
+            "learns alone from others of them"
+        )
     return (
         f"{last.pairs_judged} pairs kept apart: MRR {last.mrr_before:.3f} with the shared "
         f"version, {last.mrr_after:.3f} with this"

@@ -47,6 +47,12 @@ class PersonalState:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+def seed_for(seed: int, model_digest: bytes) -> int:
+    """128 bits; the same for another try at the same version."""
+    text = b"hanse-personal-v1\0" + seed.to_bytes(8, "little") + model_digest
+    return int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
+
+
 class PersonalStore:
     """The files of one site, for one shape of retriever."""
 

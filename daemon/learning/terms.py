@@ -6,6 +6,7 @@ the daemon's main process receives these from its workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -237,3 +238,28 @@ class RetrieverDescription:
     encoder_digest: bytes
     dimension: int
     shape_manifest: ShapeManifest
+
+
+@dataclass(frozen=True)
+class Personalised:
+    """What came of fitting what is a site's own to its pairs.
+
+    ``judged``: pairs kept apart, on which ``mrr_before`` and ``mrr_after`` (with the shared
+    and with this site's own query encoder; NaN where there were too few) were measured.
+    ``changed``: whether the two encoders differ; they don't where none did better.
+    ``share``: of the site's own in its mixture; NaN where there is none. ``in_turn``: the
+    pairs were training pairs, from which the shared version has learned, and what is
+    measured beside it was learned alone from the others of them.
+    """
+
+    model_digest: bytes
+    epochs: int
+    loss: float
+    pairs: int
+    judged: int
+    mrr_before: float
+    mrr_after: float
+    changed: bool
+    seconds: float
+    share: float = math.nan
+    in_turn: bool = False

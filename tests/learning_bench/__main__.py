@@ -165,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def write(done: dict[Work, Cell]) -> None:
         report.write(options.out, done, quick=options.quick)
 
+    if options.tables:
+        works = [work for work in works if cells.find(work, spec, options.cache)]
     try:
         done = run(works, spec, options.cache, console, write, options.jobs)
     except KeyboardInterrupt:
@@ -198,6 +200,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     jobs = os.cpu_count() or 1
     parser.add_argument(
         "--jobs", type=int, default=jobs, help="cells at once; default: %(default)s"
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="write what is finished, and compute nothing"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     quick = os.environ.get("QUICK", "") not in ("", "0")

@@ -20,7 +20,7 @@ from config.recipes import RECIPES as DAEMONS
 from config.recipes import Adapt
 from config.settings import LearningSettings, TrainingSettings
 from crypto.privacy import NoiseTerms
-from daemon.learning import jobs, material, personal_jobs
+from daemon.learning import apart, jobs, material, personal_jobs
 from daemon.learning.foreign import Disclosure
 from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.query_encoder import PersonalQueryRetriever
@@ -196,7 +196,7 @@ class Named:
         seed = training_seed(options.seed, 0, site)
         with Library.open(path) as library:
             pairs = material.training_set(library, retriever, options, spec)
-            pairs, validation = personal_jobs.set_apart(library, retriever, pairs, seed)
+            pairs, validation = apart.set_apart(library, retriever, pairs, seed)
         fetch = None
         if self.disclosure is not None:
             passages = [_shared_passages(library, retriever) for library in others.values()]
