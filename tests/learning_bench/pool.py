@@ -84,7 +84,12 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 def _one(row: int) -> Cell:
     assert _given is not None
     works, spec, folder, told = _given
-    return cells.compute(works[row], spec, folder, lambda what: told.put((row, what)))
+    try:
+        return cells.compute(works[row], spec, folder, lambda what: told.put((row, what)))
+    except SystemExit:
+        # The pool would hand it on as a result, and give us the next cell. The scratch folder
+        # is gone by now, and nothing else is ours to tidy.
+        os._exit(128 + signal.SIGTERM)
 
 
 def limit_threads(threads: int) -> None:
