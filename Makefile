@@ -33,7 +33,7 @@ test: $(INSTALLED) ## run all tests but the longest (ARGS="-k rounds")
 	@$(BIN)/python -m pytest -m "not endurance" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that take no more than a minute together
-	@$(BIN)/python -m pytest -q -m "not slow and not federation" $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not federation" $(ARGS)
 
 SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults (SEEDS=100000 ARGS="--first 5000 --jobs 2")

@@ -1,0 +1,78 @@
+"""What the README says of learning is what the benchmark wrote, figure by figure."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+TESTS = ("test", "pooled", "synonyms")
+# Rows of the README's table, and what they are called in the benchmark's.
+ROWS = {
+    "BM25": "BM25",
+    "encoder as it comes": "vanilla encoder",
+    "largest site alone": "largest site alone",
+    "smallest site alone": "smallest site alone",
+    "each site alone": "each site alone",
+    "all data pooled": "centralised",
+    "`fedavg`": "FedAvg",
+    "`fede4rag` with a head": "fede4rag (head)",
+    "`fedsearch` with a head": "fedsearch (head)",
+    "`pfedrag`": "pfedrag",
+    "`pdd-as2` with a head": "pdd-as2 (head)",
+    "`hanse`, the shared version alone": "hanse, shared version",
+    "**`hanse`**": "hanse",
+}
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[dict[str, Any]]:
+    worlds: dict[str, list[dict[str, Any]]] = json.loads((RESULTS / "learning.json").read_text())
+    return worlds["medquad"]
+
+
+def mean_of(cells: list[dict[str, Any]], recipe: str, test: str) -> float:
+    """Over the seeds that took part with all sites and all pairs."""
+    most = max(len(cell["sites"]) for cell in cells)
+    found = [
+        cell["means"][test]["mrr@10"]
+        for cell in cells
+        if cell["recipe"] == recipe
+        and cell["share"] == 1.0
+        and cell["held_out"] is None
+        and len(cell["sites"]) == most
+    ]
+    assert found, recipe
+    return float(np.mean(found))
+
+
+def test_the_table_in_the_readme_is_the_benchmarks(cells: list[dict[str, Any]]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    seen = []
+    for line in readme.splitlines():
+        name, *figures = [part.strip() for part in line.strip("|").split(" | ")]
+        if name not in ROWS or not figures or not re.match(r"\**0\.\d{3}", figures[0]):
+            continue
+        seen.append(name)
+        for test, figure in zip(TESTS, figures, strict=True):
+            said = re.search(r"0\.\d{3}", figure)
+            assert said is not None, line
+            assert float(said.group()) == pytest.approx(
+                mean_of(cells, ROWS[name], test), abs=0.0006
+            ), (name, test)
+    assert seen == list(ROWS)
+
+
+def test_every_figure_of_the_benchmark_lies_between_its_bounds(
+    cells: list[dict[str, Any]],
+) -> None:
+    for cell in cells:
+        for means in cell["means"].values():
+            assert 0.0 < means["mrr@10"] <= means["hit@10"] <= 1.0
+            assert means["hit@1"] <= means["mrr@10"]
