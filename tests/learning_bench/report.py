@@ -354,6 +354,15 @@ def _held_out_table(done: Cells, main: Mapping[str, Sequence[Cell]]) -> str:
             both = scores is not None and base is not None
             row.append(_difference(paired_bootstrap(scores, base)) if both else "")  # type: ignore[arg-type]
         rows.append(row)
+    if vanilla is not None and all((site, name) in groups for site in sites for name in names):
+        before = [pooled_scores(vanilla, "test", MAIN, site) for site in sites]
+        base = np.concatenate(before)
+        row = ["**all of them**", f"{base.mean():.3f}"]
+        for name in names:
+            found = [pooled_scores(groups[site, name], "test", MAIN) for site in sites]
+            scores = np.concatenate(found)
+            row += [f"{scores.mean():.3f}", _difference(paired_bootstrap(scores, base))]
+        rows.append(row)
     head = ["site left out", "vanilla encoder"]
     for name in names:
         head += [name, f"{name} over vanilla"]
