@@ -44,6 +44,7 @@ def learning_reply(around: Surroundings) -> control.LearningReply:
     if kept is not None and collection.indexed_by(embedded):
         reply.personal_digest = served
         reply.own_share = float(kept.facts.get("share", math.nan))
+        reply.untrained = bool(kept.facts.get("untrained", False))
     report = None
     if around.retriever.personal == "tiered_head":
         report = report_of(around.personal.newest())

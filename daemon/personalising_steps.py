@@ -64,6 +64,7 @@ def last_step(outcome: Outcome) -> control.PersonaliseProgress:
         changed=learned.changed,
         own_share=learned.share,
         judged_in_turn=learned.in_turn,
+        untrained=learned.untrained,
         steps=asked.steps,
         steps_unanswered=asked.unanswered,
         peers=[

@@ -1178,6 +1178,7 @@ class LearningReply(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PERSONAL_DIGEST_FIELD_NUMBER: _builtins.int
     OWN_SHARE_FIELD_NUMBER: _builtins.int
+    UNTRAINED_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """[learning] recipe"""
     shared_values: _builtins.int
@@ -1194,6 +1195,8 @@ class LearningReply(_message.Message):
     """the version that answers, where it does with something of this site's own; else empty"""
     own_share: _builtins.float
     """of what it learned alone, in its mixture; NaN: there is none"""
+    untrained: _builtins.bool
+    """it answers with the encoder as it came, which did better than every mixture"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
         """on every axis of [retriever], [training] and [learning]"""
@@ -1215,10 +1218,11 @@ class LearningReply(_message.Message):
         reason: _builtins.str = ...,
         personal_digest: _builtins.bytes = ...,
         own_share: _builtins.float = ...,
+        untrained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1956,6 +1960,7 @@ class PersonaliseProgress(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     OWN_SHARE_FIELD_NUMBER: _builtins.int
     JUDGED_IN_TURN_FIELD_NUMBER: _builtins.int
+    UNTRAINED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """that has ended; 0: none yet"""
     epochs: _builtins.int
@@ -1986,6 +1991,8 @@ class PersonaliseProgress(_message.Message):
     """of what this site learned alone, in its mixture; NaN: there is none"""
     judged_in_turn: _builtins.bool
     """7 are training pairs, which the shared version learned from; 9 is of what was learned alone from others of them"""
+    untrained: _builtins.bool
+    """the encoder as it came did better than every mixture, and answers"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
         """that were asked, sorted"""
@@ -2009,10 +2016,11 @@ class PersonaliseProgress(_message.Message):
         seconds: _builtins.float = ...,
         own_share: _builtins.float = ...,
         judged_in_turn: _builtins.bool = ...,
+        untrained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,8 @@ def test_learning_tells_what_is_this_sites_own(fedctl: Fedctl, daemon: CannedDae
     assert "nothing yet for the version that answers" in fedctl("learning").out
     daemon.learning.personal_digest, daemon.learning.own_share = DIGEST, 0.5
     assert "50% of what this site learned alone, for version" in fedctl("learning").out
+    daemon.learning.untrained = True
+    assert "mixture the encoder as it came" in " ".join(fedctl("learning").out.split())
     personal.value = "query_encoder"
     assert "query encoder  this site's own, for version" in fedctl("learning").out
     personal.value = "none"
@@ -62,6 +64,12 @@ def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon)
     assert "this site's own encoder of questions" in shown.out
     last.own_share = 0.25
     assert "a mixture, 25% of it what this site learned alone" in fedctl("personalise").out
+    last.judged_in_turn = True
+    assert "20 training pairs: MRR 0.500 with the shared version, which has learned" in (
+        " ".join(fedctl("personalise").out.split())
+    )
+    last.untrained = True
+    assert "answers with   the encoder as it came" in fedctl("personalise").out
     daemon.personalising.pop()
     refused = fedctl("personalise")
     assert refused.code == Exit.UNREACHABLE

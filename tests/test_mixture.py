@@ -246,6 +246,27 @@ def test_what_learned_nothing_for_the_next_question_is_not_mixed_in(
     assert (made.share, made.changed) == (0.0, False)
 
 
+def test_where_what_was_learned_does_harm_the_encoder_as_it_came_answers(
+    spec: RetrieverSpec, library: Path, tmp_path: Path
+) -> None:
+    versions = tmp_path / "versions"
+    start = jobs.write_initial_version(spec, versions)
+    shape = jobs.describe(spec).shape_manifest.digest
+    vector = read_version(versions, start, shape)
+    chance = np.random.default_rng(3)
+    spoilt = vector + chance.normal(scale=30.0, size=vector.shape).astype(np.float32)
+    digest, _ = write_version(versions, shape, spoilt)
+    harmful = replace(OPTIONS, learning_rate=1.0)  # what is learned alone is spoilt as well
+    how = Disclosure("exact", 0.0, 8, 4)
+    made = personal_jobs.personalise(spec, library, versions, digest, harmful, how, 1)
+    assert (made.untrained, made.share, made.changed, made.judged) == (True, 0.0, True, 24)
+    assert made.mrr_after > made.mrr_before
+    state = PersonalStore(Path(spec.personal_folder), shape).serving(digest)
+    assert state is not None
+    assert np.array_equal(state.arrays["mixture"], vector)
+    assert state.facts["untrained"]
+
+
 def test_the_same_again_is_the_same_and_a_damaged_one_says_what_to_do(
     spec: RetrieverSpec, library: Path, tmp_path: Path
 ) -> None:

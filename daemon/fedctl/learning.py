@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command
 from daemon.fedctl.output import Session, as_plain, short, visible
+from daemon.fedctl.personalising import UNTRAINED
 from daemon.fedctl.show import facts
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def _own(reply: LearningReply) -> Iterator[tuple[str, str]]:
     elif not reply.personal_digest:
         yield "this site's own", "nothing yet for the version that answers: fedctl personalise"
     elif personal == "mixture":
-        yield "mixture", f"{reply.own_share:.0%} of what this site learned alone, {fitted}"
+        share = f"{reply.own_share:.0%} of what this site learned alone"
+        yield "mixture", f"{UNTRAINED if reply.untrained else share}, {fitted}"
     else:
         yield "query encoder", f"this site's own, {fitted}"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import Exchanged, PersonaliseProgress
 
+UNTRAINED = "the encoder as it came: no mixture did as well on validation pairs"
+
 
 @command
 def personalise(
@@ -94,6 +96,8 @@ def _show(console: Console, last: PersonaliseProgress) -> None:
 
 
 def _own(last: PersonaliseProgress) -> str:
+    if last.untrained:
+        return UNTRAINED
     if math.isfinite(last.own_share):
         return f"a mixture, {last.own_share:.0%} of it what this site learned alone"
     if last.changed:

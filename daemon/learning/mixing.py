@@ -3,7 +3,9 @@
 Pairs of split "valid" judge every share. Where there are too few of them, training pairs
 judge in turn: whether what is learned alone from the others answers them nearly as well
 as the shared version does, which had them all (`daemon.learning.mixture.near_enough`).
-Where there are too few of these as well, the site stays with the shared version.
+Where there are too few of these as well, the site stays with the shared version. Where
+validation says that no share is as good as the encoder untrained, that one answers: what
+a federation learns may be of no use to a site, or harm it.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ def mixture(
         else:
             judged = _in_turn(own, shared)
     vector = mix(shared, judged.own, judged.share)
+    if judged.untrained:
+        vector = retriever.initial_vector()
     made = Personalised(
         model_digest=model_digest,
         epochs=own.done,
@@ -67,8 +71,10 @@ def mixture(
         seconds=0.0,
         share=judged.share,
         in_turn=validation is None and len(judged.before) > 0,
+        untrained=judged.untrained,
     )
-    return made, PersonalState({"mixture": vector}, {"kind": "mixture", "share": judged.share})
+    facts = {"kind": "mixture", "share": judged.share, "untrained": judged.untrained}
+    return made, PersonalState({"mixture": vector}, facts)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class _Judged:
     share: float
     before: Float64
     after: Float64
+    untrained: bool = False  # nothing of either answers
 
 
 @dataclass
@@ -131,6 +138,10 @@ def _by_validation(own: _Alone, shared: Float32, validation: Validation) -> _Jud
         own.retriever.load_vector(mix(shared, vector, share))
         ranks[share] = validation.reciprocal_ranks(own.retriever)
     share = best_share(ranks)
+    own.retriever.load_vector(own.retriever.initial_vector())
+    start = validation.reciprocal_ranks(own.retriever)
+    if start.mean() > ranks[share].mean():
+        return _Judged(vector, 0.0, ranks[0.0], start, untrained=True)
     return _Judged(vector, share, ranks[0.0], ranks[share])
 
 

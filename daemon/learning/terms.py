@@ -249,7 +249,8 @@ class Personalised:
     ``changed``: whether the two encoders differ; they don't where none did better.
     ``share``: of the site's own in its mixture; NaN where there is none. ``in_turn``: the
     pairs were training pairs, from which the shared version has learned, and what is
-    measured beside it was learned alone from the others of them.
+    measured beside it was learned alone from the others of them. ``untrained``: the
+    encoder as it came did better than every mixture, and answers.
     """
 
     model_digest: bytes
@@ -263,3 +264,4 @@ class Personalised:
     seconds: float
     share: float = math.nan
     in_turn: bool = False
+    untrained: bool = False
