@@ -220,7 +220,7 @@ def test_a_whole_run_writes_tables_and_can_be_taken_up_again(
     fresh: list[int] = []
     done = bench.run(works, spec, tmp_path, console, lambda some: fresh.append(len(some)))
     assert len(fresh) == len(works) - kept, "what was finished is not made again"
-    report.write(tmp_path / "out", done, quick=False)
+    report.write(tmp_path / "out", done, quick=False, planned=len(done) + 1)
 
     told_of = (tmp_path / "out" / "learning.md").read_text()
     for recipe in RECIPES:
@@ -234,6 +234,7 @@ def test_a_whole_run_writes_tables_and_can_be_taken_up_again(
     assert held_out["west"] == ["north", "south"]
     means = {row["recipe"]: row["means"]["test"]["mrr@10"] for row in rows if not row["held_out"]}
     assert "| 1 | 12 | " in told_of, "the noise, its rounds"
+    assert f"A full run, of which {len(works)} of {len(works) + 1} cells are done." in told_of
     assert "as good encrypted as in the clear" in told_of
     assert {noised.name, clear.name, CONTROLS[1].name} <= set(means)
 

@@ -72,6 +72,9 @@ ENCODER_RECIPES: tuple[Recipe, ...] = (
 )
 
 
+QUICK_ENCODERS = 8  # of those above, the first
+
+
 def _shared(what: str, *changes: tuple[str, Any], **choices: Any) -> Named:
     name = f"{SHARED.name}, {what}"
     return Named("hanse", name, changes=changes, stage_two=False, **choices)

@@ -42,10 +42,12 @@ the whole encoder. Choices were made on validation pairs: see learning-notes.md.
 """
 
 
-def write(folder: Path, done: Cells, *, quick: bool) -> None:
-    """learning.md, learning.json and the plots, from what is finished so far."""
+def write(folder: Path, done: Cells, *, quick: bool, planned: int) -> None:
+    """learning.md, learning.json and the plots, from what is finished of ``planned`` cells."""
     folder.mkdir(parents=True, exist_ok=True)
-    sections = [HEADING + ("\nA quick run (QUICK=1).\n" if quick else "")]
+    kind = "A quick run (QUICK=1)" if quick else "A full run"
+    finished = "" if len(done) == planned else f", of which {len(done)} of {planned} cells are done"
+    sections = [f"{HEADING}\n{kind}{finished}.\n"]
     figures: dict[str, Any] = {}
     for world in dict.fromkeys(work.world.name for work in done):
         if SPLIT in world:
