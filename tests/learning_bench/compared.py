@@ -95,9 +95,6 @@ ABLATIONS: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head), local negatives in stage 2", disclosure=None),
     Named("pdd-as2", "pdd-as2 (head), noisy negatives", disclosure=Disclosure("noisy")),
     Named("pdd-as2", "pdd-as2 (head), bucketed negatives", disclosure=Disclosure("bucket")),
-    Named("pfedrag", "pfedrag, rounds of one epoch", changes=_ONE),
-    Named("pfedrag", "pfedrag, rounds of one epoch, no scheduler", changes=_ONE, depth=_NO_CHANGE),
-    Named("pfedrag", "pfedrag, no personal layer", stage_two=False),
     _shared("in the clear", exchange="in the clear"),
     _shared("8 bits a value", bits=8),
     _shared("4 bits a value", bits=4),
@@ -113,6 +110,9 @@ ABLATIONS: tuple[Recipe, ...] = (
     _shared("KD-GLE over pairs", ("distill", "pairs")),
     _shared("FedProx, mu 0.01", ("proximal", 0.01)),
     _shared("server momentum", ("aggregate", "fedavgm"), ("server_learning_rate", 0.3)),
+    Named("pfedrag", "pfedrag, rounds of one epoch", changes=_ONE),
+    Named("pfedrag", "pfedrag, rounds of one epoch, no scheduler", changes=_ONE, depth=_NO_CHANGE),
+    Named("pfedrag", "pfedrag, no personal layer", stage_two=False),
 )
 
 
