@@ -97,7 +97,7 @@ ABLATIONS: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head), bucketed negatives", disclosure=Disclosure("bucket")),
     _shared("in the clear", exchange="in the clear"),
     _shared("8 bits a value", bits=8),
-    _shared("4 bits a value", bits=4),
+    _shared("12 bits a value", bits=12),
     *(_shared(f"noise multiplier {z:g}", noise=noise(z)) for z in MULTIPLIERS),
     _shared("no hard negatives", ("hard_negatives", 0)),
     _shared("1 hard negative", ("hard_negatives", 1)),
