@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from daemon.learning.query_encoder import PersonalQueryRetriever
 
 Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 KINDS = ("query_encoder", "mixture")  # of RetrieverSpec.personal, that this job makes
 _MIXTURE = "mixture"
