@@ -96,6 +96,14 @@ def test_words_decide_as_far_as_they_count(library: Library) -> None:
     assert first == {0.0: "sail", 1.0: "rope"}
 
 
+def test_an_index_knows_what_it_holds(library: Library) -> None:
+    index = indexed(library)
+    rowids = index.labels().tolist()
+    assert index.holds([0, *rowids, 10**9]) == [False, *([True] * len(rowids)), False]
+    empty = build_index(np.empty(0, dtype=np.int64), np.empty((0, 64), dtype=np.float32))
+    assert (index.holds([]), empty.holds([1, 2])) == ([], [False, False])
+
+
 def test_words_count_in_full_for_what_the_index_has_not_seen(library: Library) -> None:
     index = indexed(library)
     splitter = SentenceSplitter(lambda t: len(t.split()), 50)

@@ -35,6 +35,7 @@ Float64 = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _FOLDS = 4  # of few training pairs: each one judges once
+_EITHER_SIDE = FEWEST // 2  # pairs to learn from and to judge by, at least
 _SPARED = 5  # of many, one part in so many judges, and is not learned from
 
 
@@ -108,10 +109,10 @@ class _Alone:
         # Nothing that a plan holds sites together by: this half is to be the site's own.
         self._plan = replace(self.options, start_from="global", distill="none", proximal=0.0)
 
-    def start(self) -> TrainingSet:
-        """The site's pairs, with the retriever as it was before any training."""
-        self.retriever.load_vector(self.retriever.initial_vector())
-        return material.training_set(self.library, self.retriever, self._plan, self.spec)
+    def all_pairs(self) -> TrainingSet:
+        """The site's pairs, without negatives, which would have to be mined."""
+        plan = replace(self._plan, negatives="in_batch", batches="random")
+        return material.training_set(self.library, self.retriever, plan, self.spec)
 
     def trained(self, kept: Rows | None = None) -> Float32:
         """What these rows of the pairs teach, or all; the retriever is left with it."""
@@ -147,17 +148,21 @@ def _by_validation(own: _Alone, shared: Float32, validation: Validation) -> _Jud
 
 def _in_turn(own: _Alone, shared: Float32) -> _Judged:
     """By training pairs: few of them in turn, of many a part that is not learned from."""
-    pairs = own.start()
-    count = len(pairs.positives)
+    pairs = own.all_pairs()
+    count = own.pairs = len(pairs.positives)
     nothing = np.empty(0)
+    stays = _Judged(shared, 0.0, nothing, nothing)
     if count < FEWEST:
-        own.pairs = count
-        return _Judged(own.retriever.vector(), 0.0, nothing, nothing)
+        return stays
     seed = seed_for(0, own.model_digest)
     if count >= FEWEST * _SPARED:
         held = folds_by_answer(pairs.positives, _SPARED, seed)[:1]
     else:
         held = [rows for rows in folds_by_answer(pairs.positives, _FOLDS, seed) if len(rows)]
+    # Where nearly all questions have one answer, nothing is left on one of the sides.
+    learned, judging_it = count - max(map(len, held)), sum(map(len, held))
+    if min(learned, judging_it) < _EITHER_SIDE:
+        return stays
     own.parts = len(held) + (len(held) > 1)
     before, after, vector = nothing, nothing, shared
     for rows, kept in _parts(held, count):

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,14 +80,21 @@ class DenseIndex:
             return labels.astype(np.int64), (1.0 - distances).astype(np.float32)
         return np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32)
 
-    def labels(self) -> Int64:
-        """The labels of all passages [count], ascending."""
+    @functools.cached_property
+    def _labels(self) -> Int64:
         return np.sort(np.array(self._graph.get_ids_list(), dtype=np.int64))
 
-    @functools.cached_property
-    def known(self) -> frozenset[int]:
-        """The labels of all passages, to be asked for one."""
-        return frozenset(self.labels().tolist())
+    def labels(self) -> Int64:
+        """The labels of all passages [count], ascending."""
+        return self._labels
+
+    def holds(self, labels: Sequence[int]) -> list[bool]:
+        """Which of these labels are in the index."""
+        if not self.count:
+            return [False] * len(labels)
+        places = np.searchsorted(self._labels, labels)
+        found: list[bool] = (self._labels.take(places, mode="clip") == labels).tolist()
+        return found
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""

@@ -23,7 +23,14 @@ from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import EvaluationError
 from daemon.retrieval.answering import Answered, OpenVersion
 from daemon.retrieval.index import load_index
-from daemon.retrieval.judging import DEPTH, exact, held_out, judged_rankings, weigh_words
+from daemon.retrieval.judging import (
+    DEPTH,
+    FEWEST_TO_WEIGH,
+    exact,
+    held_out,
+    judged_rankings,
+    weigh_words,
+)
 from daemon.retrieval.library import Library, LibraryCounts
 
 if TYPE_CHECKING:
@@ -69,7 +76,8 @@ def open_version(
 
     What words count in its answers is found on the site's pairs for validation, of which
     `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
-    the version that was open before stays open then.
+    the version that was open before stays open then. Where only the pairs can't be read the
+    new one is open already, with the usual weight.
     """
     global _open
     retriever = _retriever(spec)
@@ -144,6 +152,8 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     try:
         _, pairs = held_out(version.library, "valid", most=_WEIGHED_BY)
     except EvaluationError:  # there are none: the usual weight stays
+        return version
+    if len(pairs) < FEWEST_TO_WEIGH:
         return version
     queries = [pair.query for pair in pairs]
     frozen = _frozen(version, queries) if version.retriever.uses_features else None

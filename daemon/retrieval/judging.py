@@ -38,7 +38,7 @@ Labels = list[list[int]]  # passages for each question, best first
 DEPTH = 100
 _QUERIES_AT_ONCE = 256  # bounds the similarity matrix to 256 x passages
 _RANDOM_SAMPLE = 0  # the seed: the same questions each time
-_FEWEST_TO_WEIGH = 20
+FEWEST_TO_WEIGH = 20  # pairs
 
 
 def held_out(library: Library, split: str, *, most: int | None = None) -> tuple[str, list[Pair]]:
@@ -87,10 +87,8 @@ def weigh_words(library: Library, pairs: Sequence[Pair], dense: Labels) -> float
     """What the ranking by words is to count beside ``dense``, by these pairs.
 
     The one of WORDS_WEIGHTS with the greatest mean reciprocal rank among ten, of equal ones
-    the usual. With fewer than 20 pairs the usual: they would choose by chance.
+    the usual. Fewer than FEWEST_TO_WEIGH pairs would choose by chance.
     """
-    if len(pairs) < _FEWEST_TO_WEIGH:
-        return USUAL_WORDS_WEIGHT
     by_words = _by_words(library, pairs)
     document_of = {passage.rowid: passage.document_id for passage in library.passages()}
     means = {
