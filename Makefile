@@ -30,7 +30,7 @@ demo: $(INSTALLED) ## three sites on this machine train together and answer (ARG
 	@$(BIN)/fedctl demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the longest (ARGS="-k rounds")
-	@$(BIN)/python -m pytest -m "not endurance" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not endurance" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that are quick each, two minutes together
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not federation" $(ARGS)

@@ -217,19 +217,31 @@ def test_without_validation_pairs_those_for_training_judge_what_others_taught(
     assert (made.share, made.changed) == (0.5, True)
 
 
-@pytest.mark.parametrize("pairs", [24, 120])
+@pytest.mark.parametrize(
+    ("pairs", "others"),
+    [
+        (24, 0),  # in turn, with nothing to learn from
+        (120, 0),
+        (120, 4),  # the part that is spared is one question, or leaves four to learn from
+    ],
+)
 def test_questions_that_have_one_answer_judge_nothing(
-    spec: RetrieverSpec, tmp_path: Path, pairs: int
+    spec: RetrieverSpec, tmp_path: Path, pairs: int, others: int
 ) -> None:
     library = tmp_path / "library.sqlite3"
-    document = Document("anchor", "", "the anchor keeper in shed anchor", "train")
-    asked = [Pair(f"who keeps the {n} anchor", ("anchor",), "train") for n in range(pairs)]
-    jobs.ingest(spec, library, [document], asked, 30)
+    anchor, *rest = THINGS[: others + 1]
+    documents = [
+        Document(thing, "", f"the {thing} keeper in shed {thing}", "train")
+        for thing in (anchor, *rest)
+    ]
+    asked = [Pair(f"who keeps the {n} {anchor}", (anchor,), "train") for n in range(pairs)]
+    asked += [Pair(f"who keeps the {thing}", (thing,), "train") for thing in rest]
+    jobs.ingest(spec, library, documents, asked, 30)
     versions = tmp_path / "versions"
     made = personalised(spec, library, versions, jobs.write_initial_version(spec, versions))
     assert isinstance(made, Personalised)
     assert (made.judged, made.share, made.changed, made.in_turn) == (0, 0.0, False, False)
-    assert made.pairs == pairs
+    assert made.pairs == pairs + others
 
 
 def test_what_learned_nothing_for_the_next_question_is_not_mixed_in(
