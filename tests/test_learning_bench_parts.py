@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from daemon.learning.foreign import Disclosure
-from tests.learning_bench.cells import Cell
+from tests.learning_bench import report
+from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
 from tests.learning_bench.foreign import Sites
+from tests.learning_bench.learning import Part
 from tests.learning_bench.named import Named
+from tests.learning_bench.recipes import Alone, Recipe
+from tests.learning_bench.worlds import World
 
 AXES = np.eye(8, dtype=np.float32)
 
@@ -57,6 +62,31 @@ def test_a_claim_is_held_by_its_whole_interval(gain: float, verdict: str) -> Non
     assert found["pfedrag above FedAvg"] == verdict
     recall = found["federated reaches 95 % of centralised Recall@5"]
     assert recall == ("held" if gain >= 0 else "not held")
+
+
+def test_a_curve_is_of_all_sites_and_of_seeds_that_every_point_has() -> None:
+    """A federation that grows asks fewer questions, or others, at the same share of pairs."""
+    world = World("medquad", "", Path(), ("north", "south"), {})
+    ours, alone = Named("hanse", "hanse"), Alone("each site alone", "each")
+
+    def work(recipe: Recipe, share: float, seed: int = 0, sites: Any = world.sites) -> Work:
+        return Work(world, recipe, Part(sites, share, seed))
+
+    level = {work(ours, 0.5): 0.6, work(ours, 1.0): 0.8}
+    level |= {work(alone, 0.5): 0.4, work(alone, 1.0): 0.5}
+    level |= {work(ours, 1.0, sites=("north",)): 0.1, work(ours, 0.5, 1): 0.2}
+    done = {made: _cell(np.full(4, value)) for made, value in level.items()}
+    done[Work(world, ours, Part(("north",)), held_out="south")] = _cell(np.full(4, 0.3))
+    table = report._curve_table(done, "test")
+    assert "own corpus (one seed)" in table
+    assert "| hanse | 0.600 [0.600, 0.600] | 0.800 [0.800, 0.800] |" in table
+    assert "| **hanse over each site alone** | +0.200 [+0.200, +0.200] | +0.300" in table
+
+    rest = [work(ours, 1.0, 1), work(alone, 0.5, 1), work(alone, 1.0, 1)]
+    done |= {made: _cell(np.full(4, 0.2)) for made in rest}
+    table = report._curve_table(done, "test")
+    assert "own corpus (2 seeds)" in table
+    assert "| hanse | 0.400 [0.400, 0.400] | 0.500 [0.500, 0.500] |" in table
 
 
 def test_claims_without_their_cells_are_not_made() -> None:

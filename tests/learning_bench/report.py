@@ -81,7 +81,7 @@ def summary(done: Cells) -> str:
 
 def whole(work: Work) -> bool:
     """All sites, all pairs: a cell of the main table, a control or an ablation."""
-    return work.part.share >= 1.0 and work.held_out is None and work.part.sites == work.world.sites
+    return work.part.share >= 1.0 and _all_sites(work)
 
 
 def pooled_scores(
@@ -315,14 +315,18 @@ def _cost_table(main: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def _curve_table(done: Cells, test: str) -> str:
-    points = _curves(done, test)
-    shares = sorted({share for curve in points.values() for share in curve})
+    found = _curves(done, test)
+    shares = sorted({share for curve in found.values() for share in curve})
     if len(shares) < 2:
         return ""
+    points = {
+        name: {share: pooled_scores(cells, test, MAIN) for share, cells in curve.items()}
+        for name, curve in found.items()
+    }
     rows = []
     for name, curve in points.items():
-        cells = [curve.get(share) for share in shares]
-        rows.append([name, *("" if c is None else _with_interval(bootstrap(c)) for c in cells)])
+        scores = [curve.get(share) for share in shares]
+        rows.append([name, *("" if s is None else _with_interval(bootstrap(s)) for s in scores)])
     alone = points.get("each site alone", {})
     for name in (OURS, "FedAvg"):
         curve, row = points.get(name, {}), [f"**{name} over each site alone**"]
@@ -331,12 +335,13 @@ def _curve_table(done: Cells, test: str) -> str:
             row.append(_difference(paired_bootstrap(curve[share], alone[share])) if both else "")
         rows.append(row)
     head = ["", *(f"{share:.0%}" for share in shares)]
-    title = TESTS.get(test, test)
+    seeds = _seeds(len(cells) for curve in found.values() for cells in curve.values())
+    title = f"{TESTS.get(test, test)} ({seeds})"
     return f"### MRR@10 by share of each site's pairs: {title}\n\n{_table(head, rows)}"
 
 
 def _held_out_table(done: Cells, main: Mapping[str, Sequence[Cell]]) -> str:
-    groups = _grouped(
+    groups = _by_same_seeds(
         done, lambda work: work.held_out is not None, lambda w: (w.held_out or "", w.recipe.name)
     )
     if not groups:
@@ -368,7 +373,8 @@ def _held_out_table(done: Cells, main: Mapping[str, Sequence[Cell]]) -> str:
     head = ["site left out", "vanilla encoder"]
     for name in names:
         head += [name, f"{name} over vanilla"]
-    title = "MRR@10 at a site that took no part (own questions, own corpus)"
+    seeds = _seeds(map(len, groups.values()))
+    title = f"MRR@10 at a site that took no part (own questions, own corpus; {seeds})"
     return f"### {title}\n\n{_table(head, rows)}"
 
 
@@ -433,7 +439,7 @@ def _plot(folder: Path, world: str, done: Cells) -> None:
     for axis, (test, curves) in zip(axes[0], panels.items(), strict=True):
         for name, curve in curves.items():
             shares = sorted(curve)
-            intervals = [bootstrap(curve[share]) for share in shares]
+            intervals = [bootstrap(pooled_scores(curve[s], test, MAIN)) for s in shares]
             means = np.array([interval.mean for interval in intervals])
             below = means - [interval.low for interval in intervals]
             above = [interval.high for interval in intervals] - means
@@ -451,20 +457,53 @@ def _plot(folder: Path, world: str, done: Cells) -> None:
     pyplot.close(figure)
 
 
-def _curves(done: Cells, test: str) -> dict[str, dict[float, Float64]]:
-    """Recipe -> share -> scores [questions], for recipes with more than one share."""
-    seeds = {work.part.seed for work in done if work.part.share < 1.0}
-    groups = _grouped(
+def _curves(done: Cells, test: str) -> dict[str, dict[float, list[Cell]]]:
+    """Recipe -> share -> cells of all sites, for recipes with more than one share."""
+    shares: dict[str, set[float]] = {}
+    for work in done:
+        if _all_sites(work) and work.recipe.learns:
+            shares.setdefault(work.recipe.name, set()).add(work.part.share)
+    groups = _by_same_seeds(
         done,
-        # Shares under 100 % are of the first seed alone, and curves compare like with like.
-        lambda work: work.held_out is None and work.recipe.learns and work.part.seed in seeds,
+        lambda work: _all_sites(work) and len(shares.get(work.recipe.name, ())) > 1,
         lambda work: (work.recipe.name, work.part.share),
     )
-    curves: dict[str, dict[float, Float64]] = {}
+    curves: dict[str, dict[float, list[Cell]]] = {}
     for (name, share), cells in groups.items():
         if test in cells[0].tests():
-            curves.setdefault(name, {})[share] = pooled_scores(cells, test, MAIN)
+            curves.setdefault(name, {})[share] = cells
     return {name: curve for name, curve in curves.items() if len(curve) > 1}
+
+
+def _all_sites(work: Work) -> bool:
+    return work.held_out is None and work.part.sites == work.world.sites
+
+
+def _by_same_seeds(
+    done: Cells, chosen: Callable[[Work], bool], key: Callable[[Work], K]
+) -> dict[K, list[Cell]]:
+    """Cells by key, of those seeds that all have: else they could not be compared.
+
+    Where there is no such seed yet, of the first one alone.
+    """
+    groups: dict[K, dict[int, Cell]] = {}
+    for work, cell in done.items():
+        if chosen(work):
+            groups.setdefault(key(work), {})[work.part.seed] = cell
+    if not groups:
+        return {}
+    seeds = set.intersection(*(set(cells) for cells in groups.values()))
+    seeds = seeds or {min(seed for cells in groups.values() for seed in cells)}
+    return {
+        key: [cells[seed] for seed in sorted(seeds)]
+        for key, cells in groups.items()
+        if seeds <= set(cells)
+    }
+
+
+def _seeds(counts: Iterable[int]) -> str:
+    count = min(counts)
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _name(work: Work) -> str:
