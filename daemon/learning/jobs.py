@@ -110,7 +110,7 @@ def build_index(
     from daemon.retrieval import index
 
     retriever = retriever_for(spec)
-    _pin(spec, retriever, model_digest)
+    _pin(spec, retriever, versions, model_digest)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
@@ -293,8 +293,12 @@ def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> No
         raise TrainingError("an update of no example weighs nothing: no update was made")
 
 
-def _pin(spec: RetrieverSpec, retriever: Retriever, model_digest: bytes) -> None:
-    """Decide what personal layer a version answers with. Others are put there when made."""
+def _pin(spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes) -> None:
+    """Decide what of this site's own a version answers with, until it has its own."""
+    if spec.personal == "mixture":
+        from daemon.learning import personal_jobs
+
+        personal_jobs.carry(spec, retriever, versions, model_digest)
     if spec.personal == "tiered_head":
         store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
         store.pin(model_digest)

@@ -4,8 +4,8 @@ Pairs of split "valid" judge every share. Where there are too few of them, train
 judge in turn: whether what is learned alone from the others answers them nearly as well
 as the shared version does, which had them all (`daemon.learning.mixture.near_enough`).
 Where there are too few of these as well, the site stays with the shared version. Where
-validation says that no share is as good as the encoder untrained, that one answers: what
-a federation learns may be of no use to a site, or harm it.
+validation says that the encoder untrained is better than the share so found, that one answers:
+what a federation learns may be of no use to a site, or harm it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from daemon.learning.models import Retriever
 from daemon.learning.personal import PersonalState, seed_for
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import Personalised, TrainingOptions, TrainingProgress
-from daemon.learning.training import TrainingSet, fit
+from daemon.learning.training import MIN_PAIRS, TrainingSet, fit
 from daemon.learning.tuning import Validation
 from daemon.retrieval.library import Library
 from daemon.workers import report
@@ -46,7 +47,7 @@ def mixture(
     model_digest: bytes,
     options: TrainingOptions,
     own_rounds: int,
-) -> tuple[Personalised, PersonalState]:
+) -> tuple[Personalised, Mixture]:
     """Train alone, as often as a federation of one would, and find the share to answer with."""
     retriever = jobs.retriever_for(spec)
     shared = jobs.load_version(retriever, versions, model_digest)
@@ -57,9 +58,10 @@ def mixture(
             judged = _by_validation(own, shared, validation)
         else:
             judged = _in_turn(own, shared)
-    vector = mix(shared, judged.own, judged.share)
+    own_half, share = judged.own, judged.share
     if judged.untrained:
-        vector = retriever.initial_vector()
+        own_half, share = retriever.initial_vector(), 1.0
+    vector = mix(shared, own_half, share)
     made = Personalised(
         model_digest=model_digest,
         epochs=own.done,
@@ -75,7 +77,18 @@ def mixture(
         untrained=judged.untrained,
     )
     facts = {"kind": "mixture", "share": judged.share, "untrained": judged.untrained}
-    return made, PersonalState({"mixture": vector}, facts)
+    half = PersonalState({"own": own_half}, {"share": share, "untrained": judged.untrained})
+    return made, Mixture(PersonalState({"mixture": vector}, facts), half)
+
+
+class Mixture(NamedTuple):
+    """What a version answers with, and what the next ones are mixed with until they have theirs.
+
+    ``half`` holds "own", with the share of it: nothing is mixed in where that is 0.
+    """
+
+    state: PersonalState
+    half: PersonalState
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,8 @@ class _Alone:
 
 
 def _by_validation(own: _Alone, shared: Float32, validation: Validation) -> _Judged:
+    if len(own.all_pairs().positives) < MIN_PAIRS:
+        return _without_own(own, shared, validation)
     vector = own.trained()
     ranks: dict[float, Float64] = {}
     for share in SHARES:
@@ -144,6 +159,17 @@ def _by_validation(own: _Alone, shared: Float32, validation: Validation) -> _Jud
     if start.mean() > ranks[share].mean():
         return _Judged(vector, 0.0, ranks[0.0], start, untrained=True)
     return _Judged(vector, share, ranks[0.0], ranks[share])
+
+
+def _without_own(own: _Alone, shared: Float32, validation: Validation) -> _Judged:
+    """A site that has questions to judge by and none to learn from."""
+    own.retriever.load_vector(shared)
+    before = validation.reciprocal_ranks(own.retriever)
+    own.retriever.load_vector(own.retriever.initial_vector())
+    start = validation.reciprocal_ranks(own.retriever)
+    if start.mean() > before.mean():
+        return _Judged(shared, 0.0, before, start, untrained=True)
+    return _Judged(shared, 0.0, before, before)
 
 
 def _in_turn(own: _Alone, shared: Float32) -> _Judged:

@@ -9,6 +9,7 @@ A folder of safetensors files that no message ever reads:
   with which it answers: passages in an index and the questions asked of it must go
   through the same layers, also while the next round is being trained. A personal query
   encoder is of one version, too, but comes after the index, which knows nothing of it.
+- ``half``: what the last mixture was made of beside the shared version.
 
 A file is of use only with the retriever it was made for: it names the digest of
 that one's shape, which covers encoder and adaptation, and is passed over otherwise.
@@ -106,6 +107,19 @@ class PersonalStore:
         path = self._version(model_digest)
         self._write(path, state)
         self._forget_old_versions(path)
+
+    @property
+    def half_path(self) -> Path:
+        """Where `keep_half` keeps it."""
+        return self.folder / "half.safetensors"
+
+    def keep_half(self, half: PersonalState) -> None:
+        """Keep this site's own half of a mixture, in place of the one before."""
+        self._write(self.half_path, half)
+
+    def half(self) -> PersonalState | None:
+        """This site's own half of the last mixture; None: there is none that fits."""
+        return self._read(self.half_path) if self.half_path.exists() else None
 
     def _forget_old_versions(self, keep: Path) -> None:
         pinned = sorted(self.folder.glob("version-*"), key=lambda file: file.stat().st_mtime_ns)

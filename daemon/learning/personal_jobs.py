@@ -19,15 +19,18 @@ from numpy.typing import NDArray
 
 from daemon.learning import jobs, material
 from daemon.learning.foreign import Disclosure, fetcher
+from daemon.learning.mixture import mix
 from daemon.learning.personal import PersonalState, PersonalStore, seed_for
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import (
     LearningError,
     Personalised,
+    TrainingError,
     TrainingOptions,
     TrainingProgress,
 )
 from daemon.retrieval.library import Library
+from daemon.versions import read_version
 from daemon.workers import report
 
 if TYPE_CHECKING:
@@ -57,15 +60,57 @@ def personalise(
     nothing is written then.
     """
     started = time.monotonic()
+    store = PersonalStore(
+        Path(spec.personal_folder), jobs.retriever_for(spec).shape_manifest.digest
+    )
     if spec.personal == _MIXTURE:
         from daemon.learning.mixing import mixture
 
-        made, state = mixture(spec, library_path, versions, model_digest, options, own_rounds)
+        made, (state, half) = mixture(
+            spec, library_path, versions, model_digest, options, own_rounds
+        )
+        _check_finite(state)
+        store.put(model_digest, state)
+        store.keep_half(half)
     else:
         made, state = _query_encoder(spec, library_path, versions, model_digest, options, how)
-    shape = jobs.retriever_for(spec).shape_manifest.digest
-    PersonalStore(Path(spec.personal_folder), shape).put(model_digest, state)
+        _check_finite(state)
+        store.put(model_digest, state)
     return replace(made, seconds=time.monotonic() - started)
+
+
+def _check_finite(state: PersonalState) -> None:
+    """A last step may leave what no loss has shown."""
+    if not all(np.isfinite(values).all() for values in state.arrays.values()):
+        raise TrainingError(
+            "training left values that are not finite: lower the learning rate; what this site "
+            "answers with is unchanged"
+        )
+
+
+def carry(spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes) -> None:
+    """Mix a version that has no mixture yet with the half that the last mixture was made of.
+
+    So a site does not fall back to what is shared for as long as a run takes: each of its
+    versions is a little better than the one before, and the site's own half as good as it
+    was. Found anew, and judged, when the run is over.
+    """
+    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+    if store.serving(model_digest) is not None or (half := store.half()) is None:
+        return
+    share, own = half.facts.get("share"), half.arrays.get("own")
+    if not isinstance(share, float) or own is None:
+        raise LearningError(f"{store.half_path} does not hold half a mixture: delete the file")
+    if share > 0.0:
+        shared = read_version(versions, model_digest, retriever.shape_manifest.digest)
+        untrained = half.facts.get("untrained", False)
+        facts = {
+            "kind": _MIXTURE,
+            "share": 0.0 if untrained else share,
+            "untrained": untrained,
+            "carried": True,
+        }
+        store.put(model_digest, PersonalState({_MIXTURE: mix(shared, own, share)}, facts))
 
 
 def _query_encoder(

@@ -25,7 +25,7 @@ from daemon.learning.terms import TrainingError, TrainingOptions
 Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
-_MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
+MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
 FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step
 CLIP = 1.0  # L2 norm of a step's gradient
 
@@ -142,10 +142,10 @@ def training_seed(seed: int, round_number: int, site: str) -> int:
 
 def check_enough(count: int) -> None:
     """Raise TrainingError for fewer pairs than contrastive learning needs."""
-    if count < _MIN_PAIRS:
+    if count < MIN_PAIRS:
         raise TrainingError(
             f"this site has {count} usable training pairs, and contrastive learning needs at "
-            f"least {_MIN_PAIRS}: ingest question-passage pairs whose documents are in the library"
+            f"least {MIN_PAIRS}: ingest question-passage pairs whose documents are in the library"
         )
 
 

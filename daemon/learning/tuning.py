@@ -67,7 +67,8 @@ class Validation:
             cosines = asked[start : start + _QUERIES_AT_ONCE] @ told.T  # [<= 256, m]
             for row, right in zip(cosines, self.positives[start:], strict=False):
                 best = row[right].max()
-                others = int((row >= best).sum()) - int((row[right] >= best).sum())
+                # "not below" and not "at least": what is not a number ranks last
+                others = int((~(row < best)).sum()) - int((~(row[right] < best)).sum())
                 ranks.append(1.0 / (1 + others))
         return np.array(ranks)
 

@@ -33,10 +33,18 @@ CURVE_NAMES = ("each site alone", "FedAvg", "hanse")
 # A federation's sites under one another, and by themselves: where sites are what changes.
 SPLIT_NAMES = ("each site alone", "FedAvg", SHARED.name, "hanse")
 
-# `hanse` trains 12 epochs together and 12 alone. The same work without it: twice the epochs,
-# or the average of two runs of each site's own.
+_ONE: tuple[tuple[str, Any], ...] = (("local_epochs", 1),)
+# `hanse` trains 12 epochs together and 12 alone, in rounds of one epoch, each of which mines
+# negatives anew; the others 12 in rounds of four. The others in rounds of one (FedAvg is then
+# the shared version of `hanse`); and the same work without a federation: twice the epochs, or the
+# average of two runs of each site's own.
+_FINE = Training(TrainingOptions(local_epochs=1), rounds=12)
 _TWICE = Training(rounds=6)
 CONTROLS: tuple[Recipe, ...] = (
+    Alone("each site alone, rounds of one epoch", "each", _FINE),
+    Centralised("centralised, rounds of one epoch", _FINE),
+    Named("pfedrag", "pfedrag, rounds of one epoch", changes=_ONE),
+    Named("pdd-as2", "pdd-as2 (head), rounds of one epoch", changes=_ONE),
     Alone("each site alone, 24 epochs", "each", _TWICE),
     Alone("each site alone, two runs averaged", "each", averaged=2),
     Centralised("centralised, 24 epochs", _TWICE),
@@ -44,7 +52,6 @@ CONTROLS: tuple[Recipe, ...] = (
 )
 
 # Those that train inside the encoder, on the small sites, an epoch in all.
-_ONE: tuple[tuple[str, Any], ...] = (("local_epochs", 1),)
 _LORA = Training(
     TrainingOptions(local_epochs=1, learning_rate=2e-4, negatives="in_batch", hard_negatives=0),
     rounds=1,
@@ -89,7 +96,8 @@ def noise(multiplier: float) -> NoiseTerms:
 
 
 MULTIPLIERS = (0.001, 0.01, 0.1, 1.0)
-_NO_CHANGE = DepthOptions(window=1000)  # rounds after which the scheduler would first judge
+# With the paper's window of five rounds the scheduler first judges after fifteen.
+_SOON = DepthOptions(window=2, stable_rounds=1, low_rounds=2, cooling_rounds=2)
 ABLATIONS: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head), no stage 2", stage_two=False),
     Named("pdd-as2", "pdd-as2 (head), local negatives in stage 2", disclosure=None),
@@ -110,15 +118,18 @@ ABLATIONS: tuple[Recipe, ...] = (
     _shared("KD-GLE over pairs", ("distill", "pairs")),
     _shared("FedProx, mu 0.01", ("proximal", 0.01)),
     _shared("server momentum", ("aggregate", "fedavgm"), ("server_learning_rate", 0.3)),
-    Named("pfedrag", "pfedrag, rounds of one epoch", changes=_ONE),
-    Named("pfedrag", "pfedrag, rounds of one epoch, no scheduler", changes=_ONE, depth=_NO_CHANGE),
+    Named("pfedrag", "pfedrag, rounds of one epoch, scheduler at work", changes=_ONE, depth=_SOON),
     Named("pfedrag", "pfedrag, no personal layer", stage_two=False),
 )
 
 
 def changed(ablation: Recipe) -> str:
     """The name of the recipe that it is a change of."""
-    bases = [r.name for r in (*RECIPES, *ABLATIONS) if ablation.name.startswith(f"{r.name}, ")]
+    bases = [
+        recipe.name
+        for recipe in (*RECIPES, *CONTROLS, *ABLATIONS)
+        if ablation.name.startswith(f"{recipe.name}, ")
+    ]
     return max(bases, key=len)
 
 

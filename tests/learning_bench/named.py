@@ -152,7 +152,9 @@ class Named:
             exchange=self.exchange,
             noise=self.noise,
         )
-        return replace(spec, adapt=chosen.adapt, personal=chosen.personal), training
+        spec = replace(spec, adapt=chosen.adapt, personal=chosen.personal)
+        # A site's tiers follow what it chose itself, and no plan.
+        return (spec if self.depth is None else replace(spec, depth=self.depth)), training
 
     def _tiered(self, own: RetrieverSpec, spec: RetrieverSpec, run: Learned) -> Ranker:
         retriever = retriever_of(spec)
