@@ -266,7 +266,7 @@ def test_an_ablation_is_compared_with_what_it_changes() -> None:
     bases = {recipe.name: changed(recipe) for recipe in ABLATIONS}
     assert bases["hanse, shared version, 8 bits a value"] == "hanse, shared version"
     assert bases["pdd-as2 (head), no stage 2"] == "pdd-as2 (head)"
-    last = "pfedrag, rounds of one epoch, no scheduler"
+    last = "pfedrag, rounds of one epoch, scheduler at work"
     assert bases[last] == "pfedrag, rounds of one epoch"
 
 
