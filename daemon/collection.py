@@ -161,6 +161,10 @@ class Collection:
         """Answer with this version as soon as it is indexed; returns at once."""
         self._want(model_digest)
 
+    def wants(self, model_digest: bytes) -> bool:
+        """Whether questions are, or are to be, answered with this version."""
+        return self._wanted_digest == model_digest
+
     def _want(self, model_digest: bytes) -> None:
         self._wanted_digest = model_digest
         self._settled.clear()
@@ -277,9 +281,12 @@ class Collection:
         """What this site keeps for the version it serves is another: answer with that.
 
         Passages are embedded anew where they go through it. Raises LearningError with
-        the cause when that fails; the old one goes on answering.
+        the cause when that fails; the old one goes on answering. Nothing happens where a
+        newer version is on its way: to ask for this one again would call that off.
         """
         digest, index = self.served_digest, self._index
+        if not self.wants(digest):
+            return
         if self._spec.personal == "query_encoder" and index is not None:
             await self._open(digest, index)
             return

@@ -45,6 +45,7 @@ def learning_reply(around: Surroundings) -> control.LearningReply:
         reply.personal_digest = served
         reply.own_share = float(kept.facts.get("share", math.nan))
         reply.untrained = bool(kept.facts.get("untrained", False))
+        reply.carried = bool(kept.facts.get("carried", False))
     report = None
     if around.retriever.personal == "tiered_head":
         report = report_of(around.personal.newest())

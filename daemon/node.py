@@ -90,10 +90,11 @@ class Node:
         self.collection = collection
         self.privacy = privacy
         self.desk: AnsweringDesk | None = None  # for peers that ask for negatives
-        self.run_ended: Callable[[], None] = lambda: None  # its last round is committed
+        self.run_ended: Callable[[], None] = lambda: None  # its last version is being indexed
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
         self.progress = ProgressBoard(lambda: self.traffic())
+        self._run_over = False
         self._last_error = ""
         self._folders = folders
         self.shapes = shapes
@@ -247,6 +248,7 @@ class Node:
         match effect:
             case do.Persist(durable, commits):
                 await self._journal.persist(durable, commits)
+                self._look_for_a_stop(durable)
             case do.Send(to, body):
                 self._out.put(to, body)
             case do.BeginAttempt():
@@ -361,6 +363,14 @@ class Node:
         run = self.protocol.run
         if run is not None and run.target_round <= effect.round:
             self.run_ended()
+
+    def _look_for_a_stop(self, durable: do.Durable) -> None:
+        """A run also ends when somebody stops it, and no version follows then."""
+        run = durable.run
+        over = run is not None and 0 < run.target_round <= durable.head_round
+        if over and not self._run_over and self.collection.wants(durable.head_digest):
+            self.run_ended()
+        self._run_over = over
 
     def _show(self, effect: do.Progress) -> None:
         if effect.message:

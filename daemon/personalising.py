@@ -93,7 +93,7 @@ class Personaliser:
     # ---- unasked ---------------------------------------------------------------
 
     def run_ended(self) -> None:
-        """The last round of a run is committed: `run` does its work."""
+        """The last round of a run is committed, or the run was stopped: `run` does its work."""
         self._wanted.set()
 
     async def run(self) -> None:
@@ -116,10 +116,15 @@ class Personaliser:
     async def _after_a_run(self, digest: bytes) -> None:
         await self._collection.until_served(digest)
         store = PersonalStore(Path(self._chosen.spec.personal_folder), self._chosen.shape_digest)
-        if self._turn.locked() or await asyncio.to_thread(store.serving, digest) is not None:
+        kept = await asyncio.to_thread(store.serving, digest)
+        if self._turn.locked() or (kept is not None and not kept.facts.get("carried")):
             return
         await self._audit.record(DAEMON, "personalise", "begun", digest=digest.hex())
-        outcome = await self.personalise(lambda _: None)
+        run = self._protocol.run
+        options = self._chosen.options
+        if run is not None:  # as the version was trained that it is mixed with, or begins at
+            options = replace(TrainingOptions.of(run.plan), seed=options.seed)
+        outcome = await self._fitted(lambda _: None, options)
         await self._audit.record_or_owe(DAEMON, "personalise", "done", **told(outcome))
 
     # ---- asked for -------------------------------------------------------------
@@ -127,11 +132,20 @@ class Personaliser:
     async def personalise(
         self, listener: Callable[[object], None], *, local_epochs: int = 0
     ) -> Outcome:
-        """Fit the query encoder and answer with it; ``listener`` gets `TrainingProgress`.
+        """Fit what is this site's own, as the settings say of training, and answer with it.
 
-        Raises LearningError with cause and remedy, and as training does. Cancelled, it
-        changes nothing.
+        ``listener`` gets `TrainingProgress`. ``local_epochs``: of a query encoder, or of
+        each round of a mixture's own half; 0: as in the settings. Raises LearningError with
+        cause and remedy, and as training does. Cancelled, it changes nothing.
         """
+        options = self._chosen.options
+        if local_epochs:
+            options = replace(options, local_epochs=local_epochs)
+        return await self._fitted(listener, options)
+
+    async def _fitted(
+        self, listener: Callable[[object], None], options: TrainingOptions
+    ) -> Outcome:
         if not self._on:
             raise LearningError(
                 "this site fits nothing of its own: set retriever.personal = 'mixture' or "
@@ -140,16 +154,15 @@ class Personaliser:
         if self._turn.locked():
             raise LearningError("this site is being fitted already: wait for it")
         async with self._turn:
-            return await self._personalise(listener, local_epochs)
+            return await self._personalise(listener, options)
 
-    async def _personalise(self, listener: Callable[[object], None], local_epochs: int) -> Outcome:
+    async def _personalise(
+        self, listener: Callable[[object], None], options: TrainingOptions
+    ) -> Outcome:
         chosen, collection = self._chosen, self._collection
         digest = collection.served_digest
         if not digest:
             raise NotIndexedYet("the index is still being made; try again in a moment")
-        options = chosen.options
-        if local_epochs:
-            options = replace(options, local_epochs=local_epochs)
         asking = Asking(
             self._transport,
             self._federation_id,

@@ -59,9 +59,11 @@ def chosen(
         raise ChoiceRefused("; ".join(explained(section, error))) from error
 
 
-# Policy of a site is not for one run to change; bits and mode have options of their own.
+# Policy of a site is not for one run to change; bits and mode have options of their own, and
+# what a site trains by itself stands in no plan.
 _CHOOSABLE = frozenset(
-    {*RECIPES["hanse"].settings["training"], *LearningSettings.model_fields} - {"recipe"}
+    {*RECIPES["hanse"].settings["training"], *LearningSettings.model_fields}
+    - {"recipe", "own_rounds"}
 )
 
 

@@ -1179,6 +1179,7 @@ class LearningReply(_message.Message):
     PERSONAL_DIGEST_FIELD_NUMBER: _builtins.int
     OWN_SHARE_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
+    CARRIED_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """[learning] recipe"""
     shared_values: _builtins.int
@@ -1196,7 +1197,9 @@ class LearningReply(_message.Message):
     own_share: _builtins.float
     """of what it learned alone, in its mixture; NaN: there is none"""
     untrained: _builtins.bool
-    """it answers with the encoder as it came, which did better than every mixture"""
+    """it answers with the encoder as it came, which did better than the mixture"""
+    carried: _builtins.bool
+    """10 and 11 were found for an earlier version; this one has its own when the run is over"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
         """on every axis of [retriever], [training] and [learning]"""
@@ -1219,10 +1222,11 @@ class LearningReply(_message.Message):
         personal_digest: _builtins.bytes = ...,
         own_share: _builtins.float = ...,
         untrained: _builtins.bool = ...,
+        carried: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "choices", b"choices", "decision", b"decision", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "carried", b"carried", "choices", b"choices", "decision", b"decision", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1926,7 +1930,7 @@ class PersonaliseRequest(_message.Message):
 
     LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
     local_epochs: _builtins.int
-    """passes over the pairs, 1 .. 100; 0: as in the settings"""
+    """passes over the pairs, of a mixture in each of own_rounds, 1 .. 100; 0: as in the settings"""
     def __init__(
         self,
         *,
@@ -1992,7 +1996,7 @@ class PersonaliseProgress(_message.Message):
     judged_in_turn: _builtins.bool
     """7 are training pairs, which the shared version learned from; 9 is of what was learned alone from others of them"""
     untrained: _builtins.bool
-    """the encoder as it came did better than every mixture, and answers"""
+    """the encoder as it came did better than the mixture, and answers"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
         """that were asked, sorted"""

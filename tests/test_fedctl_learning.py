@@ -49,6 +49,9 @@ def test_learning_tells_what_is_this_sites_own(fedctl: Fedctl, daemon: CannedDae
     assert "nothing yet for the version that answers" in fedctl("learning").out
     daemon.learning.personal_digest, daemon.learning.own_share = DIGEST, 0.5
     assert "50% of what this site learned alone, for version" in fedctl("learning").out
+    assert "found anew" not in fedctl("learning").out
+    daemon.learning.carried = True
+    assert "found for an earlier version; found anew when" in fedctl("learning").out
     daemon.learning.untrained = True
     assert "mixture the encoder as it came" in " ".join(fedctl("learning").out.split())
     personal.value = "query_encoder"

@@ -23,7 +23,7 @@ from peers.messages import check
 from peers.planning import make_plan as plan_of_promises
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.federation import LiveFederation
+from tests.federation import Corpus, LiveFederation, LiveSite
 
 TRAINING = TrainingSettings.model_validate({})
 LEARNING = LearningSettings.model_validate({})
@@ -123,6 +123,7 @@ def test_every_recipe_is_a_plan_that_sites_take(name: str) -> None:
         ("", ("willing=false",), "is no choice"),
         ("", ("min_pairs=2",), "is no choice"),
         ("", ("recipe=pfedrag",), "is no choice"),
+        ("", ("own_rounds=3",), "is no choice"),
         ("", ("",), "axes are aggregate"),
     ],
 )
@@ -236,28 +237,62 @@ async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_its
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_after_a_run_every_site_finds_its_mixture_and_answers_with_it(tmp_path: Path) -> None:
+async def test_a_site_answers_with_what_it_found_best_also_while_the_next_run_is_under_way(
+    tmp_path: Path,
+) -> None:
     sites = ["alder", "birch", "cedar"]
     tables: dict[str, dict[str, Any]] = {
         "retriever": {"personal": "mixture"},
-        "learning": {"own_rounds": 1},
+        "training": {"learning_rate": 3e-3, "batch_size": 4},  # too much for twelve pairs
+        "learning": {"own_rounds": 2},
     }
     async with LiveFederation.start(tmp_path, sites, tables=tables) as live:
+        alder = live.sites["alder"]
+        give_validation_pairs(alder.corpus)  # that can judge; the others have none
         await live.ingest_all()
         await live.train("birch", 1)
         for site in live.sites.values():
-            head = (await site.status()).model_digest
-            async with asyncio.timeout(120):
-                while True:
-                    reply = await site.stub.Learning(control.LearningRequest(), timeout=60)
-                    folders = [path.name for path in (site.folder / "state" / "index").iterdir()]
-                    if reply.personal_digest == head and len(folders) == 1:
-                        break
-                    await asyncio.sleep(0.2)
-            assert reply.own_share == 0.0, "nothing to judge by: the shared version"
-            (folder,) = folders
-            assert not folder.startswith(head.hex()), "indexed as the mixture embeds"
+            reply = await fitted(site)
+            assert reply.own_share == 0.0 or site is alder, "nothing to judge by: the shared one"
+            (folder,) = [path.name for path in (site.folder / "state" / "index").iterdir()]
+            assert not folder.startswith(reply.personal_digest.hex()), "as the mixture embeds"
             asked = control.AskRequest(question="who looks after the lantern?")
             answer = await site.stub.Ask(asked, timeout=60)
             assert answer.passages
-            assert answer.model_digest == head
+            assert answer.model_digest == reply.personal_digest
+        before = await fitted(alder)
+        assert before.untrained, "its validation pairs say so"
+
+        await live.sites["cedar"].stub.Train(control.TrainRequest(rounds=1000), timeout=60)
+        async with asyncio.timeout(120):
+            while True:
+                during = await alder.stub.Learning(control.LearningRequest(), timeout=60)
+                if during.personal_digest not in (b"", before.personal_digest):
+                    break
+                await asyncio.sleep(0.05)
+        assert during.carried
+        assert during.untrained, "it does not fall back to the version that does worse"
+        # Nobody waits for a thousand rounds: what is stopped is over as well.
+        await live.sites["birch"].stub.StopTraining(control.StopTrainingRequest(), timeout=60)
+        assert not (await fitted(alder)).carried
+
+
+def give_validation_pairs(corpus: Corpus) -> None:
+    """Two more questions for each document that may be learned from."""
+    for pair in [pair for pair in corpus.pairs if pair.split == "train"]:
+        topic = pair.query.removeprefix("who looks after the ")
+        for again in (f"whose {topic}", f"the wardens and the {topic}"):
+            corpus.pairs.append(control.Pair(query=again, positives=pair.positives, split="valid"))
+
+
+async def fitted(site: LiveSite) -> control.LearningReply:
+    """When a site answers with something of its own that was made for its newest version."""
+    async with asyncio.timeout(120):
+        while True:
+            reply = await site.stub.Learning(control.LearningRequest(), timeout=60)
+            status = await site.status()
+            folders = list((site.folder / "state" / "index").iterdir())
+            current = reply.personal_digest == status.model_digest and not reply.carried
+            if current and len(folders) == 1 and status.phase in ("idle", "committed"):
+                return reply
+            await asyncio.sleep(0.2)

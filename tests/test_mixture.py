@@ -19,7 +19,7 @@ from daemon.learning.mixture import FAR, SHARES, best_share, mix, near_enough
 from daemon.learning.models import Texts
 from daemon.learning.personal import PersonalStore, embedded_by
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, Personalised, TrainingOptions
+from daemon.learning.terms import LearningError, Personalised, TrainingError, TrainingOptions
 from daemon.learning.training import TrainingSet
 from daemon.retrieval.documents import Document, Pair
 from daemon.versions import read_version, write_version
@@ -167,7 +167,7 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
     made = personalised(spec, library, versions, digest)
     assert isinstance(made, Personalised)
     assert (made.epochs, made.judged) == (4, 24)
-    assert made.share in SHARES
+    assert made.share > 0.0, "the shared version here is the encoder untrained"
     assert made.changed == (made.share > 0.0)
     assert all(0.0 < value <= 1.0 for value in (made.mrr_before, made.mrr_after))
 
@@ -242,6 +242,85 @@ def test_questions_that_have_one_answer_judge_nothing(
     assert isinstance(made, Personalised)
     assert (made.judged, made.share, made.changed, made.in_turn) == (0, 0.0, False, False)
     assert made.pairs == pairs + others
+
+
+def test_a_site_without_questions_to_learn_from_judges_the_shared_version_all_the_same(
+    spec: RetrieverSpec, tmp_path: Path
+) -> None:
+    library = library_of(spec, tmp_path / "library.sqlite3", 1, 24)
+    versions = tmp_path / "versions"
+    jobs.write_initial_version(spec, versions)
+    shape = jobs.describe(spec).shape_manifest.digest
+    retriever = jobs.retriever_for(spec)
+    start = retriever.initial_vector()
+    chance = np.random.Generator(np.random.Philox(key=5))
+    harmed = start + chance.normal(0.0, 0.5, start.shape).astype(np.float32)
+    digest, _ = write_version(versions, shape, harmed)
+    made = personalised(spec, library, versions, digest)
+    assert isinstance(made, Personalised)
+    assert (made.epochs, made.judged, made.untrained) == (0, 24, True)
+    assert made.mrr_after > made.mrr_before
+    state = PersonalStore(Path(spec.personal_folder), shape).serving(digest)
+    assert state is not None
+    assert np.array_equal(state.arrays["mixture"], start)
+
+
+def test_later_versions_are_mixed_with_the_same_half_until_they_have_their_own(
+    spec: RetrieverSpec, library: Path, tmp_path: Path
+) -> None:
+    """A site does not fall back to what is shared for as long as a run takes."""
+    versions, indexes = tmp_path / "versions", tmp_path / "index"
+    first = jobs.write_initial_version(spec, versions)
+    shape = jobs.describe(spec).shape_manifest.digest
+    store = PersonalStore(Path(spec.personal_folder), shape)
+    made = personalised(spec, library, versions, first)
+    assert isinstance(made, Personalised)
+    assert made.share > 0.0
+    half = store.half()
+    assert half is not None
+
+    start = read_version(versions, first, shape)
+    later = (start + np.float32(0.01)).astype(np.float32)
+    second, _ = write_version(versions, shape, later)
+    built = jobs.build_index(spec, library, versions, second, indexes)
+    carried = store.serving(second)
+    assert carried is not None
+    assert carried.facts["carried"]
+    assert carried.facts["share"] == made.share
+    assert np.array_equal(carried.arrays["mixture"], mix(later, half.arrays["own"], made.share))
+    assert built.name.startswith(embedded_by("mixture", spec.personal_folder, second).hex())
+
+    personalised(spec, library, versions, second)
+    found = store.serving(second)
+    assert found is not None
+    assert "carried" not in found.facts
+
+    # What was judged to be of no use, or was made for another retriever, is not carried.
+    store.keep_half(replace(half, facts={"share": 0.0, "untrained": False}))
+    third, _ = write_version(versions, shape, (start - np.float32(0.01)).astype(np.float32))
+    jobs.build_index(spec, library, versions, third, indexes)
+    assert store.serving(third) is None
+    store.keep_half(replace(half, facts={}))
+    fourth, _ = write_version(versions, shape, (start - np.float32(0.02)).astype(np.float32))
+    with pytest.raises(LearningError, match="delete the file"):
+        jobs.build_index(spec, library, versions, fourth, indexes)
+    assert PersonalStore(store.folder, bytes(32)).half() is None
+
+
+def test_parameters_that_are_not_finite_are_not_kept(
+    spec: RetrieverSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last step that overflows shows in no loss."""
+    library = library_of(spec, tmp_path / "library.sqlite3", 40, 0)
+    versions = tmp_path / "versions"
+    digest = jobs.write_initial_version(spec, versions)
+    retriever = jobs.retriever_for(spec)
+    broken = retriever.initial_vector()
+    broken[0] = np.inf
+    monkeypatch.setattr(retriever, "vector", lambda: broken)
+    with pytest.raises(TrainingError, match="not finite"), np.errstate(invalid="ignore"):
+        personalised(spec, library, versions, digest)
+    assert not list(Path(spec.personal_folder).glob("*"))
 
 
 def test_what_learned_nothing_for_the_next_question_is_not_mixed_in(

@@ -242,6 +242,13 @@ def test_reciprocal_ranks_by_hand(encoder: Encoder) -> None:
     assert score == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)
     assert Validation(Texts([]), passages, []).mean_reciprocal_rank(retriever) == 0.0
 
+    broken = np.stack([axes[0], np.full(32, np.nan, dtype=np.float32)])
+    wrong = Texts(["q", "r"], broken)
+    ranks = Validation(wrong, passages, [np.array([1, 2]), np.array([0])]).reciprocal_ranks(
+        retriever
+    )
+    assert ranks.tolist() == [1 / 2, 1 / 3], "what is not a number ranks last"
+
 
 def test_distillation_holds_to_the_shared_query_encoder(encoder: Encoder) -> None:
     pairs = turned_pairs(encoder)

@@ -67,5 +67,7 @@ def _own(reply: LearningReply) -> Iterator[tuple[str, str]]:
     elif personal == "mixture":
         share = f"{reply.own_share:.0%} of what this site learned alone"
         yield "mixture", f"{UNTRAINED if reply.untrained else share}, {fitted}"
+        if reply.carried:
+            yield "", "as found for an earlier version; found anew when the run is over"
     else:
         yield "query encoder", f"this site's own, {fitted}"

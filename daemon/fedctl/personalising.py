@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import Exchanged, PersonaliseProgress
 
-UNTRAINED = "the encoder as it came: no mixture did as well on validation pairs"
+UNTRAINED = "the encoder as it came: the mixture did worse on validation pairs"
 
 
 @command
 def personalise(
     session: Session,
     local_epochs: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Passes over this site's own pairs.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            help="Passes over this site's own pairs; for a mixture, in each of its own_rounds.",
+        ),
     ] = None,
 ) -> None:
     """Fit what is this site's own to its pairs, as retriever.personal says.
