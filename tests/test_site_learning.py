@@ -295,6 +295,20 @@ async def test_one_build_at_a_time_and_none_without_a_writer(site: Site) -> None
 # ---- the curve -----------------------------------------------------------------------------------
 
 
+async def test_a_site_that_renews_an_old_version_goes_on_to_the_newer_one(site: Site) -> None:
+    """What is a site's own is made for one version, and the next may be committed meanwhile."""
+    await site.ingest(DOCUMENTS, [])
+    described = await site.worker.run(jobs.describe, site.spec)
+    shape = described.shape_manifest.digest
+    start = read_version(site.state / "versions", site.genesis, shape)
+    newer, _ = write_version(site.state / "versions", shape, start + np.float32(0.01))
+    await site.collection.until_served(site.genesis)
+    site.collection.adopt(newer)
+    await site.collection.renew()
+    await site.collection.until_served(newer)
+    assert site.collection.served_digest == newer
+
+
 async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Site) -> None:
     store = Store(site.state / "state.sqlite3")
     head = (0, site.genesis)
