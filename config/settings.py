@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -47,6 +47,9 @@ from config.recipes import (
 )
 
 _HANSE = RECIPES[DEFAULT_RECIPE]
+
+COMMON_PASSAGES: Final[frozenset[Personal]] = frozenset({"none", "query_encoder"})
+"""With which ``retriever.personal`` passages are embedded by the shared version alone."""
 
 # Special tokens that an encoder puts around a text ([CLS] and [SEP]).
 _SPECIAL_TOKENS = 2
@@ -497,6 +500,7 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
         )
     if isinstance(retriever, RetrieverSettings):
         yield from _adaptation_problems(retriever, sections.get("learning"))
+        yield from _answering_problems(retriever, sections.get("negatives"))
     robust = sections.get("robust")
     if isinstance(robust, RobustSettings) and isinstance(training, TrainingSettings):
         yield from _robust_problems(robust, training)
@@ -537,6 +541,24 @@ def _adaptation_problems(
             _toml(learning.start_from),
             '"global" with retriever.adapt = "lora_server"',
             "what is exchanged then is a projection on factors that a student has left",
+        )
+
+
+def _answering_problems(
+    retriever: RetrieverSettings, negatives: Section | None
+) -> Iterator[Problem]:
+    """A site that said it answers, and whose every answer would be that it cannot."""
+    if (
+        isinstance(negatives, NegativesSettings)
+        and negatives.answer
+        and retriever.personal not in COMMON_PASSAGES
+    ):
+        yield Problem(
+            "negatives.answer",
+            "true",
+            f"false with retriever.personal = {_toml(retriever.personal)}, which embeds passages "
+            "as no other site does",
+            'set it to false, or write personal = "none" (or "query_encoder") in [retriever]',
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from dataclasses import replace
 
-from config.settings import Settings
+from config.settings import COMMON_PASSAGES, Settings
 from daemon.audit import AuditLog
 from daemon.learning.foreign import Disclosure
 from daemon.learning.recipes import options_from
@@ -54,7 +54,7 @@ class StageTwo:
             Desk(
                 policy,
                 self._described.dimension,
-                common_passages=personal in ("none", "query_encoder"),
+                embedded_by="" if personal in COMMON_PASSAGES else personal,
             ),
             sharing,
             node.collection,

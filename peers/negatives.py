@@ -79,13 +79,13 @@ class Order:
 class Desk:
     """The answering site's side: admits requests, and counts what each peer was given."""
 
-    def __init__(self, policy: AnswerPolicy, dimension: int, *, common_passages: bool) -> None:
-        """``common_passages``: false where a personal layer embeds this site's passages."""
+    def __init__(self, policy: AnswerPolicy, dimension: int, *, embedded_by: str = "") -> None:
+        """``embedded_by``: the personal layer that embeds this site's passages, if one does."""
         self.policy = policy
         self._dimension = dimension
         self.answered: Counter[str] = Counter()  # queries by peer since the start
         self.refused: Counter[str] = Counter()  # requests by peer since the start
-        self._common_passages = common_passages
+        self._embedded_by = embedded_by
         self._round = -1
         self._spent: Counter[str] = Counter()
 
@@ -113,10 +113,11 @@ class Desk:
                 "this site gives no negatives: its operator would have to switch on "
                 "negatives.answer"
             )
-        if not self._common_passages:
+        if self._embedded_by:
             raise Declined(
-                "this site embeds its passages with a personal layer, which no other site has: "
-                "choose retriever.personal other than 'tiered_head' there, or ask others"
+                f"this site embeds its passages as no other site does (retriever.personal = "
+                f"{self._embedded_by!r}): ask others, or have its operator choose 'none' or "
+                "'query_encoder'"
             )
         if not served_digest or request.model_digest != served_digest:
             ours = served_digest.hex()[:12] or "none yet"

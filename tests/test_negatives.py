@@ -215,8 +215,8 @@ OPEN = AnswerPolicy(
 )
 
 
-def desk(policy: AnswerPolicy = OPEN, *, common: bool = True) -> Desk:
-    return Desk(policy, D, common_passages=common)
+def desk(policy: AnswerPolicy = OPEN, *, embedded_by: str = "") -> Desk:
+    return Desk(policy, D, embedded_by=embedded_by)
 
 
 def test_an_order_is_cut_to_what_is_allowed() -> None:
@@ -233,7 +233,12 @@ def test_by_default_nobody_gets_anything() -> None:
 @pytest.mark.parametrize(
     ("place", "request_", "served", "told"),
     [
-        (desk(common=False), asking(), DIGEST, "personal layer"),
+        (
+            desk(embedded_by="mixture"),
+            asking(),
+            DIGEST,
+            r"retriever\.personal = 'mixture'\): ask others, or .* 'none' or 'query_encoder'",
+        ),
         (desk(), asking(), b"", "model version none yet, the queries are of 070707"),
         (desk(), asking(), bytes(32), "model version 000000000000, the queries are of 070707"),
         (

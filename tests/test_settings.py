@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from annotated_types import BaseMetadata
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
-from config.recipes import DEFAULT_RECIPE, RECIPES
-from config.settings import SECTIONS, Settings, SettingsError, load
+from config.recipes import DEFAULT_RECIPE, RECIPES, Personal
+from config.settings import COMMON_PASSAGES, SECTIONS, Settings, SettingsError, load
 from peers.robust import FROM_GRAM, objection
 
 EXAMPLE = Path(__file__).parent.parent / "config" / "fedd.example.toml"
@@ -307,6 +308,33 @@ def test_without_a_recipe_it_is_the_default_one(tmp_path: Path) -> None:
 def test_choices_that_do_not_go_together(tmp_path: Path, text: str, line: str) -> None:
     (refusal,) = refusals(tmp_path, text)
     assert line in refusal
+
+
+@pytest.mark.parametrize(
+    ("personal", "can"),
+    [("none", True), ("query_encoder", True), ("mixture", False), ("tiered_head", False)],
+)
+def test_a_site_that_cannot_answer_is_told_when_it_says_that_it_does(
+    tmp_path: Path, personal: str, can: bool
+) -> None:
+    text = f'[negatives]\nanswer = true\n[retriever]\npersonal = "{personal}"'
+    if can:
+        assert load(write(tmp_path, text)).negatives.answer
+        return
+    (refusal,) = refusals(tmp_path, text)
+    assert f'negatives.answer = true: expected false with retriever.personal = "{personal}"' in (
+        refusal
+    )
+    assert 'personal = "none" (or "query_encoder")' in refusal
+
+
+def test_with_the_default_recipe_no_site_can_answer(tmp_path: Path) -> None:
+    (refusal,) = refusals(tmp_path, "[negatives]\nanswer = true")
+    assert 'retriever.personal = "mixture"' in refusal
+
+
+def test_every_personal_layer_either_can_answer_or_cannot() -> None:
+    assert set(get_args(Personal)) - COMMON_PASSAGES == {"mixture", "tiered_head"}
 
 
 # ---- who writes questions -----------------------------------------------------

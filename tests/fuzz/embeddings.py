@@ -31,7 +31,7 @@ _POLICY = AnswerPolicy(
     top_n=_TOP_N,
     bits=64,
 )
-_DESK = Desk(_POLICY, _D, common_passages=True)
+_DESK = Desk(_POLICY, _D)
 _REQUEST, _REPLY = b"\0", b"\1"
 
 
