@@ -76,6 +76,7 @@ class AnsweringDesk:
             digest,
             self.desk.policy.collections,
             self._noise,
+            self.desk.policy.bits,
             self._secret,
         )
         try:

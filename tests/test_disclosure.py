@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crypto.buckets import PrefixTable
 from crypto.disclosure import (
     MAX_BITS,
     BucketTable,
@@ -173,6 +174,41 @@ def test_drawn_rows_lie_in_a_nearest_bucket(n: int, bits: int, count: int, seed:
     nearest = np.flatnonzero(distances == distances.min())
     assert len(drawn) == len(set(drawn.tolist())) == min(count, len(nearest))
     assert set(drawn.tolist()) <= set(nearest.tolist())
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(1, 24), st.integers(0, 2**32 - 1))
+def test_the_first_bits_of_a_name_are_the_name_of_fewer_bits(
+    n: int, most: int, d: int, seed: int
+) -> None:
+    """And a table of the most bits has the buckets of all fewer ones."""
+    vectors = units(n, d, seed)
+    names = Projections(b"s", d, most).buckets(vectors)
+    table = PrefixTable(names)
+    flags = np.unpackbits(names, axis=1, bitorder="little")
+    for bits in range(1, most + 1):
+        fewer = Projections(b"s", d, bits)
+        alone = fewer.buckets(vectors)
+        np.testing.assert_array_equal(np.packbits(flags[:, :bits], 1, bitorder="little"), alone)
+        own, derived = BucketTable(alone), table.of(bits)
+        assert len(own) == len(derived)
+        for name in fewer.buckets(units(5, d, seed + 1)):
+            np.testing.assert_array_equal(derived.rows(name), own.rows(name))
+            chances = [np.random.default_rng(seed) for _ in range(2)]
+            np.testing.assert_array_equal(
+                derived.draw(name, 2, chances[0]), own.draw(name, 2, chances[1])
+            )
+
+
+def test_more_bits_than_a_table_has_are_refused() -> None:
+    table = PrefixTable(np.zeros((3, 2), np.uint8))
+    for bits in (0, 17):
+        with pytest.raises(CryptoError, match="bits of names that have 16"):
+            table.of(bits)
+    with pytest.raises(CryptoError, match="a bucket's name has 2 bytes"):
+        table.of(16).rows(np.zeros(1, np.uint8))
+    with pytest.raises(CryptoError, match="needs rows"):
+        PrefixTable(np.zeros((0, 2), np.uint8))
 
 
 def test_a_table_without_rows_and_a_name_of_another_width_are_refused() -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.disclosure import BucketTable, Projections, chance_from, noisy
+from crypto.buckets import PrefixTable
+from crypto.disclosure import Projections, chance_from, noisy
 from daemon.retrieval.index import load_index
 from daemon.retrieval.library import Library
 from daemon.workers import reads
@@ -38,8 +39,8 @@ _SPLIT = "train"  # what may be learned from
 class Shelf:
     """What a site may answer from: an open version's passages, of some collections.
 
-    ``noise``: deviation a coordinate of what is not exact. ``secret``: 32 bytes of this
-    site's own, from which the noise is drawn.
+    ``noise``: deviation a coordinate of what is not exact. ``bits``: of a bucket, at most.
+    ``secret``: 32 bytes of this site's own, from which the noise is drawn.
     """
 
     library: Path
@@ -47,6 +48,7 @@ class Shelf:
     model_digest: bytes
     collections: tuple[str, ...]
     noise: float
+    bits: int
     secret: bytes = field(repr=False)
 
 
@@ -72,13 +74,14 @@ def near(shelf: Shelf, sender: str, queries: Float32, top_n: int, *, exact: bool
 def in_buckets(shelf: Shelf, sender: str, names: UInt8, bits: int, top_n: int) -> list[Float32]:
     """For each bucket of ``names`` [q, width] ``top_n`` of its noised passages, at random.
 
-    Of the nearest bucket that is not empty. Raises as `near`.
+    Of the nearest bucket that is not empty; ``bits`` are at most the shelf's. Raises as
+    `near`.
     """
     del sender
     table = _noised(shelf)
     if not len(table):
         return [table for _ in names]
-    buckets, chance = _buckets(shelf, bits), chance_from()
+    buckets, chance = _buckets(shelf).of(bits), chance_from()
     return [table[buckets.draw(name, top_n, chance)] for name in names]
 
 
@@ -121,10 +124,11 @@ def _secret_bytes(shelf: Shelf, label: int) -> Callable[[int], bytes]:
     return draw
 
 
-@functools.lru_cache(maxsize=2)
-def _buckets(shelf: Shelf, bits: int) -> BucketTable:
+@functools.lru_cache(maxsize=1)
+def _buckets(shelf: Shelf) -> PrefixTable:
+    """Of as many bits as anybody may ask for: a peer that asks for fewer makes no other table."""
     table = _noised(shelf)
-    return BucketTable(Projections(shelf.model_digest, table.shape[1], bits).buckets(table))
+    return PrefixTable(Projections(shelf.model_digest, table.shape[1], shelf.bits).buckets(table))
 
 
 def _read(shelf: Shelf) -> tuple[Int64, Float32]:

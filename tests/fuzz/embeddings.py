@@ -7,7 +7,8 @@ from random import Random
 
 import numpy as np
 
-from crypto.disclosure import BucketTable, Projections
+from crypto.buckets import PrefixTable
+from crypto.disclosure import Projections
 from peers.errors import RemoteProtocolError
 from peers.messages import decode, parse
 from peers.negative_bounds import (
@@ -71,7 +72,8 @@ def _search(request: pb.NegativesRequest) -> None:
     assert 1 <= order.top_n <= _TOP_N
     table = _units(_ROWS)
     if order.level == "bucket":
-        buckets = BucketTable(Projections(GENESIS, _D, request.bits).buckets(table))
+        every = Projections(GENESIS, _D, _POLICY.bits).buckets(table)
+        buckets = PrefixTable(every).of(request.bits)
         names = buckets_of(request)
         assert len(names) == order.count
         drawn = [buckets.draw(name, order.top_n, np.random.default_rng(0)) for name in names]
