@@ -268,6 +268,7 @@ class NegativesSettings(Section):
     collections: Beginnings = ()
     noise: float = Field(0.05, ge=0.001, le=100)
     bits: int = Field(8, ge=1, le=64)
+    ask: bool = True
     level: Literal["exact", "noisy", "bucket"] = "bucket"
     select: Literal["all", "random", "nearest"] = "all"
     sites: int = Field(3, ge=1, le=256)

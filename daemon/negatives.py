@@ -127,11 +127,15 @@ def own_secret(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class AskOptions:
-    """Whom a site asks, and how long it waits; ``sites``: how many, where not all are asked."""
+    """Whom a site asks, and how long it waits; ``sites``: how many, where not all are asked.
+
+    ``ask``: false where the operator lets nothing of a question leave.
+    """
 
     select: Select = "all"
     sites: int = 3
     deadline_s: float = 5.0
+    ask: bool = True
 
 
 @dataclass
@@ -186,8 +190,8 @@ class Asking:
     async def __call__(self, item: Disclosed) -> Heard:
         """What the chosen peers answer to one step's queries."""
         self.steps += 1
-        requests = self._requests(item)
-        sites = self._sites()
+        sites = self._sites() if self.options.ask else []
+        requests = self._requests(item) if sites else []
         found = await asyncio.gather(*(self._ask(site, requests) for site in sites))
         heard = [answers for answers in found if answers is not None]
         if not heard:
@@ -201,6 +205,8 @@ class Asking:
         return self.peers
 
     def _reasons(self) -> dict[str, str]:
+        if not self.options.ask:
+            return {"cause": "this site asks nobody: negatives.ask is false"}
         told = [f"{site}: {seen.reason}" for site, seen in self.peers.items() if seen.reason]
         return {"cause": "; ".join(told) or "no peer is connected"}
 

@@ -79,7 +79,7 @@ class StageTwo:
                 ),
                 own_rounds=self._settings.learning.own_rounds,
                 how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
-                whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s),
+                whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s, chosen.ask),
             ),
             learning=learning,
             collection=node.collection,

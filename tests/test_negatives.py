@@ -423,6 +423,14 @@ async def test_a_busy_peer_is_asked_again_when_it_says() -> None:
     assert (await session(line)(item(1))).answers == []
 
 
+async def test_a_site_whose_operator_lets_nothing_leave_asks_nobody() -> None:
+    line = Peers(beta=good)
+    asked = session(line, ask=False)
+    assert [(await asked(item(2))).answers for _ in range(3)] == [[], [], []]
+    assert (line.asked, asked.peers) == ([], {})
+    assert asked.unanswered == asked.steps == 3
+
+
 async def test_with_nobody_to_ask_the_training_goes_on_and_it_is_counted() -> None:
     asked = session(Peers())
     assert [(await asked(item(2))).answers for _ in range(3)] == [[], [], []]

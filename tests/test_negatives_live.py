@@ -59,6 +59,10 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
             "bits": 6,
         }
     },
+    "cedar": {
+        "retriever": {"personal": "query_encoder"},
+        "negatives": {"ask": False},
+    },
 }
 
 
@@ -256,6 +260,16 @@ async def test_a_site_that_says_nothing_gives_nothing(scene: Scene) -> None:
     with pytest.raises(PeerRefused, match="gives no negatives: its operator"):
         await scene.drift.negatives("cedar", await request_of(scene), 10)
     assert not entries(scene.live.sites["cedar"], "negatives")
+
+
+async def test_a_site_that_asks_nobody_sends_nothing_and_is_fitted_all_the_same(
+    scene: Scene,
+) -> None:
+    cedar = scene.live.sites["cedar"]
+    done = await personalise(cedar)
+    assert (list(done.peers), done.changed) == ([], True)
+    assert done.steps_unanswered == done.steps == 2
+    assert not entries(cedar, "negatives")  # in which every request is, before it leaves
 
 
 async def test_a_quota_holds_whatever_is_asked_and_counts_one_peer_alone(scene: Scene) -> None:
