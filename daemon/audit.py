@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 import structlog
 
@@ -44,6 +44,34 @@ log = structlog.get_logger()
 _SEGMENT_BYTES: Final = 16 << 20
 _PAUSE_S: Final = 1.0  # after a failure: whoever asks meanwhile is refused without a try
 _OWED_KINDS: Final = 1000  # of (actor, action): a gap's memory is bounded
+
+Action = Literal[
+    "ask",
+    "attempt",
+    "audit-embeddings",
+    "build-pairs",
+    "drop-pairs",
+    "evaluate",
+    "ingest",
+    "manifest",
+    "negatives",
+    "personalise",
+    "plan",
+    "pull",
+    "push",
+    "reload",
+    "send",
+    "show-pairs",
+    "start",
+    "stop",
+    "stop-training",
+    "train",
+    "vote",
+]
+"""What an entry can be of, beside `TORN` and `SEVERAL`; docs/fedctl.md has a row for each."""
+
+SEVERAL: Final = "several"
+"""Actor and action of what is owed of more kinds than are remembered."""
 
 DAEMON: Final = "fedd"
 """The actor of what nobody asked for: starting, stopping, finding a torn line."""
@@ -88,7 +116,7 @@ class AuditLog:
 
     # ---- writing ---------------------------------------------------------------
 
-    async def record(self, actor: str, action: str, outcome: str, **objects: Any) -> None:
+    async def record(self, actor: str, action: Action, outcome: str, **objects: Any) -> None:
         """Append an entry; it is on the disk when this returns. Raises AuditError.
 
         In a thread, for an fsync takes its time. It is finished even if the caller is
@@ -96,19 +124,21 @@ class AuditLog:
         """
         await asyncio.to_thread(self.write, actor, action, outcome, **objects)
 
-    async def record_or_owe(self, actor: str, action: str, outcome: str, **objects: Any) -> None:
+    async def record_or_owe(self, actor: str, action: Action, outcome: str, **objects: Any) -> None:
         """Append an entry; if that fails, the next one that succeeds says that it is missing."""
         await asyncio.to_thread(self._write_or_owe, actor, action, outcome, objects)
 
-    def _write_or_owe(self, actor: str, action: str, outcome: str, objects: dict[str, Any]) -> None:
+    def _write_or_owe(
+        self, actor: str, action: Action, outcome: str, objects: dict[str, Any]
+    ) -> None:
         try:
             self.write(actor, action, outcome, **objects)
         except AuditError:
             with self._lock:
                 full = len(self._owed) >= _OWED_KINDS and (actor, action) not in self._owed
-                self._owed[("several", "several") if full else (actor, action)] += 1
+                self._owed[(SEVERAL, SEVERAL) if full else (actor, action)] += 1
 
-    def write(self, actor: str, action: str, outcome: str, **objects: Any) -> None:
+    def write(self, actor: str, action: Action, outcome: str, **objects: Any) -> None:
         """As `record`, in the caller's thread."""
         with self._lock:
             if self.trouble and time.monotonic() < self._try_again:

@@ -31,7 +31,7 @@ import grpc.aio
 import structlog
 
 from config.settings import LearningSettings, RetrieverSettings, RobustSettings, TrainingSettings
-from daemon.audit import AuditLog
+from daemon.audit import Action, AuditLog
 from daemon.audit_chain import AuditError
 from daemon.collection import NotIndexedYet
 from daemon.control_learning import LearningCalls
@@ -119,7 +119,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
 
     @asynccontextmanager
     async def _audited(
-        self, context: Context, action: str, **asked: Any
+        self, context: Context, action: Action, **asked: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Recorded before it begins, or refused; and how it ended, with what is put in the dict."""
         try:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
+from daemon.audit import Action
 from daemon.learning.intervals import Interval
 from daemon.learning.pair_jobs import PairCounts, PairPlan, PairProgress
 from daemon.learning.terms import LearningError
@@ -42,7 +43,7 @@ class LearningCalls(rpc.ControlServicer):
         return self._around.pairs
 
     def _audited(
-        self, context: Context, action: str, **asked: Any
+        self, context: Context, action: Action, **asked: Any
     ) -> AbstractAsyncContextManager[dict[str, Any]]:
         raise NotImplementedError
 

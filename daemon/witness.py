@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any, Final
 
-from daemon.audit import DAEMON, AuditLog
+from daemon.audit import DAEMON, Action, AuditLog
 from daemon.audit_chain import AuditError
 from peers.errors import PeerRefused
 from peers.frames import Received, Source, size_of
@@ -84,7 +84,7 @@ class WitnessedInbox:
         return reply
 
     async def _record(
-        self, sender: str, action: str, outcome: str, objects: dict[str, Any]
+        self, sender: str, action: Action, outcome: str, objects: dict[str, Any]
     ) -> None:
         try:
             await self._audit.record(of_site(sender), action, outcome, **objects)

@@ -6,20 +6,22 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 
+import ast
 import asyncio
 import json
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from daemon import audit as audit_module
-from daemon.audit import AuditLog
-from daemon.audit_chain import AuditError, Break, Chain, entries, segment, segments
+from daemon.audit import SEVERAL, Action, AuditLog
+from daemon.audit_chain import TORN, AuditError, Break, Chain, entries, segment, segments
 from daemon.fedctl import main
 from daemon.witness import WitnessedInbox, WitnessedTransport
 from peers.errors import PeerRefused
@@ -298,6 +300,42 @@ def test_a_log_that_was_written_anew_does_not_have_the_noted_head(folder: Path) 
     verify = ["audit", "verify", "--state-dir", str(folder.parent)]
     assert main(verify) == 0
     assert main([*verify, "--head", noted]) == 1
+
+
+# ---- what its documentation says ---------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+WRITERS = {"record", "record_or_owe", "_record", "_audited"}  # (actor or context, action, ...)
+
+
+def actions_in(source: str) -> Iterator[str]:
+    """The literal actions of all calls that write entries, in a callback's arguments, too."""
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        parts = [call.func, *call.args]
+        for place, part in enumerate(parts[:-2]):
+            if isinstance(part, ast.Attribute) and part.attr in WRITERS:
+                action = parts[place + 2]
+                if isinstance(action, ast.Constant):
+                    yield str(action.value)
+
+
+def test_the_actions_that_are_written_are_those_that_the_type_allows() -> None:
+    """The type checker refuses others, also where an action is handed on as an argument."""
+    sources = (ROOT / "daemon").rglob("*.py")
+    assert {name for path in sources for name in actions_in(path.read_text())} == set(
+        get_args(Action)
+    )
+
+
+def test_every_action_has_a_row_in_the_documentation() -> None:
+    text = (ROOT / "docs/fedctl.md").read_text()
+    table = text.partition("| action | actor |")[2].partition("\n\n")[0]
+    first = [row.split("|")[1] for row in table.splitlines()[2:]]
+    documented = {name for cell in first for name in re.findall(r"`([\w-]+)`", cell)}
+    assert documented == {*get_args(Action), TORN}
+    assert f"`{SEVERAL}`" in text
 
 
 # ---- looking at it ------------------------------------------------------------------------
