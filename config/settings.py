@@ -207,7 +207,10 @@ class LearningSettings(Section):
 
 
 class DepthSettings(Section):
-    """``[depth]``: the tiers of this site's personal layer (pFedRAG, Table 8)."""
+    """``[depth]``: the tiers of this site's personal layer.
+
+    As in pFedRAG's Table 8, but for ``kd_learning_rate`` (0.1 there; decision 0018).
+    """
 
     window: int = Field(5, ge=2, le=1000)
     stable_rounds: int = Field(3, ge=1, le=1000)

@@ -192,6 +192,17 @@ def test_rising_indices_upgrade_and_falling_ones_downgrade() -> None:
     assert rounds(3, "extended", growing=False)[-1] == ("advanced", "downgrade")
 
 
+@given(st.lists(st.floats(0.01, 5.0), min_size=16, max_size=16))
+def test_with_the_papers_window_nothing_changes_in_the_first_sixteen_rounds(
+    losses: list[float],
+) -> None:
+    """2 T_w + 1 losses, T_w indices, tau_s rounds in a row; decision 0018 builds on it."""
+    state = DepthState("base")
+    for loss in losses:
+        state, report = observe(state, loss, 0.5, None, DepthOptions())
+        assert report.decision == "none"
+
+
 def test_no_change_while_it_cools() -> None:
     tiers = [tier for tier, _ in rounds(9, "base", growing=True, cooling=3)]
     assert tiers == ["base"] * 2 + ["advanced"] * 4 + ["extended"] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.recipes import RECIPES
-from config.settings import LearningSettings, RobustSettings, TrainingSettings
+from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.learning.recipes import learning_plan, options_of
 from daemon.learning.terms import ServerOptions, TrainingOptions
@@ -25,6 +26,7 @@ from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.federation import Corpus, LiveFederation, LiveSite
 
+ROOT = Path(__file__).parents[1]
 TRAINING = TrainingSettings.model_validate({})
 LEARNING = LearningSettings.model_validate({})
 ROBUST = RobustSettings.model_validate({})
@@ -38,6 +40,38 @@ def options(**choices: Any) -> TrainingOptions:
     plan = make_plan(pb.TrainingPlan(), training, learning, ROBUST, "head")
     check(plan)
     return TrainingOptions.of(pb.TrainingPlan.FromString(plan.SerializeToString()))
+
+
+# ---- what is on record of the papers' settings -------------------------------------
+
+TABLE_8: dict[str, float] = {  # of pFedRAG, appendix D.3
+    "local_epochs": 3,
+    "learning_rate": 1e-5,
+    "batch_size": 512,
+    "weight_decay": 0.01,
+    "temperature": 0.05,
+    "window": 5,
+    "stable_rounds": 3,
+    "low_rounds": 4,
+    "cooling_rounds": 5,
+    "momentum_weight": 0.8,
+    "kd_temperature": 3.0,
+    "kd_epochs": 50,
+    "kd_learning_rate": 0.1,
+}
+
+
+def test_each_setting_of_table_8_is_on_record_beside_ours_and_why_it_differs() -> None:
+    tables = RECIPES["pfedrag"].settings
+    depth = DepthSettings.model_validate({}).model_dump()
+    ours = tables["training"] | tables["learning"] | depth
+    text = (ROOT / "docs/decisions/0018-recipes-and-axes.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", text, re.MULTILINE))
+    assert set(rows) == set(TABLE_8)
+    for name, value in TABLE_8.items():
+        theirs, here, why = (cell.strip() for cell in rows[name].split("|"))
+        assert (float(theirs.split()[0]), float(here)) == (value, ours[name]), name
+        assert why or value == ours[name], f"{name} differs without a reason"
 
 
 # ---- from words to a plan, and from a plan to training ---------------------------

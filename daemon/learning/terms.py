@@ -60,7 +60,9 @@ class EvaluationError(LearningError):
 
 @dataclass(frozen=True)
 class DepthOptions:
-    """How DATE's depth scheduler and its distillation behave (pFedRAG, Table 8).
+    """How DATE's depth scheduler and its distillation behave.
+
+    As in pFedRAG's Table 8, but for ``kd_learning_rate`` (docs/decisions/0018).
 
     ``window``: rounds T_w; ``stable_rounds`` tau_s above the band for an upgrade,
     ``low_rounds`` tau_l below it for a downgrade; ``cooling_rounds`` T_cool without
