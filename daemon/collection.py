@@ -289,6 +289,7 @@ class Collection:
             return
         if self._spec.personal == "query_encoder" and index is not None:
             await self._open(digest, index)
+            self.answers()
             return
         self._want(digest)
         await self._settled.wait()

@@ -196,6 +196,8 @@ class LearningCalls(rpc.ControlServicer):
                     value=point.value,
                     questions=point.questions,
                     unix_ms=point.unix_ms,
+                    kind=point.kind,
+                    own_digest=point.own_digest,
                 )
                 for point in points
             ],

@@ -1,10 +1,12 @@
 """The curve of a site: how each committed version does on its own validation pairs.
 
-A version is judged once, in the background, when it is committed here; the newest one
-again when documents or pairs have come. It is asked in the learning worker, which
-runs at a low priority and does one thing at a time: training comes before it or
-waits for it, which ``curve_questions`` bounds. A version that was overtaken before it
-could be judged is left out. Nothing of this leaves the site.
+A version is judged once, in the background, when it is committed here, and once more as
+this site answers with it when something of the site's own has been made for it: two
+points, never one in place of the other. The newest version is judged again when
+documents or pairs have come. It is asked in the learning worker, which runs at a low
+priority and does one thing at a time: training comes before it or waits for it, which
+``curve_questions`` bounds. A version that was overtaken before it could be judged is
+left out. Nothing of this leaves the site.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ class Curve:
         self._awake.set()
 
     def answers(self) -> None:
-        """Some version's index was made or opened: it may be what was waited for."""
+        """Some version was opened to answer, or with another of the site's own.
+
+        It may be what was waited for.
+        """
         self.committed(*self._head())
 
     def changed(self) -> None:
@@ -92,11 +97,13 @@ class Curve:
 
     async def _judge(self, version: _Version, *, again: bool) -> None:
         round_, digest = version
+        known = frozenset[bytes]()
         try:
-            if not again and await self._is_judged(version):
-                found = None
-            else:
-                found = await self._learning.run(
+            if not again:
+                known = await asyncio.to_thread(self._store.judged, *version)
+            kinds = await asyncio.to_thread(curve_jobs.kinds_of, self._spec, digest)
+            if not known.issuperset(kinds.values()):
+                scores = await self._learning.run(
                     curve_jobs.judge_version,
                     self._spec,
                     self._state / "library.sqlite3",
@@ -104,13 +111,9 @@ class Curve:
                     self._state / "index",
                     digest,
                     self._questions,
+                    known,
                 )
-            if found is not None:
-                now = time.time_ns() // 1_000_000
-                await asyncio.to_thread(
-                    self._store.file_scores, *version, found.means, found.questions, now
-                )
-                log.info("version judged", round=round_, questions=found.questions)
+                await asyncio.to_thread(self._file, version, scores)
             self._told(version, "")
         except curve_jobs.NotIndexed:
             # Its index wakes us again; if it was overtaken there will be none.
@@ -125,6 +128,15 @@ class Curve:
         if version == self._head():
             self.missing = missing
 
-    async def _is_judged(self, version: _Version) -> bool:
-        points = await asyncio.to_thread(self._store.curve, "mrr@10")
-        return version in {(point.round, point.model_digest) for point in points}
+    def _file(self, version: _Version, scores: list[curve_jobs.VersionScores]) -> None:
+        now = time.time_ns() // 1_000_000
+        for one in scores:
+            self._store.file_scores(
+                *version,
+                one.means,
+                one.questions,
+                now,
+                kind=one.kind,
+                own_digest=one.own_digest,
+            )
+            log.info("version judged", round=version[0], kind=one.kind, questions=one.questions)

@@ -31,16 +31,18 @@ from daemon.faultpoints import passing
 from peers.effects import Durable
 from proto import federation_pb2 as pb
 
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _CURVE = """
 CREATE TABLE curve (
     round INTEGER NOT NULL,
     model_digest BLOB NOT NULL,
+    kind TEXT NOT NULL,
     metric TEXT NOT NULL,
     value REAL NOT NULL,
     questions INTEGER NOT NULL,
     unix_ms INTEGER NOT NULL,
-    PRIMARY KEY (round, model_digest, metric)
+    own_digest BLOB NOT NULL,
+    PRIMARY KEY (round, model_digest, kind, metric)
 ) WITHOUT ROWID;
 """
 _SCHEMA = (
@@ -89,7 +91,9 @@ class StoreError(Exception):
 class CurvePoint:
     """How a version did in one metric on this site's validation pairs.
 
-    ``questions``: how many were asked; ``unix_ms``: when, by this site's clock.
+    ``questions``: how many were asked; ``unix_ms``: when, by this site's clock. ``kind``:
+    as in `daemon.learning.curve_jobs`, "" where an older Hanse judged, which did not say;
+    ``own_digest``: SHA-256 of what of this site's own went into it, empty for "shared".
     """
 
     round: int
@@ -98,6 +102,8 @@ class CurvePoint:
     value: float
     questions: int
     unix_ms: int
+    kind: str = "shared"
+    own_digest: bytes = b""
 
 
 class Store:
@@ -137,11 +143,22 @@ class Store:
             self._upgrade(version)
 
     def _upgrade(self, version: int) -> None:
-        """From schema 1: nothing was sealed, every manifest had been in force. 2: no curve."""
+        """From schema 1: nothing was sealed, every manifest had been in force.
+
+        2: there was no curve. 3: no point said whether something of the site's own was in it.
+        """
         with self._transaction():
             if version == 1:
                 self._seal_state()
+            if version == 3:
+                self._db.execute("ALTER TABLE curve RENAME TO older")
             self._db.execute(_CURVE)
+            if version == 3:
+                self._db.execute(
+                    "INSERT INTO curve SELECT round, model_digest, '', metric, value, questions,"
+                    " unix_ms, x'' FROM older"
+                )
+                self._db.execute("DROP TABLE older")
             self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
     def _seal_state(self) -> None:
@@ -341,23 +358,47 @@ class Store:
         scores: Mapping[str, float],
         questions: int,
         unix_ms: int,
+        *,
+        kind: str = "shared",
+        own_digest: bytes = b"",
     ) -> None:
-        """Keep how a version did on this site's validation pairs; raises StoreError."""
+        """Keep how a version did on this site's validation pairs; raises StoreError.
+
+        It takes the place of what was known of that kind, and of what says no kind.
+        """
+        version = (round_, model_digest)
         with self._lock, self._explained("write"), self._transaction():
+            self._db.execute(
+                "DELETE FROM curve WHERE round = ? AND model_digest = ? AND kind = ''", version
+            )
             self._db.executemany(
-                "INSERT OR REPLACE INTO curve VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO curve VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (round_, model_digest, metric, value, questions, unix_ms)
+                    (*version, kind, metric, value, questions, unix_ms, own_digest)
                     for metric, value in scores.items()
                 ],
             )
 
-    def curve(self, metric: str = "") -> list[CurvePoint]:
-        """How versions did, oldest round first; in one metric, or in all by name."""
+    def judged(self, round_: int, model_digest: bytes) -> frozenset[bytes]:
+        """As what a version was judged: its points' ``own_digest``, of those that say a kind."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT round, model_digest, metric, value, questions, unix_ms FROM curve"
-                " WHERE ? IN ('', metric) ORDER BY round, unix_ms, metric",
+                "SELECT DISTINCT own_digest FROM curve"
+                " WHERE round = ? AND model_digest = ? AND kind <> ''",
+                (round_, model_digest),
+            ).fetchall()
+        return frozenset(row[0] for row in rows)
+
+    def curve(self, metric: str = "") -> list[CurvePoint]:
+        """How versions did, oldest round first; in one metric, or in all by name.
+
+        Of a version what is shared comes before what is the site's own.
+        """
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT round, model_digest, metric, value, questions, unix_ms, kind, own_digest"
+                " FROM curve WHERE ? IN ('', metric)"
+                " ORDER BY round, kind NOT IN ('', 'shared'), unix_ms, metric",
                 (metric,),
             ).fetchall()
         return [CurvePoint(*row) for row in rows]

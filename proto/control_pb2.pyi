@@ -1548,18 +1548,24 @@ class CurvePoint(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     QUESTIONS_FIELD_NUMBER: _builtins.int
     UNIX_MS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    OWN_DIGEST_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """0: before any training"""
     model_digest: _builtins.bytes
     """the version"""
     metric: _builtins.str
-    """as in mrr@10, of the version's own ranking (dense)"""
+    """as in mrr@10, of the ranking by embeddings alone (dense)"""
     value: _builtins.float
     """mean over the questions"""
     questions: _builtins.int
     """validation pairs that were asked"""
     unix_ms: _builtins.int
     """when; this site's clock"""
+    kind: _builtins.str
+    """shared: the version as committed; mixture, query_encoder or tiered_head: with what is this site's own, as it answers; empty: an older fedd did not say"""
+    own_digest: _builtins.bytes
+    """SHA-256 of what is this site's own in it; empty when shared"""
     def __init__(
         self,
         *,
@@ -1569,10 +1575,12 @@ class CurvePoint(_message.Message):
         value: _builtins.float = ...,
         questions: _builtins.int = ...,
         unix_ms: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        own_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "model_digest", b"model_digest", "questions", b"questions", "round", b"round", "unix_ms", b"unix_ms", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "metric", b"metric", "model_digest", b"model_digest", "own_digest", b"own_digest", "questions", b"questions", "round", b"round", "unix_ms", b"unix_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

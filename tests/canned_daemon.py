@@ -178,12 +178,20 @@ class CannedDaemon(ControlServicer):
 
     def LearningCurve(self, request: Any, context: Any) -> control.LearningCurveReply:
         self._hear(request, context)
+        judged = [(0, "shared", 0.0), (1, "shared", 0.125), (2, "shared", 0.25)]
+        judged.append((2, "mixture", 0.5))
         return control.LearningCurveReply(
             points=[
                 control.CurvePoint(
-                    round=n, model_digest=DIGEST, metric=metric, value=n / 8, questions=20
+                    round=n,
+                    model_digest=DIGEST,
+                    metric=metric,
+                    value=value,
+                    questions=20,
+                    kind=kind,
+                    own_digest=b"" if kind == "shared" else DIGEST,
                 )
-                for n in range(3)
+                for n, kind, value in judged
                 for metric in ("mrr@10", "map")
             ],
             missing="the newest version has not been indexed yet",

@@ -91,12 +91,24 @@ def test_who_asks_what_was_learned_is_told_that(said: Said, daemon: CannedDaemon
 def test_the_history_is_a_table_and_a_line(said: Said) -> None:
     code, out, _ = said("eval", "--history", "--metric", "mrr@10")
     assert code == 0
-    rows = [line.split() for line in lines(out)[2:5]]
-    assert rows == [[str(n), DIGEST.hex()[:12], "20", f"{n / 8:.3f}"] for n in range(3)]
-    assert "mrr@10  ▁▅█  0.000 to 0.250" in out
+    version = DIGEST.hex()[:12]
+    rows = [line.split() for line in lines(out)[2:6]]
+    assert rows == [
+        ["0", version, "shared", "20", "0.000"],
+        ["1", version, "shared", "20", "0.125"],
+        ["2", version, "shared", "20", "0.250"],
+        ["2", version, "mixture", "20", "0.500"],
+    ]
+    assert "mrr@10  shared         ▁▅█  0.000 to 0.250" in out
+    assert "mrr@10  mixture          ▁  0.500 to 0.500" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
     assert "The newest version: the newest version has not been indexed yet." in out
     _, out, _ = said("eval", "--history", "--json")
-    assert len(json.loads(out)["points"]) == 6
+    points = json.loads(out)["points"]
+    assert [(p["round"], p["kind"]) for p in points if p["metric"] == "map"] == [
+        (0, "shared"), (1, "shared"), (2, "shared"), (2, "mixture"),
+    ]  # fmt: skip
+    assert {p["own_digest"] for p in points} == {"", DIGEST.hex()}
     assert said("eval", "--history", "--split", "test")[0] == Exit.USAGE
 
 

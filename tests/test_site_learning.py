@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from daemon.collection import Collection, CollectionSettings
 from daemon.curve import Curve
 from daemon.learning import jobs
 from daemon.learning.pair_jobs import PairCounts, PairPlan, PairProgress
+from daemon.learning.personal import PersonalState, PersonalStore, own_digest
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError, TrainingOptions
 from daemon.pairs import PairMaker, WriterSettings
@@ -41,8 +42,12 @@ DOCUMENTS = [
     )
     for subject in SUBJECTS
 ]
+VALID = [Pair(f"keep the {s} dry", (f"yard/{s}",), "valid") for s in SUBJECTS]
 PLAN = TrainingOptions(local_epochs=2, batch_size=4, learning_rate=3e-3, hard_negatives=2)
+Version = tuple[int, bytes]
 LearnFrom = Literal["supplied", "supplied+made", "made"]
+Adapt = Literal["head", "lora"]
+Personal = Literal["none", "query_encoder", "mixture"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -73,11 +78,22 @@ class Site:
     indexing: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, worker: Worker, encoder: Path, state: Path, learn_from: LearnFrom) -> Site:
+    async def start(
+        cls,
+        worker: Worker,
+        encoder: Path,
+        state: Path,
+        learn_from: LearnFrom,
+        adapt: Adapt = "head",
+        personal: Personal = "none",
+    ) -> Site:
         spec = RetrieverSpec(
             encoder=str(encoder),
             max_tokens=48,
             device="cpu",
+            adapt=adapt,
+            personal=personal,
+            personal_folder=str(state / "personal"),
             learn_from=learn_from,
             made_pairs=str(state / "made_pairs.jsonl"),
         )
@@ -309,18 +325,23 @@ async def test_a_site_that_renews_an_old_version_goes_on_to_the_newer_one(site: 
     assert site.collection.served_digest == newer
 
 
-async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Site) -> None:
-    store = Store(site.state / "state.sqlite3")
-    head = (0, site.genesis)
+def curve_of(site: Site, store: Store, questions: int, head: Callable[[], Version]) -> Curve:
     curve = Curve(
         spec=site.spec,
         state=site.state,
         store=store,
         learning=site.worker,
-        questions=5,
-        head=lambda: head,
+        questions=questions,
+        head=head,
     )
     site.collection.answers, site.collection.changed = curve.answers, curve.changed
+    return curve
+
+
+async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Site) -> None:
+    store = Store(site.state / "state.sqlite3")
+    head = (0, site.genesis)
+    curve = curve_of(site, store, 5, lambda: head)
     judging = asyncio.create_task(curve.run())
 
     async def until(round_: int) -> dict[str, float]:
@@ -335,8 +356,7 @@ async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Si
         async with asyncio.timeout(60):
             while "no pairs of split valid" not in curve.missing:
                 await asyncio.sleep(0.02)
-        valid = [Pair(f"keep the {s} dry", (f"yard/{s}",), "valid") for s in SUBJECTS]
-        await site.ingest([], valid)
+        await site.ingest([], VALID)
         before = await until(0)
         shape = await site.worker.run(jobs.describe, site.spec)
         manifest = shape.shape_manifest
@@ -360,4 +380,70 @@ async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Si
             assert len(library.pairs("valid")) == asked.dense.questions == 8
     finally:
         judging.cancel()
+        store.close()
+
+
+async def put_something_of_its_own(site: Site) -> None:
+    """As a personaliser leaves it, and far from what is shared."""
+    described = await site.worker.run(jobs.describe, site.spec)
+    shape = described.shape_manifest
+    vector = read_version(site.state / "versions", site.genesis, shape.digest).copy()
+    chance = np.random.default_rng(5)
+    arrays = {"mixture": vector}
+    if site.spec.personal == "query_encoder":
+        arrays = {f"query.{n:04d}": v for n, v in enumerate(shape.split(vector).values())}
+    for name, value in arrays.items():
+        arrays[name] = value + chance.normal(scale=5.0, size=value.shape).astype(np.float32)
+    state = PersonalState(arrays, {"kind": site.spec.personal})
+    PersonalStore(Path(site.spec.personal_folder), shape.digest).put(site.genesis, state)
+
+
+@pytest.mark.parametrize("own_first", [False, True])
+@pytest.mark.parametrize(
+    ("personal", "adapt"), [("mixture", "head"), ("query_encoder", "head"), ("mixture", "lora")]
+)
+async def test_what_is_shared_and_what_is_the_sites_own_are_judged_apart(
+    worker: Worker,
+    encoder: Path,
+    tmp_path: Path,
+    personal: Personal,
+    adapt: Adapt,
+    own_first: bool,
+) -> None:
+    """Whether a version is judged before or after something of the site's own was made for it."""
+    site = await Site.start(worker, encoder, tmp_path, "supplied", adapt, personal)
+    store = Store(site.state / "state.sqlite3")
+    head = (3, site.genesis)
+
+    async def until(kind: str) -> dict[str, float]:
+        async with asyncio.timeout(60):
+            while not (found := [p for p in store.curve() if p.kind == kind]):
+                await asyncio.sleep(0.02)
+        assert {(point.round, point.questions) for point in found} == {(3, 8)}
+        return {point.metric: point.value for point in found}
+
+    await site.ingest(DOCUMENTS, VALID)
+    before = (await site.collection.evaluate("valid")).dense
+    curve = curve_of(site, store, 500, lambda: head)
+    judging = asyncio.create_task(curve.run())
+    try:
+        if own_first:
+            await put_something_of_its_own(site)
+        curve.committed(*head)
+        shared = await until("shared")
+        if not own_first:
+            assert {point.kind for point in store.curve()} == {"shared"}
+            await put_something_of_its_own(site)
+        await site.collection.renew()
+        own = await until(personal)
+        assert await until("shared") == shared
+        after = (await site.collection.evaluate("valid")).dense
+        assert (shared["mrr@10"], own["mrr@10"]) == (before.mrr_at_10, after.mrr_at_10)
+        assert shared["avg_rank"] != own["avg_rank"]
+        assert {p.own_digest for p in store.curve() if p.kind == personal} == {
+            own_digest(site.spec.personal_folder, site.genesis)
+        }
+    finally:
+        judging.cancel()
+        site.indexing.cancel()
         store.close()

@@ -266,3 +266,50 @@ def test_a_file_of_schema_2_gets_a_curve_and_keeps_its_promises(tmp_path: Path) 
     again.file_scores(1, digest_of(1), {"em": 1.0}, 5, 1)
     assert len(again.curve()) == 1
     again.close()
+
+
+def test_a_version_is_kept_as_what_it_was_judged(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path / "state.sqlite3")
+    version, own = (1, digest_of(1)), b"\x07" * 32
+    assert store.judged(*version) == frozenset()
+    store.file_scores(*version, {"em": 0.75}, 20, 1000, kind="mixture", own_digest=b"\x06" * 32)
+    store.file_scores(*version, {"em": 0.5}, 20, 2000)
+    store.file_scores(*version, {"em": 1.0}, 20, 3000, kind="mixture", own_digest=own)
+    assert store.judged(*version) == {b"", own}
+    assert store.curve() == [
+        CurvePoint(*version, "em", 0.5, 20, 2000),
+        CurvePoint(*version, "em", 1.0, 20, 3000, "mixture", own),
+    ]
+    store.close()
+
+
+def test_a_curve_of_schema_3_is_kept_and_says_no_kind(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    store, _ = opened(path)
+    store.persist(durable(1), (commit(1),))
+    store.persist(durable(1, 3), ())
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.executescript(
+            "DROP TABLE curve; CREATE TABLE curve (round INTEGER NOT NULL,"
+            " model_digest BLOB NOT NULL, metric TEXT NOT NULL, value REAL NOT NULL,"
+            " questions INTEGER NOT NULL, unix_ms INTEGER NOT NULL,"
+            " PRIMARY KEY (round, model_digest, metric)) WITHOUT ROWID; PRAGMA user_version = 3;"
+        )
+        older = [
+            (n, digest_of(n), metric, n / 8, 20, 1000 * n)
+            for n in (0, 1)
+            for metric in ("em", "map")
+        ]
+        db.executemany("INSERT INTO curve VALUES (?, ?, ?, ?, ?, ?)", older)
+    db.close()
+    again, state = opened(path)
+    assert state == durable(1, 3)
+    assert again.curve() == [CurvePoint(*row, kind="") for row in older]
+    assert again.judged(1, digest_of(1)) == frozenset(), "it is judged anew, and says as what"
+    again.file_scores(1, digest_of(1), {"em": 0.5, "map": 0.5}, 20, 5000)
+    assert [(p.round, p.kind) for p in again.curve("map")] == [(0, ""), (1, "shared")]
+    again.close()
+    third, _ = opened(path)
+    assert [(p.round, p.kind) for p in third.curve("em")] == [(0, ""), (1, "shared")]
+    third.close()

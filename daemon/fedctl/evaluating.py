@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -51,7 +51,11 @@ def evaluate(
     metric: Metric = None,
     history: Annotated[
         bool,
-        typer.Option("--history", help="How each committed version did on the validation pairs."),
+        typer.Option(
+            "--history",
+            help="How each committed version did on the validation pairs; and with what is this "
+            "site's own, where it answers with that.",
+        ),
     ] = False,
 ) -> None:
     """Judge retrieval on this site's own pairs, beside words alone and the untrained encoder.
@@ -164,21 +168,41 @@ async def _history(session: Session) -> LearningCurveReply:
 
 
 def _history_table(console: Console, reply: LearningCurveReply, wanted: Sequence[str]) -> None:
-    values: dict[tuple[int, bytes], dict[str, Any]] = {}
+    rows: dict[tuple[int, bytes, str], dict[str, Any]] = {}
     for point in reply.points:
-        row = values.setdefault((point.round, point.model_digest), {"asked": point.questions})
+        key = (point.round, point.model_digest, point.kind)
+        row = rows.setdefault(key, {"asked": point.questions})
         row[point.metric] = point.value
-    if values:
-        table = columns(">round", "version", ">questions", *(f">{name}" for name in wanted))
-        for (round_, digest), row in values.items():
+    if rows:
+        names = (f">{name}" for name in wanted)
+        table = columns(">round", "version", "kind", ">questions", *names)
+        for (round_, digest, kind), row in rows.items():
             cells = (f"{row[name]:.3f}" if name in row else "" for name in wanted)
-            table.add_row(str(round_), short(digest.hex()), str(row["asked"]), *cells)
+            told = (str(round_), short(digest.hex()), _kind(kind), str(row["asked"]))
+            table.add_row(*told, *cells)
         console.print(table)
-        for name in wanted:
-            line = [row.get(name, math.nan) for row in values.values()]
-            console.print(f"{name:>12}  {sparkline(line)}  {min(line):.3f} to {max(line):.3f}")
+        for line in _curves(rows, wanted):
+            console.print(line)
     if reply.missing:
         console.print(plain_text(f"The newest version: {reply.missing}."), soft_wrap=True)
+
+
+def _curves(
+    rows: dict[tuple[int, bytes, str], dict[str, Any]], wanted: Sequence[str]
+) -> Iterator[str]:
+    """For each metric a line of each kind, versions below one another."""
+    versions = list(dict.fromkeys((round_, digest) for round_, digest, _ in rows))
+    for name in wanted:
+        for kind in dict.fromkeys(kind for _, _, kind in rows):
+            line = [rows.get((*version, kind), {}).get(name, math.nan) for version in versions]
+            known = [value for value in line if math.isfinite(value)]
+            if known:
+                bars = f"{name:>12}  {_kind(kind):<13}  {sparkline(line)}"
+                yield f"{bars}  {min(known):.3f} to {max(known):.3f}"
+
+
+def _kind(kind: str) -> str:
+    return kind or "not recorded"
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -176,12 +176,19 @@ def embedded_by(personal: str, folder: str | Path, model_digest: bytes) -> bytes
     (``personal`` as in settings): then that and the digest of these. So an index never
     meets questions that were embedded otherwise than its passages. Reads a file.
     """
-    path = Path(folder) / f"version-{model_digest.hex()}.safetensors"
-    if personal in ("none", "query_encoder") or not path.exists():
+    own = b"" if personal in ("none", "query_encoder") else own_digest(folder, model_digest)
+    if not own:
         return model_digest
-    with path.open("rb") as file:
-        own = hashlib.file_digest(cast(Any, file), "sha256").digest()
     return hashlib.sha256(b"hanse-embedded-by-v1\0" + model_digest + own).digest()
+
+
+def own_digest(folder: str | Path, model_digest: bytes) -> bytes:
+    """SHA-256 of what this site keeps for a version; b"" where it keeps nothing. Reads a file."""
+    path = Path(folder) / f"version-{model_digest.hex()}.safetensors"
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").digest()
 
 
 def sweep(folder: Path) -> None:
