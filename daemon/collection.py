@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import structlog
 
+from daemon.learning import frozen_jobs, pair_jobs
 from daemon.learning import jobs as learning_jobs
-from daemon.learning import pair_jobs
 from daemon.learning.personal import embedded_by
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError
+from daemon.learning.terms import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.retrieval import jobs as answering_jobs
 from daemon.retrieval.answering import Answered
 from daemon.retrieval.documents import Document, Pair
@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
+_SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
 # What indexing may fail with; the old version goes on answering.
 _FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
 
@@ -254,16 +255,41 @@ class Collection:
             lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
         )
 
-    async def evaluate(self, split: str) -> answering_jobs.Evaluation:
-        """Judge retrieval on this site's pairs; waits for an index that is being made."""
+    async def evaluate(
+        self, split: str, listener: Callable[[object], None] = lambda _: None
+    ) -> answering_jobs.Evaluation:
+        """Judge retrieval on this site's pairs; waits for an index that is being made.
+
+        ``listener`` gets `EvaluationProgress`. Cancelled, it leaves what was embedded.
+        """
+        listener(EvaluationProgress("index"))
         await self._settled.wait()
         if self.last_error:
             raise NotIndexedYet(self.last_error)
         if self._spec.adapt != "head":  # its index is made without the encoder's own features
-            await self._learning.run(learning_jobs.embed_frozen, self._spec, self.library_path)
+            await self._embed_frozen(split, listener)
+        listener(EvaluationProgress("questions"))
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.evaluate, split)
         )
+
+    async def _embed_frozen(self, split: str, listener: Callable[[object], None]) -> None:
+        """For some seconds at a time: a round that begins meanwhile trains in between."""
+        whole, left = 0, 1
+        listener(EvaluationProgress("encoder"))
+
+        def told(item: object) -> None:
+            nonlocal whole
+            if isinstance(item, EmbeddingProgress) and item.total:
+                whole = max(whole, item.total)  # that of the first time, unless documents come
+                listener(EvaluationProgress("encoder", whole - item.total + item.done, whole))
+
+        while left:
+            some = await self._learning.run_reporting(
+                told, frozen_jobs.embed_frozen, self._spec, self.library_path, split, _SLICE_S
+            )
+            told(some)
+            left = some.total - some.done
 
     @property
     def served_index(self) -> Path | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
 from daemon.audit import Action
 from daemon.learning.intervals import Interval
 from daemon.learning.pair_jobs import PairCounts, PairPlan, PairProgress
-from daemon.learning.terms import LearningError
+from daemon.learning.terms import EvaluationProgress, LearningError
 from daemon.learning_reply import learning_reply
 from daemon.node import Node
 from daemon.pairs import PairMaker
+from daemon.retrieval.jobs import Evaluation
+from daemon.watching import watched
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
 
@@ -161,26 +163,19 @@ class LearningCalls(rpc.ControlServicer):
 
     async def Evaluate(
         self, request: control.EvaluateRequest, context: Context
-    ) -> control.EvaluateReply:
-        """Judge retrieval on this site's own pairs."""
+    ) -> AsyncIterator[control.EvaluateProgress]:
+        """Judge retrieval on this site's own pairs, step by step."""
+
+        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Evaluation]:
+            return self._node.collection.evaluate(request.split, listener)
+
         async with self._audited(context, "evaluate") as recorded:
-            judged = await self._answered(context, self._node.collection.evaluate(request.split))
+            async with watched(begin, EvaluationProgress) as (steps, work):
+                async for step in steps:
+                    yield control.EvaluateProgress(**step._asdict())
+                judged = await self._answered(context, work)
             recorded["questions"] = judged.dense.questions
-        return control.EvaluateReply(
-            questions=judged.dense.questions,
-            mrr_at_10=judged.dense.mrr_at_10,
-            recall_at_10=judged.dense.recall_at_10,
-            hit_at_1=judged.dense.hit_at_1,
-            ndcg_at_10=judged.dense.ndcg_at_10,
-            model_digest=judged.model_digest,
-            seconds=judged.seconds,
-            retrieval="dense",
-            figures=_figures(judged.figures),
-            over_vanilla=_figures(judged.over_vanilla),
-            split=judged.split,
-            words_weight=judged.words_weight,
-            weighed_by=judged.weighed_by,
-        )
+        yield control.EvaluateProgress(step="done", result=_evaluated(judged))
 
     async def LearningCurve(
         self, request: control.LearningCurveRequest, _context: Context
@@ -209,6 +204,24 @@ async def _how(kind: str) -> _How:
     if kind not in _HOW:
         raise LearningError(f"there are no pairs of kind {kind!r}: use one of {', '.join(_HOW)}")
     return _HOW[kind]
+
+
+def _evaluated(judged: Evaluation) -> control.EvaluateReply:
+    return control.EvaluateReply(
+        questions=judged.dense.questions,
+        mrr_at_10=judged.dense.mrr_at_10,
+        recall_at_10=judged.dense.recall_at_10,
+        hit_at_1=judged.dense.hit_at_1,
+        ndcg_at_10=judged.dense.ndcg_at_10,
+        model_digest=judged.model_digest,
+        seconds=judged.seconds,
+        retrieval="dense",
+        figures=_figures(judged.figures),
+        over_vanilla=_figures(judged.over_vanilla),
+        split=judged.split,
+        words_weight=judged.words_weight,
+        weighed_by=judged.weighed_by,
+    )
 
 
 def _figures(found: dict[str, dict[str, Interval]]) -> list[control.Figure]:

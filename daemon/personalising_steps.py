@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
+from daemon import watching
 from daemon.learning.terms import TrainingProgress
 from daemon.personalising import Outcome, Personaliser
 from proto import control_pb2 as control
@@ -17,27 +19,18 @@ async def watched(
     personaliser: Personaliser, local_epochs: int
 ) -> AsyncIterator[tuple[AsyncIterator[control.PersonaliseProgress], asyncio.Task[Outcome]]]:
     """Begin, and give it up when the block is left early: steps, and the task that they are of."""
-    steps: asyncio.Queue[TrainingProgress | None] = asyncio.Queue()
 
-    def listener(item: object) -> None:
-        if isinstance(item, TrainingProgress):
-            steps.put_nowait(item)
+    def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Outcome]:
+        return personaliser.personalise(listener, local_epochs=local_epochs)
 
-    work = asyncio.create_task(personaliser.personalise(listener, local_epochs=local_epochs))
-    work.add_done_callback(lambda _: steps.put_nowait(None))
-    try:
+    async with watching.watched(begin, TrainingProgress) as (steps, work):
         yield _as_messages(steps), work
-    finally:
-        if not work.done():
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
 
 
 async def _as_messages(
-    steps: asyncio.Queue[TrainingProgress | None],
+    steps: AsyncIterator[TrainingProgress],
 ) -> AsyncIterator[control.PersonaliseProgress]:
-    while (step := await steps.get()) is not None:
+    async for step in steps:
         yield control.PersonaliseProgress(
             epoch=step.epoch,
             epochs=step.epochs,

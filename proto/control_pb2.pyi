@@ -776,6 +776,40 @@ class EvaluateRequest(_message.Message):
 Global___EvaluateRequest: _TypeAlias = EvaluateRequest  # noqa: Y015
 
 @_typing.final
+class EvaluateProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    step: _builtins.str
+    """index: waiting for one that is being made; encoder: passages, as it was before training; questions; or done"""
+    done: _builtins.int
+    """of this step; passages"""
+    total: _builtins.int
+    """likewise; 0: not known, or nothing is counted"""
+    @_builtins.property
+    def result(self) -> Global___EvaluateReply:
+        """in the last message only"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.str = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+        result: Global___EvaluateReply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "result", b"result", "step", b"step", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluateProgress: _TypeAlias = EvaluateProgress  # noqa: Y015
+
+@_typing.final
 class EvaluateReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -64,10 +64,10 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.AskRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.AskReply.FromString,
                 _registered_method=True)
-        self.Evaluate = channel.unary_unary(
+        self.Evaluate = channel.unary_stream(
                 '/hanse.control.v1.Control/Evaluate',
                 request_serializer=proto_dot_control__pb2.EvaluateRequest.SerializeToString,
-                response_deserializer=proto_dot_control__pb2.EvaluateReply.FromString,
+                response_deserializer=proto_dot_control__pb2.EvaluateProgress.FromString,
                 _registered_method=True)
         self.Train = channel.unary_unary(
                 '/hanse.control.v1.Control/Train',
@@ -167,7 +167,9 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evaluate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
+        passages by then is kept.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -279,10 +281,10 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_control__pb2.AskRequest.FromString,
                     response_serializer=proto_dot_control__pb2.AskReply.SerializeToString,
             ),
-            'Evaluate': grpc.unary_unary_rpc_method_handler(
+            'Evaluate': grpc.unary_stream_rpc_method_handler(
                     servicer.Evaluate,
                     request_deserializer=proto_dot_control__pb2.EvaluateRequest.FromString,
-                    response_serializer=proto_dot_control__pb2.EvaluateReply.SerializeToString,
+                    response_serializer=proto_dot_control__pb2.EvaluateProgress.SerializeToString,
             ),
             'Train': grpc.unary_unary_rpc_method_handler(
                     servicer.Train,
@@ -523,12 +525,12 @@ class Control:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/hanse.control.v1.Control/Evaluate',
             proto_dot_control__pb2.EvaluateRequest.SerializeToString,
-            proto_dot_control__pb2.EvaluateReply.FromString,
+            proto_dot_control__pb2.EvaluateProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,10 @@ class ControlStub:
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _grpc.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
-    Evaluate: _grpc.UnaryUnaryMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateReply]
+    Evaluate: _grpc.UnaryStreamMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateProgress]
+    """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
+    passages by then is kept.
+    """
     Train: _grpc.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]
     StopTraining: _grpc.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]
     WatchTraining: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]
@@ -75,7 +78,10 @@ class ControlAsyncStub(ControlStub):
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _aio.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]  # type: ignore[assignment]
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
-    Evaluate: _aio.UnaryUnaryMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateReply]  # type: ignore[assignment]
+    Evaluate: _aio.UnaryStreamMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateProgress]  # type: ignore[assignment]
+    """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
+    passages by then is kept.
+    """
     Train: _aio.UnaryUnaryMultiCallable[_control_pb2.TrainRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     StopTraining: _aio.UnaryUnaryMultiCallable[_control_pb2.StopTrainingRequest, _control_pb2.TrainReply]  # type: ignore[assignment]
     WatchTraining: _aio.UnaryStreamMultiCallable[_control_pb2.WatchTrainingRequest, _control_pb2.TrainingProgress]  # type: ignore[assignment]
@@ -147,7 +153,10 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _control_pb2.EvaluateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.EvaluateReply, _abc.Awaitable[_control_pb2.EvaluateReply]]: ...
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.EvaluateProgress], _abc.AsyncIterator[_control_pb2.EvaluateProgress]]:
+        """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
+        passages by then is kept.
+        """
 
     @_abc_1.abstractmethod
     def Train(

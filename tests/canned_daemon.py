@@ -64,7 +64,14 @@ class CannedDaemon(ControlServicer):
                 training_pairs=12,
             ),
         ]
-        self.left = threading.Event()  # who built pairs is gone
+        self.evaluating: Iterable[control.EvaluateProgress] = [
+            control.EvaluateProgress(step="index"),
+            control.EvaluateProgress(step="encoder", done=64, total=128),
+            control.EvaluateProgress(step="encoder", done=128, total=128),
+            control.EvaluateProgress(step="questions"),
+        ]
+        self.judged: control.EvaluateReply | None = judged_retrieval()
+        self.left = threading.Event()  # who built pairs, or evaluated, is gone
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
@@ -135,24 +142,13 @@ class CannedDaemon(ControlServicer):
         )
         return control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
 
-    def Evaluate(self, request: Any, context: Any) -> control.EvaluateReply:
+    def Evaluate(self, request: Any, context: Any) -> Iterator[control.EvaluateProgress]:
         self._hear(request, context)
-        return control.EvaluateReply(
-            questions=30,
-            mrr_at_10=0.75,
-            recall_at_10=0.9,
-            retrieval="dense",
-            model_digest=DIGEST,
-            split=request.split or "test",
-            figures=[
-                control.Figure(ranking=ranking, metric=metric, mean=mean, low=0.5, high=0.875)
-                for ranking, mean in (("bm25", 0.625), ("vanilla", 0.6875), ("dense", 0.75))
-                for metric in ("mrr@10", "map")
-            ],
-            over_vanilla=[
-                control.Figure(ranking="dense", metric="mrr@10", mean=0.0625, low=-0.01, high=0.13)
-            ],
-        )
+        context.add_callback(self.left.set)
+        yield from self.evaluating
+        if self.judged is not None:
+            self.judged.split = request.split or "test"
+            yield control.EvaluateProgress(step="done", result=self.judged)
 
     def BuildPairs(self, request: Any, context: Any) -> Iterator[control.BuildPairsProgress]:
         self._hear(request, context)
@@ -227,6 +223,25 @@ class CannedDaemon(ControlServicer):
     def WatchTraining(self, request: Any, context: Any) -> Iterator[control.TrainingProgress]:
         self._hear(request, context)
         yield from self.training
+
+
+def judged_retrieval() -> control.EvaluateReply:
+    """Three rankings in two metrics."""
+    return control.EvaluateReply(
+        questions=30,
+        mrr_at_10=0.75,
+        recall_at_10=0.9,
+        retrieval="dense",
+        model_digest=DIGEST,
+        figures=[
+            control.Figure(ranking=ranking, metric=metric, mean=mean, low=0.5, high=0.875)
+            for ranking, mean in (("bm25", 0.625), ("vanilla", 0.6875), ("dense", 0.75))
+            for metric in ("mrr@10", "map")
+        ],
+        over_vanilla=[
+            control.Figure(ranking="dense", metric="mrr@10", mean=0.0625, low=-0.01, high=0.13)
+        ],
+    )
 
 
 def how_it_learns() -> control.LearningReply:

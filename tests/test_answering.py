@@ -13,6 +13,7 @@ import pytest
 
 from daemon.generation.extractive import NOTHING_FOUND, ExtractiveGenerator
 from daemon.generation.generator import GeneratedAnswer
+from daemon.learning import frozen_jobs
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import EvaluationError
@@ -385,7 +386,7 @@ def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site
     judged = jobs.evaluate("test")
     assert set(judged.figures) == {"bm25", "dense", "fused"}
     assert judged.over_vanilla == {}
-    learning_jobs.embed_frozen(opened.spec, opened.library)
+    frozen_jobs.embed_frozen(opened.spec, opened.library, "test", 60.0)
     assert "vanilla" in jobs.evaluate("test").figures
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -63,6 +65,58 @@ def test_four_rankings_side_by_side_on_eighty_columns(said: Said, daemon: Canned
         ["this", "version", "0.750", "0.500–0.875", "+0.062", "-0.010", "to", "+0.130"],
     ]
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_each_step_of_an_evaluation_is_on_the_screen(daemon: CannedDaemon) -> None:
+    looked = threading.Event()
+
+    def halfway() -> Iterator[control.EvaluateProgress]:
+        yield control.EvaluateProgress(step="encoder", done=64, total=128)
+        looked.wait(30)
+
+    daemon.evaluating = halfway()
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "-m", "daemon.fedctl", "eval"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+        seen = b""
+        while b"64/128" not in seen:
+            seen += os.read(mine, 4096)
+        looked.set()
+        out, _ = process.communicate(timeout=30)
+    os.close(mine)
+    os.close(theirs)
+    assert b"passages embedded by the untrained encoder" in seen
+    assert process.returncode == 0
+    assert b"of split test" in out
+
+
+def test_ctrl_c_ends_an_evaluation_and_the_daemon_learns_of_it(daemon: CannedDaemon) -> None:
+    begun = threading.Event()
+
+    def forever() -> Iterator[control.EvaluateProgress]:
+        yield control.EvaluateProgress(step="encoder", done=64, total=128)
+        begun.set()
+        daemon.left.wait(30)
+
+    daemon.evaluating = forever()
+    command = [sys.executable, "-m", "daemon.fedctl", "eval"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert begun.wait(60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (Exit.INTERRUPTED, b"")
+    assert b"given up; nothing was judged" in err
+    assert b"Traceback" not in err
+    assert daemon.left.wait(10)
+
+
+def test_a_daemon_that_ends_amid_an_evaluation_is_no_result(
+    said: Said, daemon: CannedDaemon
+) -> None:
+    daemon.judged = None
+    code, out, err = said("eval")
+    assert (code, out) == (Exit.UNREACHABLE, "")
+    assert "stopped telling before it was done" in err
 
 
 def test_the_metrics_shown_are_chosen(said: Said) -> None:

@@ -290,7 +290,9 @@ async def test_a_question_is_answered_with_citations(trained: Trained) -> None:
 
 async def test_the_head_version_answers_after_the_run(trained: Trained) -> None:
     site = trained.live.sites["alder"]
-    judged = await site.stub.Evaluate(control.EvaluateRequest(), timeout=60)
+    steps = [s async for s in site.stub.Evaluate(control.EvaluateRequest(), timeout=60)]
+    assert [step.step for step in steps] == ["index", "questions", "done"]
+    judged = steps[-1].result
     status = await site.status()
     assert judged.model_digest == status.model_digest == status.index_digest
     assert judged.questions == 4

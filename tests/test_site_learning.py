@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from daemon import collection as collection_module
 from daemon import pairs as pairs_module
 from daemon.collection import Collection, CollectionSettings
 from daemon.curve import Curve
@@ -21,7 +23,11 @@ from daemon.learning import jobs
 from daemon.learning.pair_jobs import PairCounts, PairPlan, PairProgress
 from daemon.learning.personal import PersonalState, PersonalStore, own_digest
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import LearningError, TrainingOptions
+from daemon.learning.terms import (
+    EvaluationError,
+    LearningError,
+    TrainingOptions,
+)
 from daemon.pairs import PairMaker, WriterSettings
 from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.library import Library
@@ -447,3 +453,55 @@ async def test_what_is_shared_and_what_is_the_sites_own_are_judged_apart(
         judging.cancel()
         site.indexing.cancel()
         store.close()
+
+
+# ---- the encoder before training -----------------------------------------------------------------
+
+
+async def test_an_evaluation_tells_how_far_it_is_and_lets_training_in_between(
+    worker: Worker, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection_module, "_SLICE_S", 0.0)
+    site = await Site.start(worker, encoder, tmp_path, "supplied", "lora")
+    many = [Document(f"yard/{n}", "", f"The {SUBJECTS[n % 8]} of shed {n}") for n in range(150)]
+    steps: list[object] = []
+    training: asyncio.Task[int] | None = None
+    trained_at: list[object] = []
+
+    def listener(item: object) -> None:
+        if item not in steps:
+            steps.append(item)
+
+    def impatient(item: object) -> None:
+        nonlocal training
+        listener(item)
+        if item == ("encoder", 0, 0):  # a round begins as soon as passages are embedded
+            training = asyncio.create_task(site.worker.run(os.getpid))
+            training.add_done_callback(lambda _: trained_at.append(steps[-1]))
+        if item == ("encoder", 128, 158):
+            evaluating.cancel()
+
+    try:
+        await site.ingest([*DOCUMENTS, *many], [])
+        with pytest.raises(EvaluationError, match="no pairs of split valid"):
+            await site.collection.evaluate("valid", listener)
+        assert steps == [("index", 0, 0), ("encoder", 0, 0)], "nothing is embedded in vain"
+        steps.clear()
+
+        await site.ingest([], VALID)
+        evaluating = asyncio.create_task(site.collection.evaluate("valid", impatient))
+        with pytest.raises(asyncio.CancelledError):
+            await evaluating
+        assert steps == [
+            ("index", 0, 0), ("encoder", 0, 0), ("encoder", 64, 158), ("encoder", 128, 158),
+        ]  # fmt: skip
+        assert trained_at == [("encoder", 64, 158)]
+
+        steps.clear()
+        judged = await site.collection.evaluate("valid", listener)
+        assert steps == [
+            ("index", 0, 0), ("encoder", 0, 0), ("encoder", 30, 30), ("questions", 0, 0),
+        ]  # fmt: skip
+        assert "vanilla" in judged.figures
+    finally:
+        site.indexing.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -17,17 +17,20 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proto.control_pb2 import EvaluateReply, LearningCurveReply
+    from proto.control_pb2 import EvaluateProgress, EvaluateReply, LearningCurveReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
-# Every test question of a large site, on a slow processor.
-EVALUATE_WITHIN_S = 3600.0
 SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
 _RANKINGS = {
     "bm25": "BM25",
     "vanilla": "vanilla",
     "dense": "this version",
     "fused": "fused",
+}
+_STEPS = {
+    "index": "waiting for the index",
+    "encoder": "passages embedded by the untrained encoder",
+    "questions": "asking",
 }
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -60,12 +63,21 @@ def evaluate(
 ) -> None:
     """Judge retrieval on this site's own pairs, beside words alone and the untrained encoder.
 
-    Every figure has its 95 % bootstrap interval; differences are paired by question.
+    Every figure has its 95 % bootstrap interval; differences are paired by question. With
+    adapt = "lora" or "full" the first time embeds every passage by the untrained encoder:
+    Ctrl-C ends it, and the next time goes on from there.
     """
     if history:
         _show_history(session, split, metric)
         return
-    reply = run(_evaluate(session, split or ""))
+    try:
+        reply = run(_evaluate(session, split or ""))
+    except KeyboardInterrupt:
+        raise CommandError(
+            "given up; nothing was judged",
+            "`fedctl eval` begins anew; passages that were embedded need not be again",
+            exit_code=Exit.INTERRUPTED,
+        ) from None
     wanted = _wanted(metric, [figure.metric for figure in reply.figures])
     plain = as_plain(reply)
     if metric:
@@ -75,15 +87,50 @@ def evaluate(
 
 
 async def _evaluate(session: Session, split: str) -> EvaluateReply:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        console=session.notes,
+        transient=True,
+        disable=session.json or not session.notes.is_terminal,
+    )
+    bar = bars.add_task("", total=None, count="")
+
+    def watch(step: EvaluateProgress) -> None:
+        count = f"{step.done}/{step.total}" if step.total else ""
+        total = step.total or None
+        text = _STEPS.get(step.step, step.step)
+        bars.update(bar, description=text, completed=step.done, total=total, count=count)
+
     async with connected(socket_path(session)) as daemon:
-        return await judge(daemon, split)
+        with bars:
+            return await judge(daemon, split, watch)
 
 
-async def judge(daemon: ControlAsyncStub, split: str = "test") -> EvaluateReply:
-    """Have the daemon evaluate the version it answers with; "": on test, or else valid."""
-    from proto.control_pb2 import EvaluateRequest
+async def judge(
+    daemon: ControlAsyncStub,
+    split: str = "test",
+    watch: Callable[[EvaluateProgress], None] = lambda _: None,
+) -> EvaluateReply:
+    """Have the daemon evaluate the version it answers with; "": on test, or else valid.
 
-    return await daemon.Evaluate(EvaluateRequest(split=split), timeout=EVALUATE_WITHIN_S)
+    It may take an hour the first time; ``watch`` sees each step. To cancel it ends it.
+    """
+    from proto.control_pb2 import EvaluateProgress, EvaluateRequest
+
+    step = EvaluateProgress()
+    async for step in daemon.Evaluate(EvaluateRequest(split=split)):
+        watch(step)
+    if not step.HasField("result"):
+        raise CommandError(
+            "the daemon stopped telling before it was done",
+            "`fedctl status` shows how it is; `fedctl eval` begins anew",
+            exit_code=Exit.UNREACHABLE,
+        )
+    return step.result
 
 
 def _wanted(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:

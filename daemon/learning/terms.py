@@ -203,6 +203,18 @@ class EmbeddingProgress(NamedTuple):
     total: int
 
 
+class EvaluationProgress(NamedTuple):
+    """What an evaluation is at: its step, passages done, passages in all.
+
+    ``step``: "index" while it waits for one, "encoder" while passages are embedded as
+    before training, "questions". ``total`` is 0 where nothing is counted.
+    """
+
+    step: str
+    done: int = 0
+    total: int = 0
+
+
 @dataclass(frozen=True)
 class DepthReport:
     """The personal layer after a round: its tier, and why it is that one.

@@ -106,7 +106,7 @@ def evaluate(split: str) -> Evaluation:
     """Score the open version on the library's pairs of a split ("": test, or else valid).
 
     The encoder before training is judged, too, where frozen features of every passage
-    are cached (`daemon.learning.jobs.embed_frozen`). Raises EvaluationError when there
+    are cached (`daemon.learning.frozen_jobs`). Raises EvaluationError when there
     are no pairs, NotOpenError.
     """
     started = time.monotonic()
