@@ -93,12 +93,6 @@ def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
         return material.embed_missing(library, retriever)
 
 
-def embed_frozen(spec: RetrieverSpec, library_path: Path) -> int:
-    """As `embed_passages`, for any retriever: what the encoder was before training is judged by."""
-    with Library.open(library_path) as library:
-        return material.embed_missing(library, retriever_for(spec))
-
-
 def build_index(
     spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes, index_root: Path
 ) -> Path:

@@ -35,9 +35,9 @@ HEADING = """# Learning: recipes against baselines
 Written by `make bench-learning`. Head on the frozen encoder (all-MiniLM-L6-v2); questions
 weigh equally; ranked passages are collapsed to answers. A federation of one (a site alone,
 centralised) trains rounds as the federated ones do; how many, of how many epochs, stands under
-"Cost", and under "In rounds as short" what the others reach in rounds like those of `hanse`. What is
-a site's own is trained beside that: 12 epochs of `hanse`, 4 of pdd-as2. Scores are means over
-seeds; in brackets the 95 % bootstrap interval over questions of that mean, and ± the standard
+"Cost", and under "In rounds as short" what the others reach in rounds like those of `hanse`.
+What is a site's own is trained beside that: 12 epochs of `hanse`, 4 of pdd-as2. Scores are means
+over seeds; in brackets the 95 % bootstrap interval over questions of that mean, and ± the standard
 deviation between seeds. Differences are paired over the same questions. Dense search is exact.
 Recipes are the daemon's (`config.recipes`); "(head)": with a head where the recipe would train
 the whole encoder; `fedsearch` is then FedAvg on in-batch negatives. Choices were made on
