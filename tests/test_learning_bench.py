@@ -16,7 +16,7 @@ from crypto.parameters import choose_parameters
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.learning import jobs
 from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import TrainingOptions
+from daemon.learning.terms import ServerOptions, TrainingOptions
 from daemon.retrieval.library import Library
 from peers.vectors import largest_size
 from tests.learning_bench import __main__ as bench
@@ -188,6 +188,11 @@ def test_a_round_is_the_mean_of_what_the_sites_trained(
     largest = max(np.abs(update).max() for update in updates)
     np.testing.assert_allclose(run.vector, mean, atol=4 * largest * 2.0**-15)
     assert np.abs(mean - retriever_of(spec).initial_vector()).max() > 100 * largest * 2.0**-15
+    halving = replace(training.options, server=ServerOptions("fedavgm", 0.5))
+    half = federate(libraries, spec, replace(training, options=halving), 5, tmp_path / "half")
+    np.testing.assert_allclose(
+        half.vector, (run.vector + retriever_of(spec).initial_vector()) / 2, atol=1e-6
+    )
     parameters = choose_parameters(2, training.bits)
     values = run.trained_values + FRACTION_INTEGERS
     block = parameters.seeded_block + 4

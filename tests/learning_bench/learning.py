@@ -272,6 +272,7 @@ def _exchange(
     applied = round_crypto.apply_sum(
         *(*holder, summed, sizes, exponents, weight, parent, manifest.digest, versions),
         round_crypto.Summed(noise, 0.0, sites) if noise else None,
+        training.options.server,
         answer=proven(holder, adding, check_of(min(updates), updates), total),
     )
     for role in (holder, adding):
