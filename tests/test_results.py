@@ -26,6 +26,11 @@ ROWS = {
     "`fedsearch` with a head": "fedsearch (head)",
     "`pfedrag`": "pfedrag",
     "`pdd-as2` with a head": "pdd-as2 (head)",
+    "each site alone, rounds of one epoch": "each site alone, rounds of one epoch",
+    "all data pooled, rounds of one epoch": "centralised, rounds of one epoch",
+    "`pfedrag`, rounds of one epoch": "pfedrag, rounds of one epoch",
+    "`pdd-as2` with a head, rounds of one epoch": "pdd-as2 (head), rounds of one epoch",
+    "`fedavg` with LoRA, one epoch, one seed": "FedAvg (LoRA)",
     "`hanse`, the shared version alone": "hanse, shared version",
     "**`hanse`**": "hanse",
 }
