@@ -277,7 +277,7 @@ async def test_a_site_answers_with_what_it_found_best_also_while_the_next_run_is
     sites = ["alder", "birch", "cedar"]
     tables: dict[str, dict[str, Any]] = {
         "retriever": {"personal": "mixture"},
-        "training": {"learning_rate": 3e-3, "batch_size": 4},  # too much for twelve pairs
+        "training": {"learning_rate": 0.3, "batch_size": 4},  # so that it does harm
         "learning": {"own_rounds": 2},
     }
     async with LiveFederation.start(tmp_path, sites, tables=tables) as live:
