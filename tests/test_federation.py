@@ -113,7 +113,6 @@ def _holds(site: LiveSite, needles: list[bytes]) -> bool:
 
 
 def _in_memory(pid: int, needles: list[bytes]) -> bool:
-    pattern = re.compile(b"|".join(re.escape(needle) for needle in needles))
     try:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -130,7 +129,8 @@ def _in_memory(pid: int, needles: list[bytes]) -> bool:
                     piece = os.pread(memory, min(64 << 20, end - at), at)
                 except OSError:
                     break  # a guard page
-                if pattern.search(piece):
+                # Faster than one expression: what is sent meanwhile waits for five seconds at most.
+                if any(needle in piece for needle in needles):
                     return True
     finally:
         os.close(memory)
