@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.disclosure import Rows, UInt8
+from crypto.disclosure import Buckets, Rows, UInt8
 from crypto.quantize import CryptoError
 
 
@@ -39,35 +39,3 @@ class PrefixTable:
         starts = np.flatnonzero(self._apart < bits)
         kept = np.packbits(np.arange(8 * (-(-bits // 8))) < bits, bitorder="little")
         return Buckets(self._names[starts, : len(kept)] & kept, self._rows, starts)
-
-
-class Buckets:
-    """Rows by bucket, of one number of bits."""
-
-    def __init__(self, names: UInt8, rows: Rows, starts: Rows) -> None:
-        """``names`` [m, width]: of the buckets whose ``rows`` begin at ``starts`` [m]."""
-        self._names = names
-        self._rows = rows
-        self._ends = np.append(starts, len(rows))
-
-    def __len__(self) -> int:
-        """How many buckets are not empty."""
-        return len(self._names)
-
-    def rows(self, name: UInt8) -> Rows:
-        """Rows of the bucket ``name`` [width]; of the nearest ones by Hamming distance if empty.
-
-        Ascending, at least one. Buckets at equal distance count as one: which of them
-        comes first must not depend on the corpus.
-        """
-        if name.shape != self._names.shape[1:]:
-            raise CryptoError(f"a bucket's name has {self._names.shape[1]} bytes, got {name.shape}")
-        distances = np.bitwise_count(self._names ^ name).sum(axis=1, dtype=np.int64)
-        nearest = np.flatnonzero(distances == distances.min())
-        runs = [self._rows[self._ends[place] : self._ends[place + 1]] for place in nearest]
-        return np.sort(np.concatenate(runs))
-
-    def draw(self, name: UInt8, count: int, chance: np.random.Generator) -> Rows:
-        """``count`` rows of that bucket at random, each once; all of them if it has no more."""
-        rows = self.rows(name)
-        return rows if len(rows) <= count else chance.choice(rows, count, replace=False)

@@ -112,22 +112,18 @@ class Projections:
         return np.packbits(steps @ self._weights.T >= 0.0, axis=1, bitorder="little")
 
 
-class BucketTable:
-    """A corpus' rows by bucket."""
+class Buckets:
+    """Rows by bucket, of one number of bits."""
 
-    def __init__(self, names: UInt8) -> None:
-        """``names`` [n, width]: the bucket of every row, by `Projections.buckets`."""
-        if names.ndim != 2 or not len(names):
-            raise CryptoError(f"a table of buckets needs rows, got {names.shape}")
-        self._names, places = np.unique(names, axis=0, return_inverse=True)
-        places = places.reshape(-1)
-        order = np.argsort(places, kind="stable")
-        ends = np.cumsum(np.bincount(places, minlength=len(self._names)))
-        self._rows = np.split(order.astype(np.int64), ends[:-1])
+    def __init__(self, names: UInt8, rows: Rows, starts: Rows) -> None:
+        """``names`` [m, width]: of the buckets whose ``rows`` begin at ``starts`` [m]."""
+        self._names = names
+        self._rows = rows
+        self._ends = np.append(starts, len(rows))
 
     def __len__(self) -> int:
         """How many buckets are not empty."""
-        return len(self._rows)
+        return len(self._names)
 
     def rows(self, name: UInt8) -> Rows:
         """Rows of the bucket ``name`` [width]; of the nearest ones by Hamming distance if empty.
@@ -139,12 +135,27 @@ class BucketTable:
             raise CryptoError(f"a bucket's name has {self._names.shape[1]} bytes, got {name.shape}")
         distances = np.bitwise_count(self._names ^ name).sum(axis=1, dtype=np.int64)
         nearest = np.flatnonzero(distances == distances.min())
-        return np.sort(np.concatenate([self._rows[place] for place in nearest]))
+        runs = [self._rows[self._ends[place] : self._ends[place + 1]] for place in nearest]
+        return np.sort(np.concatenate(runs))
 
     def draw(self, name: UInt8, count: int, chance: np.random.Generator) -> Rows:
         """``count`` rows of that bucket at random, each once; all of them if it has no more."""
         rows = self.rows(name)
         return rows if len(rows) <= count else chance.choice(rows, count, replace=False)
+
+
+class BucketTable(Buckets):
+    """A corpus' rows by bucket."""
+
+    def __init__(self, names: UInt8) -> None:
+        """``names`` [n, width]: the bucket of every row, by `Projections.buckets`."""
+        if names.ndim != 2 or not len(names):
+            raise CryptoError(f"a table of buckets needs rows, got {names.shape}")
+        different, places = np.unique(names, axis=0, return_inverse=True)
+        places = places.reshape(-1)
+        ends = np.cumsum(np.bincount(places, minlength=len(different)))
+        order = np.argsort(places, kind="stable").astype(np.int64)
+        super().__init__(different, order, np.concatenate([[0], ends[:-1]]))
 
 
 def _finite(vectors: Float32) -> None:

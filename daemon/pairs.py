@@ -20,6 +20,7 @@ from daemon.learning import pair_jobs
 from daemon.learning.pair_jobs import MadeOverview, PairCounts, PairPlan, PairProgress
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
+from daemon.watching import watched
 from daemon.workers import Worker
 
 _SLICE_S = 20.0  # of writing at a time: training waits no longer, beside a reply under way
@@ -147,17 +148,7 @@ async def _reported(
     work: Callable[[Callable[[object], None]], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[PairProgress]:
     """The progress of a job while it runs; its refusal is raised here."""
-    steps: asyncio.Queue[PairProgress | None] = asyncio.Queue()
-
-    def listener(item: object) -> None:
-        if isinstance(item, PairProgress):
-            steps.put_nowait(item)
-
-    task = asyncio.create_task(work(listener))
-    task.add_done_callback(lambda _: steps.put_nowait(None))
-    try:
-        while (step := await steps.get()) is not None:
+    async with watched(work, PairProgress) as (steps, task):
+        async for step in steps:
             yield step
         await task
-    finally:
-        task.cancel()
