@@ -18,15 +18,16 @@ from daemon.learning import jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import ServerOptions, TrainingOptions
 from daemon.retrieval.library import Library
+from daemon.versions import read_version
 from peers.vectors import largest_size
 from tests.learning_bench import __main__ as bench
 from tests.learning_bench import cells, report, worlds
 from tests.learning_bench.cells import Work
 from tests.learning_bench.compared import ABLATIONS, CONTROLS, RECIPES, changed
 from tests.learning_bench.corpora import corpus_at
+from tests.learning_bench.exchange import Training, exchange, in_the_clear
 from tests.learning_bench.learning import (
     Part,
-    Training,
     _copy,
     _set_aside,
     central_library,
@@ -199,6 +200,34 @@ def test_a_round_is_the_mean_of_what_the_sites_trained(
     rest = run.update_bytes - parameters.packing.blocks(values) * block - size_of_tags(2)
     assert 0 <= rest < 64
     assert run.round_bytes < run.update_bytes + largest_size(parameters, values)
+
+
+def test_masked_encrypted_and_open_updates_make_the_same_version(
+    spec: RetrieverSpec, tmp_path: Path
+) -> None:
+    """Up to the rounding, which each site draws for itself."""
+    manifest = jobs.describe(spec).shape_manifest
+    chance = np.random.default_rng(3)
+    updates, largest = {}, 0.0
+    for number, site in enumerate(("north", "south", "west")):
+        update = chance.normal(0.0, 0.01, manifest.total + 1).astype(np.float32)
+        update[-1] = 0.5
+        np.save(tmp_path / f"{site}.npy", update)
+        updates[site] = (tmp_path / f"{site}.npy", 10 * (number + 1))
+        largest = max(largest, float(np.abs(update[:-1]).max()))
+    at = (tmp_path / "versions", jobs.write_initial_version(spec, tmp_path / "versions"))
+    made = {
+        mode: exchange(updates, Training(exchange=mode), 1, at, manifest, tmp_path)
+        for mode in ("ckks", "masking")
+    }
+    plain = read_version(at[0], in_the_clear(updates, at, manifest.digest), manifest.digest)
+    for one in made.values():
+        got = read_version(at[0], one.version, manifest.digest)
+        np.testing.assert_allclose(got, plain, atol=6 * largest * 2.0**-15)
+    assert np.abs(plain - read_version(*at, manifest.digest)).max() > 0.005
+    words = 4 * (manifest.total + FRACTION_INTEGERS)
+    masked = made["masking"]
+    assert (masked.uploaded, masked.sent) == (words, 4 * words / 3), "two go up, two come down"
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 from crypto.privacy import NoiseTerms
 from daemon.learning.foreign import Disclosure
 from daemon.learning.terms import DepthOptions, TrainingOptions
-from tests.learning_bench.learning import Training
+from tests.learning_bench.exchange import Training
 from tests.learning_bench.named import Named
 from tests.learning_bench.recipes import Alone, Bm25, Centralised, Federated, Recipe, Vanilla
 from tests.learning_bench.worlds import World
@@ -103,6 +103,7 @@ ABLATIONS: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (head), local negatives in stage 2", disclosure=None),
     Named("pdd-as2", "pdd-as2 (head), noisy negatives", disclosure=Disclosure("noisy")),
     Named("pdd-as2", "pdd-as2 (head), bucketed negatives", disclosure=Disclosure("bucket")),
+    _shared("masked", exchange="masking"),
     _shared("in the clear", exchange="in the clear"),
     _shared("8 bits a value", bits=8),
     _shared("12 bits a value", bits=12),

@@ -1,9 +1,8 @@
 """Training and averaging: the daemon's own jobs, called in one process in turn.
 
 A round is what daemons do, without the network: every site's `jobs.train`
-writes its update, `round_crypto` quantises, encrypts, adds and applies it. Nothing
-of that is written again here. A federation of one (a site alone, or all data
-pooled) trains the same number of rounds; its update is added as it is.
+writes its update, `exchange` hides, adds and applies it. A federation of one (a site
+alone, or all data pooled) trains the same number of rounds; its update is added as it is.
 
 What was learned is kept as well (`learned`): cells that differ in what comes after it,
 or in who is asked, train it once.
@@ -20,25 +19,23 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.privacy import NoiseTerms
-from daemon import round_crypto
 from daemon.learning import jobs
 from daemon.learning.models import Retriever, open_retriever
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import TrainingOptions
 from daemon.retrieval.library import Library, Passage
 from daemon.retrieval.schema import open_database
-from daemon.versions import ShapeManifest, largest_file, read_version, write_version
+from daemon.versions import read_version
+from tests.learning_bench.exchange import Training, exchange, in_the_clear
 from tests.learning_bench.sources import code_digest
 from tests.learning_bench.worlds import World, encoder_of
-from tests.proofs import LEAD, check_of, proven
 
 Float32 = NDArray[np.float32]
 Told = Callable[[str], None]
@@ -47,29 +44,12 @@ _LEARNED = ("train", "valid")  # a site that has few pairs to learn from has few
 
 
 @dataclass(frozen=True)
-class Training:
-    """How a recipe trains: the plan that sites would agree on.
-
-    ``weighted``: by num_examples; else every site counts the same. ``exchange``: as
-    daemons do it, or the mean of the updates as they are, which no daemon offers: the
-    control that shows what quantising and encrypting cost. ``noise``: that each site adds.
-    """
-
-    options: TrainingOptions = field(default_factory=TrainingOptions)
-    rounds: int = 3
-    bits: int = 16
-    weighted: bool = True
-    exchange: Literal["ckks", "in the clear"] = "ckks"
-    noise: NoiseTerms | None = None
-
-
-@dataclass(frozen=True)
 class Learned:
     """The version that came out, and what it cost.
 
     ``seconds`` by kind of work, over all rounds and sites. ``update_bytes``: what
     one site uploads in one round; ``round_bytes``: what all sites send in one
-    round, a site's share of it on average (see `exchanged`).
+    round, a site's share of it on average (see `exchange`).
     """
 
     vector: Float32
@@ -179,14 +159,14 @@ def federate(
                 losses.append(result.mean_loss)
         trained = time.monotonic()
         if len(libraries) == 1:
-            parent = _add(updates, versions, parent, manifest.digest)
+            parent = in_the_clear(updates, (versions, parent), manifest.digest)
         elif training.exchange == "in the clear":
-            parent = _add(updates, versions, parent, manifest.digest, training.weighted)
+            at = (versions, parent)
+            parent = in_the_clear(updates, at, manifest.digest, training.weighted)
         else:
-            parent, loss, sent = _exchange(
-                updates, training, number, (versions, parent), manifest, scratch
-            )
-            losses.append(loss)
+            made = exchange(updates, training, number, (versions, parent), manifest, scratch)
+            parent, sent = made.version, (made.uploaded, made.sent)
+            losses.append(made.loss)
         seconds["training"] += trained - started
         seconds["exchange"] += time.monotonic() - trained
     vector = read_version(versions, parent, manifest.digest)
@@ -222,86 +202,6 @@ def _kept_run(path: Path) -> Learned:
     with np.load(path, allow_pickle=False) as kept:
         rest = json.loads(str(kept["rest"]))
         return Learned(kept["vector"], **{**rest, "losses": tuple(rest["losses"])})
-
-
-def _exchange(
-    updates: dict[str, tuple[Path, int]],
-    training: Training,
-    number: int,
-    at: tuple[Path, bytes],
-    manifest: ShapeManifest,
-    scratch: Path,
-) -> tuple[bytes, float, tuple[int, float]]:
-    """Quantise, encrypt, add, decrypt, apply; the new version, mean loss, bytes."""
-    versions, parent = at
-    sizes, sites = manifest.sizes, len(updates)
-    largest = max(examples for _, examples in updates.values())
-    weights = {
-        site: examples / largest if training.weighted else 1.0
-        for site, (_, examples) in updates.items()
-    }
-    noise = training.noise
-    measured = [
-        round_crypto.measure_update(
-            *(path, sizes, weights[site]), noise=(noise, training.bits) if noise else None
-        )
-        for site, (path, _) in updates.items()
-    ]
-    exponents = [max(group) for group in zip(*measured, strict=True)]
-    # Attempts stand for roles: who adds has no key, and everybody else checks what was added.
-    holder, adding = (number, 0), (number, 1)
-    key = round_crypto.deal_key(*holder, sites, training.bits)
-    round_crypto.hold_context(
-        *adding, key.public, secret=False, contributors=sites, bits=training.bits
-    )
-    round_crypto.start_sum(*adding, sizes, check_of(LEAD, updates))
-    size = 0
-    for site, (path, _) in updates.items():
-        out = scratch / f"{site}.encrypted"
-        blob = round_crypto.encrypt_update(
-            *(*holder, path, sizes, weights[site], exponents, out),
-            check=check_of(site, updates),
-            noise=noise,
-        )
-        round_crypto.add_update(*adding, site, out)
-        size = blob.size
-        out.unlink()
-    summed = scratch / "sum"
-    total = round_crypto.finish_sum(*adding, summed)
-    weight = sum(weights.values())
-    applied = round_crypto.apply_sum(
-        *(*holder, summed, sizes, exponents, weight, parent, manifest.digest, versions),
-        round_crypto.Summed(noise, 0.0, sites) if noise else None,
-        training.options.server,
-        answer=proven(holder, adding, check_of(min(updates), updates), total),
-    )
-    for role in (holder, adding):
-        round_crypto.forget(*role)
-    sent = exchanged(sites, size, total.size, largest_file(manifest))
-    return applied.model_digest, applied.mean_loss, (size, sent)
-
-
-def exchanged(sites: int, update: int, total: int, version: int) -> float:
-    """Bytes a site sends in a round, averaged over the sites; keys and votes left out.
-
-    All but the coordinator upload an update; the coordinator sends each of them
-    the sum, and gets the version, which it can't decrypt, from one of them.
-    """
-    return ((sites - 1) * (update + total) + version) / sites
-
-
-def _add(
-    updates: dict[str, tuple[Path, int]],
-    versions: Path,
-    parent: bytes,
-    shape_digest: bytes,
-    weighted: bool = True,
-) -> bytes:
-    """Parent plus the mean update (whose last value is a loss): of one site, or in the clear."""
-    rows = [np.load(path, allow_pickle=False)[:-1] for path, _ in updates.values()]
-    weights = [float(examples) if weighted else 1.0 for _, examples in updates.values()]
-    vector = read_version(versions, parent, shape_digest) + np.average(rows, 0, weights)
-    return write_version(versions, shape_digest, vector.astype(np.float32))[0]
 
 
 def _kept(world: World, part: Part, site: str) -> set[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,11 @@ from daemon.learning.tuning import tune
 from daemon.retrieval.library import Library
 from daemon.versions import write_version
 from tests.learning_bench.corpora import Dense, Ranker
+from tests.learning_bench.exchange import Exchange, Training
 from tests.learning_bench.foreign import Sites
 from tests.learning_bench.learning import (
     Learned,
     Part,
-    Training,
     learned,
     libraries_of,
     own_spec,
@@ -70,7 +70,7 @@ class Named:
     stage_two: bool = True
     disclosure: Disclosure | None = EXACT
     bits: int = 16
-    exchange: Literal["ckks", "in the clear"] = "ckks"
+    exchange: Exchange = "ckks"
     noise: NoiseTerms | None = None
     depth: DepthOptions | None = None
     learns: bool = True

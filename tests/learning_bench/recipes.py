@@ -18,10 +18,10 @@ from config.recipes import Adapt
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.library import Library
 from tests.learning_bench.corpora import Dense, Ranker, Words
+from tests.learning_bench.exchange import Training
 from tests.learning_bench.learning import (
     Learned,
     Part,
-    Training,
     central_library,
     learned,
     libraries_of,

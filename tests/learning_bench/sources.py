@@ -42,6 +42,7 @@ _SOURCES = (
     "daemon/round_crypto.py",
     "peers/negatives.py",
     "tests/learning_bench/corpora.py",
+    "tests/learning_bench/exchange.py",
     "tests/learning_bench/foreign.py",
     "tests/learning_bench/learning.py",
     "tests/learning_bench/named.py",
