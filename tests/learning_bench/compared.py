@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from crypto.privacy import NoiseTerms
@@ -51,7 +52,8 @@ CONTROLS: tuple[Recipe, ...] = (
     Federated("FedAvg, 24 epochs", _TWICE),
 )
 
-# Those that train inside the encoder, on the small sites, an epoch in all.
+# Those that train inside the encoder, on the small sites; an epoch in all, where the name says
+# nothing else.
 _LORA = Training(
     TrainingOptions(local_epochs=1, learning_rate=2e-4, negatives="in_batch", hard_negatives=0),
     rounds=1,
@@ -76,6 +78,7 @@ ENCODER_RECIPES: tuple[Recipe, ...] = (
     Named("pdd-as2", "pdd-as2 (all weights), shared version", None, 1, _ONE, stage_two=False),
     Centralised("centralised (LoRA)", _LORA, adapt="lora"),
     Alone("each site alone (LoRA)", "each", _LORA, adapt="lora"),
+    Federated("FedAvg (LoRA), four epochs", replace(_LORA, rounds=4), adapt="lora"),
 )
 
 
