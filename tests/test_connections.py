@@ -379,11 +379,13 @@ async def test_an_upload_follows_a_peer_that_moves(federation: Federation) -> No
     content = os.urandom(12 * MIB)
     async with over_a_line(federation, QUICK) as ends, Line.to(ends.line.target) as other:
         push = asyncio.create_task(ends.pushed(content))
-        await until(lambda: ends.line.forwarded > 5 * MIB)
+        # What beta has written: what was forwarded may still be in a buffer, and is lost then.
+        await until(lambda: sum(sizes(ends.beta)) >= 5 * MIB)
         ends.alpha.transport.reload(ends.alpha.identity, relocated(federation, 2, beta=other.port))
         await push
         assert arrived(ends.beta) == [content]
-        assert other.forwarded < 10 * MIB
+        # The first frame again, and what had not arrived.
+        assert 0 < other.forwarded < 8 * MIB + MIB // 2
 
 
 async def test_a_peer_that_moved_is_greeted_there_unasked(federation: Federation) -> None:

@@ -209,7 +209,7 @@ def test_masked_encrypted_and_open_updates_make_the_same_version(
     manifest = jobs.describe(spec).shape_manifest
     chance = np.random.default_rng(3)
     updates, largest = {}, 0.0
-    for number, site in enumerate(("north", "south", "west")):
+    for number, site in enumerate(("far_north", "south", "west")):
         update = chance.normal(0.0, 0.01, manifest.total + 1).astype(np.float32)
         update[-1] = 0.5
         np.save(tmp_path / f"{site}.npy", update)

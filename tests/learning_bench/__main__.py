@@ -3,7 +3,8 @@
     python -m tests.learning_bench --data ../shared/data [--quick] [--only fede4fin]
 
 The cache (libraries with frozen features, finished cells) lies outside the
-repository unless --cache says otherwise; figures go to docs/results/.
+repository unless --cache says otherwise; figures go to docs/results/, those of a quick
+run to docs/results/quick/.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.learning_bench.recipes import Recipe
 from tests.learning_bench.worlds import World
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 SHARES = (0.1, 0.25, 0.5)
 SEEDS = (0, 1, 2)
 SMALL = "medquad_3"
@@ -197,7 +199,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     default_cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument("--data", type=Path, default=Path(default_data))
     parser.add_argument("--cache", type=Path, default=default_cache / "hanse-learning-bench")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument(
+        "--out", type=Path, help="default: docs/results, of a quick run docs/results/quick"
+    )
     parser.add_argument("--only", nargs="*", choices=WORLDS)
     parser.add_argument("--sites", nargs="*", default=(), help="of MedQuAD; default: all")
     parser.add_argument("--seeds", type=int, choices=(1, 2, 3), help="default: 3, of a quick run 1")
@@ -213,7 +217,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", default=quick, help="MedQuAD, one seed: under an hour"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.out is None:  # a quick run leaves alone what the README quotes
+        options.out = RESULTS / "quick" if options.quick else RESULTS
+    return options
 
 
 def _in_order(works: Sequence[Work], done: dict[Work, Cell]) -> dict[Work, Cell]:

@@ -161,7 +161,8 @@ def _encrypted(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
 def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     """Quantise, mask, add, open, apply: `crypto.masking` step by step, nobody drops out."""
     training, manifest = agreed.training, agreed.manifest
-    sites = tuple(sorted(updates))
+    ids = {site.replace("_", "-"): site for site in sorted(updates)}  # as ids may be written
+    sites = tuple(sorted(ids))
     terms = Terms(
         federation=FEDERATION_ID,
         round=agreed.number,
@@ -184,12 +185,9 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     passed_on = relay.close()
     contributors = {site: dealer.receive(passed_on[site]) for site, dealer in dealers.items()}
     total, uploaded = MaskedSum(roster, sites), 0
-    for site, (path, _) in updates.items():
-        integers = round_crypto.integers_of(
-            *(path, manifest.sizes, agreed.weights[site], agreed.exponents, training.bits),
-            None,
-            training.noise,
-        )
+    for site, name in ids.items():
+        scaled = (manifest.sizes, agreed.weights[name], agreed.exponents, training.bits)
+        integers = round_crypto.integers_of(updates[name][0], *scaled, None, training.noise)
         words = contributors[site].mask(integers.astype(np.int32, casting="same_kind"))
         total.add(site, words)
         uploaded = words.nbytes
