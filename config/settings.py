@@ -546,6 +546,13 @@ def _adaptation_problems(
             '"global" with retriever.adapt = "lora_server"',
             "what is exchanged then is a projection on factors that a student has left",
         )
+    if learning.aggregate != "fedavg" and retriever.adapt == "lora_server":
+        yield Problem(
+            "learning.aggregate",
+            _toml(learning.aggregate),
+            '"fedavg" with retriever.adapt = "lora_server"',
+            "rounds train one factor in turn, and momentum goes on moving the other",
+        )
 
 
 def _answering_problems(

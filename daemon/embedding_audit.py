@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -39,12 +39,21 @@ class Served(Protocol):
 class EmbeddingAudit:
     """The audits of one site, one at a time."""
 
-    def __init__(self, spec: RetrieverSpec, versions: Path, served: Served, worker: Worker) -> None:
+    def __init__(
+        self,
+        spec: RetrieverSpec,
+        versions: Path,
+        served: Served,
+        worker: Worker,
+        table_noise: float,
+    ) -> None:
+        """``table_noise``: of what this site would answer its peers with."""
         worker.memory_bytes = _MEMORY_BYTES
         self._spec = spec
         self._versions = versions
         self._served = served
         self._worker = worker
+        self._table_noise = table_noise
         self._busy = asyncio.Lock()
 
     async def steps(
@@ -55,7 +64,7 @@ class EmbeddingAudit:
         Raises ExposureError for a request that makes no sense, a second audit, or a site
         with too few texts; NotIndexedYet while no version answers; what the job raises.
         """
-        options = options_of(request)
+        options = replace(options_of(request), table_noise=self._table_noise)
         options.check()
         if self._busy.locked():
             raise ExposureError("another audit is under way: wait until it has ended")

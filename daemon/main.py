@@ -425,6 +425,7 @@ class Daemon:
                 self._settings.site.state_dir / "versions",
                 node.collection,
                 workers.auditing,
+                self._settings.negatives.noise,
             ),
         )
 

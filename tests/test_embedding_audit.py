@@ -54,7 +54,7 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
     jobs.ingest(spec, served.library_path, *small_site(), passage_tokens=40)
     jobs.embed_passages(spec, served.library_path)
     worker = Worker("auditing", threads=1, patience_s=5.0)
-    audit = EmbeddingAudit(spec, tmp_path / "versions", served, worker)
+    audit = EmbeddingAudit(spec, tmp_path / "versions", served, worker, 0.05)
 
     with pytest.raises(NotIndexedYet):
         await anext(audit.steps(QUICK))

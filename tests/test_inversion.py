@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crypto.disclosure import noisy
 from daemon.learning import exposure, hardness, inversion, jobs
 from daemon.learning.exposure import (
     AuditOptions,
@@ -285,30 +286,40 @@ def test_negatives_by_level() -> None:
     passages, queries = unit(400, 1), unit(30, 2)
     right = [np.array([row]) for row in range(30)]
     asked = hardness.Asked.of(queries, passages, right, seed=0)
-    exact = hardness.kept(asked, Level("exact"), b"seed")
+    exact = hardness.kept(asked, Level("exact"), b"seed", 0.0)
     assert exact[0] == 1.0
     assert exact[2] == 10.0
     cosines = queries @ passages.T
     cosines[np.arange(30), np.arange(30)] = -2.0
     assert exact[1] == pytest.approx(np.sort(cosines, axis=1)[:, -10:].mean(), abs=1e-5)
-    little, much = (hardness.kept(asked, Level("noisy", sigma), b"seed") for sigma in (0.02, 9.0))
+    little, much = (
+        hardness.kept(asked, Level("noisy", sigma), b"seed", 0.0) for sigma in (0.02, 9.0)
+    )
     assert 0.7 < little[0] < 1.0
     assert much[0] < 0.15
     assert much[1] == pytest.approx(hardness.at_random(asked), abs=0.05)
-    bucket = hardness.kept(asked, Level("bucket", bits=4), b"seed")
+    bucket = hardness.kept(asked, Level("bucket", bits=4), b"seed", 0.0)
     assert hardness.at_random(asked) + 0.1 < bucket[1] < exact[1]
+    drowned = hardness.kept(asked, Level("bucket", bits=4), b"seed", 9.0)
+    assert drowned[1] == pytest.approx(hardness.at_random(asked), abs=0.05), "buckets of noise"
+    # The table is searched under its noise, too: that of the question alone does less.
+    nearest = np.argsort(-cosines, axis=1)[:, :10]
+    noised = noisy(queries, 0.1, np.random.default_rng(0)) @ passages.T
+    noised[np.arange(30), np.arange(30)] = -2.0
+    found = np.argsort(-noised, axis=1)[:, :10]
+    alone = np.mean([len(np.intersect1d(*rows)) / 10 for rows in zip(nearest, found, strict=True)])
+    assert hardness.kept(asked, Level("noisy", 0.1), b"seed", 0.0)[0] < alone - 0.05
 
 
 def test_right_answers_are_no_negatives() -> None:
     passages = unit(3, 1)
     asked = hardness.Asked.of(passages[:1], passages, [np.array([0, 2])], seed=0)
     assert asked.allowed(0).tolist() == [1]
-    assert hardness.kept(asked, Level("exact"), b"seed")[2] == 1.0
+    assert hardness.kept(asked, Level("exact"), b"seed", 0.0)[2] == 1.0
     nothing = hardness.Asked.of(passages[:1], passages, [np.array([0, 1, 2])], seed=0)
-    assert hardness.kept(nothing, Level("exact"), b"seed") == (0.0, 0.0, 0.0)
-    assert hardness.kept(asked.of(passages[:0], passages, [], seed=0), Level("exact"), b"") == (
-        0.0, 0.0, 0.0,
-    )  # fmt: skip
+    assert hardness.kept(nothing, Level("exact"), b"seed", 0.0) == (0.0, 0.0, 0.0)
+    nobody = asked.of(passages[:0], passages, [], seed=0)
+    assert hardness.kept(nobody, Level("exact"), b"", 0.0) == (0.0, 0.0, 0.0)
 
 
 # ---- advice ----------------------------------------------------------------------------------

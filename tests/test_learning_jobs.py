@@ -23,6 +23,7 @@ from daemon.learning.terms import (
     EmbeddingProgress,
     EncoderError,
     LearningError,
+    ServerOptions,
     TrainingError,
     TrainingOptions,
     TrainingProgress,
@@ -163,6 +164,22 @@ def test_a_student_goes_on_from_where_it_was_and_not_twice(site: Site) -> None:
     assert second[-1] < fresh[-1], "it had learned already"
 
 
+def test_a_student_of_an_earlier_run_is_not_taken_up(site: Site) -> None:
+    """From it, an update would take back what the runs between have brought."""
+    plan = replace(PLAN, start_from="local", local_epochs=1)
+    site = replace(site, spec=replace(site.spec, personal_folder=str(site.folder / "personal")))
+    new = replace(site, spec=replace(site.spec, personal_folder=str(site.folder / "new")))
+    parent = jobs.write_initial_version(site.spec, site.versions)
+    site.train(parent, plan, round=1)
+    later = replace(plan, seed=plan.seed + 1)
+    assert site.train(parent, later, 2)[1].tobytes() == new.train(parent, later, 2)[1].tobytes()
+    # With the same seed as well, when a round between went on from the shared version.
+    _, goes_on = site.train(parent, later, round=3)
+    site.train(parent, replace(plan, start_from="global"), round=3)
+    _, begins = site.train(parent, later, round=4)
+    assert np.linalg.norm(begins[:-1]) < 0.9 * np.linalg.norm(goes_on[:-1])
+
+
 def test_a_student_needs_a_place_and_another_encoders_is_left_alone(
     site: Site, tmp_path: Path
 ) -> None:
@@ -174,6 +191,9 @@ def test_a_student_needs_a_place_and_another_encoders_is_left_alone(
     with pytest.raises(LearningError, match="do not combine"):
         clash = replace(placed, adapt="lora_server")
         replace(site, spec=clash).train(jobs.write_initial_version(clash, site.versions), plan)
+    with pytest.raises(LearningError, match="momentum goes on"):
+        moved = replace(PLAN, server=ServerOptions("fedavgm"))
+        replace(site, spec=clash).train(jobs.write_initial_version(clash, site.versions), moved)
     replace(site, spec=placed).train(parent, plan, round=1)
     shorter = replace(placed, max_tokens=40)  # the digest covers the length that texts are cut at
     there = jobs.write_initial_version(shorter, site.versions)
@@ -318,6 +338,41 @@ def test_the_passage_that_a_sentence_was_cut_from_is_no_negative_of_it(
     assert hidden.tolist() == [[True, False], [False, True]]
     assert not {whole, cut} & {*pairs.negatives[-1], *pairs.negatives[asked]}
     assert len(pairs.negatives[-1]) == PLAN.hard_negatives
+
+
+def test_whatever_answers_a_question_is_no_negative_of_it(site: Site) -> None:
+    """Asked on two lines with an answer on each; or answered by a part that no pair names."""
+    documents = [
+        Document("yard/oil#0", "", "Oil the winch in spring."),
+        Document("yard/oil#1", "", "Oil the winch in autumn as well."),
+        Document("yard/rust", "", "Rust is what oil keeps away."),
+    ]
+    pairs = [
+        Pair("when is the winch oiled?", ("yard/oil#0",), "train"),
+        Pair("When is the  winch oiled?", ("yard/rust",), "train"),
+    ]
+    jobs.ingest(site.spec, site.library, documents, pairs, passage_tokens=40)
+    retriever = open_retriever(site.spec)
+    retriever.load_vector(retriever.initial_vector())
+    # Texts that a random encoder tells apart.
+    features = np.random.default_rng(0).normal(size=(13, 32)).astype(np.float32)
+    plan = replace(PLAN, hard_negatives=12)
+    with Library.open(site.library) as library:
+        rowids = [passage.rowid for passage in library.passages()]
+        library.put_features(retriever.encoder.digest, rowids, features)
+        made = material.training_set(library, retriever, plan, site.spec)
+    texts = made.passages.texts
+    right = [row for row, text in enumerate(texts) if text.startswith(("Oil", "Rust"))]
+    both = [n for n, query in enumerate(made.queries.texts) if "winch" in query]
+    assert (len(right), len(both)) == (3, 2)
+    for pair in both:
+        assert made.answers[pair].tolist() == right
+        assert not {*right} & {*made.negatives[pair].tolist()}
+        assert len(made.negatives[pair]) > 5
+    hidden = training.also_right(
+        made, np.array(both), np.array(right), np.array([right[0], right[2]]), np.arange(13)
+    )
+    assert hidden.tolist() == [[False, True, True], [True, True, False]]
 
 
 def test_query_features_are_kept_for_the_next_round(site: Site) -> None:

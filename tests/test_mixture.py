@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from daemon.learning import jobs, personal_jobs
-from daemon.learning.apart import folds_by_answer, subset
+from daemon.learning import jobs, mixing, personal_jobs
+from daemon.learning.apart import folds_by_answer, judging, subset
 from daemon.learning.foreign import Disclosure
 from daemon.learning.mixture import FAR, SHARES, best_share, mix, near_enough
 from daemon.learning.models import Texts
@@ -87,7 +88,8 @@ def test_each_pair_judges_once_and_nothing_that_its_answer_taught(
     answers: list[int], count: int, seed: int
 ) -> None:
     positives = [np.array([answer, 7]) for answer in answers]
-    folds = folds_by_answer(positives, count, seed)
+    texts = Texts([""] * len(answers))
+    folds = folds_by_answer(TrainingSet(texts, texts, positives, positives), count, seed)
     assert len(folds) == count
     assert sorted(np.concatenate(folds).tolist()) == list(range(len(answers)))
     fold_of = {int(row): fold for fold, rows in enumerate(folds) for row in rows}
@@ -95,6 +97,19 @@ def test_each_pair_judges_once_and_nothing_that_its_answer_taught(
         assert len({fold_of[row] for row, a in enumerate(answers) if a == answer}) == 1
     sizes = [len({answers[row] for row in rows}) for rows in folds]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_was_made_of_one_passage_judges_together_and_by_all_of_it() -> None:
+    """A passage's own title asks for it, and one of its sentences for the rest of it."""
+    texts = Texts(["whole", "the rest", "another"], np.eye(3, dtype=np.float32))
+    queries = Texts(["title", "sentence"], np.eye(3, dtype=np.float32)[:2])
+    positives, right = [np.array([0]), np.array([1])], [np.array([0, 1])] * 2
+    pairs = TrainingSet(queries, texts, positives, positives, right=right)
+    for seed in range(20):
+        sizes = [len(rows) for rows in folds_by_answer(pairs, 2, seed)]
+        assert sorted(sizes) == [0, 2]
+    judged = judging(pairs, np.array([1]))
+    assert [rows.tolist() for rows in judged.positives] == [[0, 1]]
 
 
 def test_a_subset_of_pairs_is_one_in_every_column() -> None:
@@ -141,7 +156,8 @@ def library(spec: RetrieverSpec, tmp_path: Path) -> Path:
 
 def library_of(spec: RetrieverSpec, path: Path, train: int, valid: int) -> Path:
     documents, pairs = [], []
-    things = THINGS * -(-(train + valid) // len(THINGS))
+    two, three = itertools.permutations(THINGS, 2), itertools.combinations(THINGS, 3)
+    things = [" ".join(some) for some in (*((thing,) for thing in THINGS), *two, *three)]
     for number, thing in enumerate(things[: train + valid]):
         name, split = f"{thing}-{number}", "valid" if number >= train else "train"
         documents.append(Document(name, "", f"the {thing} keeper in shed {thing}", split))
@@ -314,10 +330,9 @@ def test_parameters_that_are_not_finite_are_not_kept(
     library = library_of(spec, tmp_path / "library.sqlite3", 40, 0)
     versions = tmp_path / "versions"
     digest = jobs.write_initial_version(spec, versions)
-    retriever = jobs.retriever_for(spec)
-    broken = retriever.initial_vector()
+    broken = jobs.retriever_for(spec).initial_vector()
     broken[0] = np.inf
-    monkeypatch.setattr(retriever, "vector", lambda: broken)
+    monkeypatch.setattr(mixing._Alone, "trained", lambda *_: broken)
     with pytest.raises(TrainingError, match="not finite"), np.errstate(invalid="ignore"):
         personalised(spec, library, versions, digest)
     assert not list(Path(spec.personal_folder).glob("*"))

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.disclosure import Projections
-from daemon.learning.foreign import Disclosed, Disclosure, disclosed
+from crypto.disclosure import Projections, noisy
+from daemon.learning.foreign import Disclosed, Disclosure, disclosed, same_above
 from daemon.negatives import Asking, AskOptions, own_secret
 from peers.contacts import PeerStatistics
 from peers.errors import PeerBusy, PeerRefused, PeerUnreachable, RemoteProtocolError
@@ -309,6 +309,25 @@ def test_the_nearest_of_all_sites_are_kept_each_once() -> None:
     best = pool[np.argsort(-(pool @ query))[:5]]
     np.testing.assert_array_equal(kept, best)
     assert nearest(query, [], 5).shape == (0, D)
+
+
+@pytest.mark.parametrize(
+    ("how", "caught"),
+    [
+        (Disclosure("exact"), 1.0),
+        (Disclosure("noisy", 0.05), 0.9),
+        (Disclosure("bucket", 0.05), 0.9),
+        (Disclosure("noisy", 0.2), 0.5),
+    ],
+)
+def test_under_noise_too_an_equal_passage_is_no_negative(how: Disclosure, caught: float) -> None:
+    chance = np.random.default_rng(1)
+    ours = units(400, 384, 1)
+    theirs = ours if how.level == "exact" else noisy(ours, how.noise, chance)
+    cosines, limit = ours @ theirs.T, same_above(how, 384)
+    assert (cosines.diagonal() > limit).mean() >= caught
+    np.fill_diagonal(cosines, 0.0)
+    assert (cosines > limit).mean() < 1e-3, "a passage about something else is one"
 
 
 def test_the_secret_is_made_once_and_readable_by_nobody_else(tmp_path: Path) -> None:

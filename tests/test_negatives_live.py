@@ -132,7 +132,7 @@ def passages(site: LiveSite, digest: bytes) -> tuple[Float32, Float32]:
     (path,) = (state / "index").iterdir()
     index = load_index(path, digest)
     with Library.open(state / "library.sqlite3", read_only=True) as library:
-        train = np.array(library.labels("train"))
+        train = np.array(list(library.labels("train")))
     others = np.setdiff1d(index.labels(), train)
     assert len(train)
     assert len(others)

@@ -303,6 +303,10 @@ def test_without_a_recipe_it_is_the_default_one(tmp_path: Path) -> None:
             '[retriever]\nadapt = "lora_server"\n[learning]\nstart_from = "local"',
             "factors that a student has left",
         ),
+        (
+            '[retriever]\nadapt = "lora_server"\n[learning]\naggregate = "fedavgm"',
+            "momentum goes on moving the other",
+        ),
     ],
 )
 def test_choices_that_do_not_go_together(tmp_path: Path, text: str, line: str) -> None:

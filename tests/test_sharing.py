@@ -103,6 +103,34 @@ def test_a_passage_has_one_noise_in_a_version_whoever_asks_and_however_often(she
     assert (np.abs(first - other).max(axis=1) > 1e-3).all()
 
 
+def test_two_deviations_of_noise_do_not_cancel(shelf: Shelf) -> None:
+    """Were the second a scaled draw of the first, the passage were a sum of the two releases."""
+    released = []
+    for sigma in (0.05, 0.2):
+        sharing._noised.cache_clear()
+        released.append(sharing._noised(replace(shelf, noise=sigma)))
+    for passage, *both in zip(units(40)[TRAIN], *released, strict=True):
+        weights, *_ = np.linalg.lstsq(np.stack(both, axis=1), passage, rcond=None)
+        assert np.linalg.norm(np.stack(both, axis=1) @ weights - passage) > 1e-3
+
+
+def test_noise_belongs_to_what_is_embedded_and_not_to_its_label(tmp_path: Path) -> None:
+    """A library that was made anew counts from 1: its first passage may be another one."""
+    tables = []
+    for number, texts in enumerate((("one", "two"), ("two", "one"))):
+        with Library.open(path := tmp_path / f"{number}.sqlite3") as library:
+            library.put_documents((Document(t, "", t, "train") for t in texts), splitter=Whole())
+            labels = np.array(list(library.labels("train")), dtype=np.int64)
+            same = np.tile(units(1), (2, 1))
+            index = build_index(labels, same).save(
+                tmp_path / f"index{number}", DIGEST, library.content_digest()
+            )
+        sharing._noised.cache_clear()
+        tables.append(sharing._noised(Shelf(path, index, DIGEST, (), 0.05, BITS, b"s" * 32)))
+    np.testing.assert_array_equal(tables[0], tables[1][::-1])
+    assert np.abs(tables[0] - tables[1]).max() > 1e-3
+
+
 def test_noisy_and_bucketed_answers_come_from_the_noised_table(shelf: Shelf) -> None:
     table, queries = sharing._noised(shelf), units(30, seed=9)
     answers = sharing.near(shelf, "b", queries, 4, exact=False)

@@ -122,13 +122,15 @@ def test_tuning_ranks_answers_higher_and_the_same_seed_gives_the_same_bits(
     assert runs[0] == runs[1]
 
 
-def contrast(foreign: Float32 | None, queries: torch.Tensor = AXES[:2]) -> torch.Tensor:
+def contrast(
+    foreign: Float32 | None, queries: torch.Tensor = AXES[:2], same_above: float = 0.95
+) -> torch.Tensor:
     """Two queries along two axes; their passages at 0.8 and 0.6; a temperature of 1."""
     told = np.array([[0.8, 0.6, 0.0], [0.6, 0.8, 0.0]], dtype=np.float32)
     texts, rows = Texts(["a", "b"]), np.arange(2)
     pairs = TrainingSet(texts, texts, [rows[:1], rows[1:]], [rows[:0], rows[:0]])
     ground = tuning._Ground(pairs, told, rows, TrainingOptions(temperature=1.0))
-    return tuning._contrast(queries, ground, (rows, rows, rows[:0]), foreign)
+    return tuning._contrast(queries, ground, (rows, rows, rows[:0]), foreign, same_above)
 
 
 def test_foreign_negatives_are_columns_by_hand() -> None:
@@ -147,6 +149,9 @@ def test_a_foreign_copy_of_a_positive_is_no_negative_of_that_query() -> None:
     assert float(contrast(copy)) == pytest.approx(float(contrast(None)))
     other = np.array([[0.98, 0.199, 0.0]], dtype=np.float32)  # 0.90 and 0.75: none of them
     assert float(contrast(other)) > float(contrast(None)) + 0.1
+    hidden_from_one = float(contrast(other, same_above=0.8))
+    assert float(contrast(None)) + 0.1 < hidden_from_one < float(contrast(other)) - 0.1
+    assert float(contrast(other, same_above=0.7)) == pytest.approx(float(contrast(None)))
 
 
 def test_the_gradient_is_that_of_the_formula() -> None:

@@ -7,7 +7,6 @@ made without them is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,7 @@ from daemon.retrieval.library import Library
 Rows = NDArray[np.int64]
 
 FEWEST = 20  # pairs that can judge; fewer choose by chance
-_HELD_OUT = 0.2  # of the training pairs, where those for validation are too few
+_HELD_OUT = 5  # one in so many answers' training pairs, where those for validation are too few
 _MOST_HELD_OUT = 500
 
 
@@ -53,21 +52,21 @@ def set_apart(
     validation = validation_pairs(library, retriever)
     if validation is not None:
         return pairs, validation
-    count = min(int(_HELD_OUT * len(pairs.positives)), _MOST_HELD_OUT)
-    if count < FEWEST:
+    fold = folds_by_answer(pairs, _HELD_OUT, seed)[0]
+    held = fold[:_MOST_HELD_OUT]
+    if len(held) < FEWEST or len(pairs.positives) - len(fold) < FEWEST:
         return pairs, None
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(pairs.positives))
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    kept = np.setdiff1d(np.arange(len(pairs.positives)), fold)
     return subset(pairs, kept), judging(pairs, held)
 
 
-def folds_by_answer(positives: Sequence[Rows], count: int, seed: int) -> list[Rows]:
+def folds_by_answer(pairs: TrainingSet, count: int, seed: int) -> list[Rows]:
     """Rows of the pairs in ``count`` folds; those of the same first answer are in the same one.
 
     Two questions for one passage say nearly the same: one must not judge what was learned
     from the other. Folds may be empty where there are fewer answers.
     """
-    first = np.array([rows[0] for rows in positives], dtype=np.int64)
+    first = np.array([rows[0] for rows in pairs.answers], dtype=np.int64)
     answers, answer_of = np.unique(first, return_inverse=True)
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(answers))
     fold_of = np.empty(len(answers), dtype=np.int64)
@@ -76,10 +75,13 @@ def folds_by_answer(positives: Sequence[Rows], count: int, seed: int) -> list[Ro
 
 
 def judging(pairs: TrainingSet, rows: Rows) -> Validation:
-    """Those pairs to judge by, asked of all passages."""
-    return Validation(
-        _some(pairs.queries, rows), pairs.passages, [pairs.positives[row] for row in rows]
-    )
+    """Those pairs to judge by, asked of all passages.
+
+    Whatever answers is an answer: also the passage that an asking sentence was cut out of,
+    which is the nearest there is.
+    """
+    answers = [pairs.answers[row] for row in rows]
+    return Validation(_some(pairs.queries, rows), pairs.passages, answers)
 
 
 def subset(pairs: TrainingSet, rows: Rows) -> TrainingSet:

@@ -82,6 +82,7 @@ class AuditOptions:
 
     ``noises``: deviations on a coordinate, ``epsilons``: at `DELTA`, what noise is for.
     ``minutes``: for training attackers, all levels together. ``show``: examples a level.
+    ``table_noise``: the deviation under which this site sorts its passages into buckets.
     """
 
     noises: tuple[float, ...] = (0.05, 0.2)
@@ -89,6 +90,7 @@ class AuditOptions:
     bits: tuple[int, ...] = (8, 64)
     minutes: float = 10.0
     show: int = 0
+    table_noise: float = 0.05
 
     @property
     def levels(self) -> list[Level]:
@@ -279,7 +281,7 @@ def audit_vectors(
             deadline=time.monotonic() + max(0.0, left) / (len(options.levels) - place),
             report=_epochs(str(level), before, each),
         )
-        kept = hardness.kept(asked, level, seed)
+        kept = hardness.kept(asked, level, seed, options.table_noise)
         examples = _examples(material, found["passages"], options.show)
         levels.append(_level_exposure(level, found, kept, cut_short, examples))
     kinds = material.kinds

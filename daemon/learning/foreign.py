@@ -6,6 +6,7 @@ undisclosed one never reaches the process that talks to peers, and asks the daem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.disclosure import Projections, chance_from, noisy
+from daemon.learning.mining import NEAR_DUPLICATE
 from daemon.workers import ask
 from peers.negatives import Level, nearest
 
 Float32 = NDArray[np.float32]
+
+_BY_CHANCE = 4.0  # deviations
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,20 @@ class Disclosure:
     noise: float = 0.05
     bits: int = 8
     top_n: int = 10
+
+
+def same_above(how: Disclosure, dimension: int) -> float:
+    """The cosine with a foreign passage above which it says what a passage of ours says.
+
+    What is not exact comes under noise, which takes the cosine of equal texts from 1 to
+    1 / sqrt(1 + d sigma^2) about. Whose noise it is the answering site alone knows: we take
+    it to be as much as ours. Never so low that a passage about something else, whose
+    noise is 1 / sqrt(d), is above it.
+    """
+    if how.level == "exact":
+        return NEAR_DUPLICATE
+    left = NEAR_DUPLICATE / math.sqrt(1.0 + dimension * how.noise**2)
+    return max(left, _BY_CHANCE / math.sqrt(dimension))
 
 
 def disclosed(queries: Float32, how: Disclosure, model_digest: bytes) -> Disclosed:

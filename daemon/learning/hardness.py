@@ -2,7 +2,8 @@
 
 The site's own questions are put to its own passages as if these were another site's:
 the passages of the right answer are left out. `exact` returns the nearest; `noisy` the
-nearest to the noised question; `bucket` some of those whose signs are the question's.
+nearest to the noised question in the noised table; `bucket` some of those whose signs
+under noise are the question's. So a site answers (`daemon.retrieval.sharing`).
 """
 
 from __future__ import annotations
@@ -49,22 +50,25 @@ class Asked:
         return np.setdiff1d(np.arange(len(self.passages)), self.right[place])
 
 
-def kept(asked: Asked, level: Level, seed: bytes) -> tuple[float, float, float]:
+def kept(asked: Asked, level: Level, seed: bytes, table_noise: float) -> tuple[float, float, float]:
     """Overlap with the exact nearest, mean true cosine, and number of what is returned.
 
     The first is the share of the exact top 10 that is among the returned, the second a
     mean over all returned, the third a mean over the questions; zeros without questions.
-    ``seed`` names the projections.
+    ``seed`` names the projections; ``table_noise``: deviation under which passages are
+    sorted into buckets (at level `noisy` it is the level's).
     """
     if not len(asked):
         return 0.0, 0.0, 0.0
     chance = np.random.Generator(np.random.SFC64(0))
-    queries, names, query_names = asked.queries, None, None
+    queries, table, names, query_names = asked.queries, asked.passages, None, None
     if level.kind == "noisy":
         queries = noisy(queries, level.sigma, chance)
+        table = noisy(table, level.sigma, chance)
     elif level.kind == "bucket":
         projections = Projections(seed, queries.shape[1], level.bits)
-        names, query_names = projections.buckets(asked.passages), projections.buckets(queries)
+        table = noisy(table, table_noise, chance)
+        names, query_names = projections.buckets(table), projections.buckets(queries)
     overlaps, cosines, counts = [], list[float](), []
     for place in range(len(asked)):
         allowed = asked.allowed(place)
@@ -75,7 +79,7 @@ def kept(asked: Asked, level: Level, seed: bytes) -> tuple[float, float, float]:
         if names is not None and query_names is not None:
             returned = BucketTable(names[allowed]).draw(query_names[place], WANTED, chance)
         else:
-            returned = _nearest(candidates @ queries[place])
+            returned = _nearest(table[allowed] @ queries[place])
         overlaps.append(len(np.intersect1d(nearest, returned)) / len(nearest))
         cosines.extend((candidates[returned] @ asked.queries[place]).tolist())
         counts.append(len(returned))

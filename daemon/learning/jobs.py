@@ -44,6 +44,7 @@ Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 _STUDENT = "student"
+_RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it
 
 
 def describe(spec: RetrieverSpec) -> RetrieverDescription:
@@ -143,6 +144,7 @@ def train(
     from daemon.learning.training import fit, shared_copies, training_seed
 
     started = time.monotonic()
+    _check_combination(spec, plan)
     retriever = retriever_for(spec)
     # Tiers are the site's own affair, but for the range that the plan tells.
     known = plan.depth.complexity_range
@@ -150,6 +152,8 @@ def train(
     parent = load_version(retriever, versions, parent_digest)
     own = _own(spec, retriever, plan)
     before = own.before(round) if own is not None else None
+    if own is None and spec.personal_folder:
+        PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest).forget_rounds()
     seed = training_seed(plan.seed, round, site)
     mean_loss, depth, kept = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
@@ -160,8 +164,8 @@ def train(
             pairs = material.training_set(library, retriever, plan, spec)
             count = len(pairs.positives)
             held = shared_copies(retriever)
-            if plan.start_from == "local" and before is not None and _STUDENT in before.arrays:
-                retriever.load_vector(before.arrays[_STUDENT])
+            if plan.start_from == "local" and (student := _student(before, plan)) is not None:
+                retriever.load_vector(student)
             retriever.begin(round=round, dropout=plan.dropout, seed=seed)
             mean_loss = fit(
                 retriever,
@@ -177,8 +181,7 @@ def train(
     update = np.append(trained - parent, tail)
     _check_update(update, count, kept)
     if own is not None and plan.local_epochs > 0:
-        student = {_STUDENT: trained} if plan.start_from == "local" else {}
-        own.keep(round, PersonalState({**kept.arrays, **student}, kept.facts))
+        own.keep(round, _with_student(kept, trained, plan))
     _write_update(update_path, update)
     return TrainingResult(mean_loss, count, time.monotonic() - started, depth)
 
@@ -206,6 +209,22 @@ def load_version(retriever: Retriever, versions: Path, digest: bytes) -> Float32
     return vector
 
 
+def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
+    """Raise LearningError for a plan that does not go with what this federation exchanges."""
+    if spec.adapt != "lora_server":
+        return
+    if plan.start_from == "local":
+        raise LearningError(
+            "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
+            "projection on the parent version's factors, which a student has left"
+        )
+    if plan.server.rule != "fedavg":
+        raise LearningError(
+            f"aggregate = '{plan.server.rule}' and adapt = 'lora_server' do not combine: a round "
+            "trains one of two factors, and momentum goes on moving the one that sites hold fixed"
+        )
+
+
 def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
     """Where this site keeps what is its own; None when nothing is."""
     if plan.start_from == "global" and spec.personal != "tiered_head":
@@ -215,12 +234,25 @@ def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> Pe
             "start_from = 'local' and a personal layer keep something of the site's own between "
             "rounds, and no folder was given for it"
         )
-    if plan.start_from == "local" and spec.adapt == "lora_server":
-        raise LearningError(
-            "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
-            "projection on the parent version's factors, which a student has left"
-        )
     return PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+
+
+def _student(before: PersonalState | None, plan: TrainingOptions) -> Float32 | None:
+    """The student that this run's last round left; None: there is none of this run.
+
+    An update is what was trained less the parent. From a student of an earlier run it would
+    take back whatever the federation has learned since.
+    """
+    if before is None or before.facts.get(_RUN) != plan.seed:
+        return None
+    return before.arrays.get(_STUDENT)
+
+
+def _with_student(kept: PersonalState, trained: Float32, plan: TrainingOptions) -> PersonalState:
+    """What the round leaves behind: the site's layer, and its student where it has one."""
+    if plan.start_from == "global":
+        return kept
+    return PersonalState({**kept.arrays, _STUDENT: trained}, {**kept.facts, _RUN: plan.seed})
 
 
 def _take_up(

@@ -142,7 +142,10 @@ def _with_made(
     supplied: TrainingSet,
     documents: list[str],
 ) -> tuple[TrainingSet, list[str]]:
-    """The pairs made here added, if they are learned from; and each text's document."""
+    """The pairs made here added, if they are learned from; and each text's document.
+
+    Of each pair stands beside its positives what else is right.
+    """
     from daemon.learning.pairs.learning import to_learn
     from daemon.learning.pairs.made import with_made
 
@@ -151,16 +154,30 @@ def _with_made(
     pairs = with_made(supplied, made, queries, _made_features(library, retriever, supplied, made))
     source = {t: d for m in made for t, d in zip(m.texts, m.documents, strict=True)}
     sources = [*documents, *(source[text] for text in pairs.passages.texts[len(documents) :])]
-    if not made:
-        return pairs, sources
+    return replace(pairs, right=_all_right(pairs, sources)), sources
+
+
+def _all_right(pairs: TrainingSet, sources: Sequence[str]) -> list[Rows]:
+    """Of each pair the rows that answer it, whichever pair says so.
+
+    Every part of an answer that it names, and what is named where the same is asked (case
+    and white space aside): a question may stand on two lines, with an answer on each.
+    """
+    from daemon.learning.evaluation import answer_of
+
     rows_of: dict[str, list[int]] = {}
     for row, document in enumerate(sources):
-        rows_of.setdefault(document, []).append(row)
-    right = [
-        np.unique(np.concatenate([rows_of[sources[row]] for row in rows])).astype(np.int64)
-        for rows in pairs.positives
+        rows_of.setdefault(answer_of(document), []).append(row)
+    asked = [" ".join(query.split()).casefold() for query in pairs.queries.texts]
+    answers: dict[str, set[str]] = {}
+    for query, rows in zip(asked, pairs.positives, strict=True):
+        answers.setdefault(query, set()).update(answer_of(sources[row]) for row in rows)
+    return [
+        np.array(
+            sorted(row for answer in answers[query] for row in rows_of[answer]), dtype=np.int64
+        )
+        for query in asked
     ]
-    return replace(pairs, right=right), sources
 
 
 def _made_features(
@@ -197,11 +214,11 @@ def _negatives(
 
     count = plan.hard_negatives if plan.negatives != "in_batch" else 0
     if plan.negatives != "bm25" or count == 0:
-        return mine_negatives(*parent, documents, pairs.positives, count)
+        return mine_negatives(*parent, documents, pairs.answers, count)
     row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
     ranked = []
-    for query, right in zip(pairs.queries.texts, pairs.positives, strict=True):
+    for query, right in zip(pairs.queries.texts, pairs.answers, strict=True):
         found = library.bm25(query, candidates_for(count, right))
         rows = [row_of[rowid] for rowid, _ in found if rowid in row_of]
         ranked.append(np.array(rows, dtype=np.int64))
-    return filter_ranked(ranked, parent[1], documents, pairs.positives, count)
+    return filter_ranked(ranked, parent[1], documents, pairs.answers, count)

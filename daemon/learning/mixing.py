@@ -136,6 +136,8 @@ class _Alone:
             pairs = pairs if kept is None else subset(pairs, kept)
             self.retriever.begin(round=number, dropout=plan.dropout, seed=seed)
             self.loss = fit(self.retriever, pairs, self._plan, seed, self._on_epoch)
+            # As a round ends: where what is exchanged is a projection, the next begins from it.
+            self.retriever.load_vector(self.retriever.vector())
             self.done += plan.local_epochs
             self.pairs = len(pairs.positives)
         return self.retriever.vector()
@@ -182,9 +184,9 @@ def _in_turn(own: _Alone, shared: Float32) -> _Judged:
         return stays
     seed = seed_for(0, own.model_digest)
     if count >= FEWEST * _SPARED:
-        held = folds_by_answer(pairs.positives, _SPARED, seed)[:1]
+        held = folds_by_answer(pairs, _SPARED, seed)[:1]
     else:
-        held = [rows for rows in folds_by_answer(pairs.positives, _FOLDS, seed) if len(rows)]
+        held = [rows for rows in folds_by_answer(pairs, _FOLDS, seed) if len(rows)]
     # Where nearly all questions have one answer, nothing is left on one of the sides.
     learned, judging_it = count - max(map(len, held)), sum(map(len, held))
     if min(learned, judging_it) < _EITHER_SIDE:

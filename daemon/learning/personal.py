@@ -82,6 +82,11 @@ class PersonalStore:
             if number > round or path in earlier[:-_ROUNDS_KEPT]:
                 path.unlink(missing_ok=True)
 
+    def forget_rounds(self) -> None:
+        """Drop what rounds left behind: one is trained that goes on from nothing of the site's."""
+        for _, path in self._rounds():
+            path.unlink(missing_ok=True)
+
     def serving(self, model_digest: bytes) -> PersonalState | None:
         """The state that a model version answers with; None: none was pinned to it."""
         path = self._version(model_digest)

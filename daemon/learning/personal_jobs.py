@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.learning import jobs, material
-from daemon.learning.foreign import Disclosure, fetcher
+from daemon.learning.foreign import Disclosure, fetcher, same_above
 from daemon.learning.mixture import mix
 from daemon.learning.personal import PersonalState, PersonalStore, seed_for
 from daemon.learning.spec import RetrieverSpec
@@ -70,8 +70,10 @@ def personalise(
             spec, library_path, versions, model_digest, options, own_rounds
         )
         _check_finite(state)
-        store.put(model_digest, state)
+        # In this order: a mixture without its half would be found finished after a crash, and
+        # the next versions mixed with the half before.
         store.keep_half(half)
+        store.put(model_digest, state)
     else:
         made, state = _query_encoder(spec, library_path, versions, model_digest, options, how)
         _check_finite(state)
@@ -135,6 +137,7 @@ def _query_encoder(
         pairs, validation = set_apart(library, retriever, pairs, seed)
     before = retriever.personal_arrays()
     mrr_before = validation.mean_reciprocal_rank(retriever) if validation else math.nan
+    retriever.begin(round=1, dropout=options.dropout, seed=seed)  # not as the last job left it
     loss = tune(
         retriever,
         pairs,
@@ -143,6 +146,7 @@ def _query_encoder(
         fetcher(how, model_digest),
         lambda epoch, loss: report(TrainingProgress(epoch, options.local_epochs, loss)),
         validation=validation,
+        same_above=same_above(how, retriever.encoder.dimension),
     )
     after = retriever.personal_arrays()
     changed = any(not np.array_equal(before[name], after[name]) for name in after)

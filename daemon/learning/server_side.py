@@ -32,13 +32,14 @@ def step(
 
     fedavg: x + eta * d. fedavgm (Hsu et al. 2019): m = beta_1 m + d; x + eta * m.
     fedadam (Reddi et al. 2021, Algorithm 2): m = beta_1 m + (1 - beta_1) d;
-    v = beta_2 v + (1 - beta_2) d^2; x + eta * m / (sqrt(v) + tau).
+    v = beta_2 v + (1 - beta_2) d^2; x + eta * m / (sqrt(v) + tau); at first v = tau^2.
 
     Raises LearningError when the result is not finite: no site may adopt it.
     """
     rows = MOMENTS[options.rule]
     if moments is None or moments.shape != (rows, parent.size):
         moments = np.zeros((rows, parent.size), dtype=np.float32)
+        moments[1:] = options.floor**2
     start, mean = parent.astype(np.float64), mean_update.astype(np.float64)
     kept = np.zeros((rows, parent.size), dtype=np.float32)
     if options.rule == "fedavg":

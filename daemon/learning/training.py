@@ -39,7 +39,8 @@ class TrainingSet:
     the parent version makes of the queries [n, d] and the passages [m, d], the
     teacher of KD-GLE and the ground on which batches by topic are found. ``right[i]``:
     rows that answer query i, those included that it is never to find (the passage that
-    an asking sentence was cut out of): no negatives; None: as ``positives``.
+    an asking sentence was cut out of, another part of the answer, what another pair says
+    of the same question): no negatives; None: as ``positives``.
     """
 
     queries: Texts
@@ -48,6 +49,11 @@ class TrainingSet:
     negatives: list[Rows]
     parent: tuple[Float32, Float32] | None = None
     right: list[Rows] | None = None
+
+    @property
+    def answers(self) -> list[Rows]:
+        """Of each query all rows that are no negatives of it."""
+        return self.positives if self.right is None else self.right
 
 
 def fit(
@@ -200,8 +206,7 @@ def also_right(
     """
     hidden = np.zeros((len(batch), len(rows)), dtype=np.bool_)
     for line, (pair, positive) in enumerate(zip(batch, drawn, strict=True)):
-        right = pairs.positives if pairs.right is None else pairs.right
-        hidden[line] = np.isin(content[rows], content[right[pair]])
+        hidden[line] = np.isin(content[rows], content[pairs.answers[pair]])
         hidden[line, np.searchsorted(rows, positive)] = False
     return hidden
 

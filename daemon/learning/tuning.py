@@ -82,13 +82,15 @@ def tune(
     on_epoch: Callable[[int, float], None] | None = None,
     *,
     validation: Validation | None = None,
+    same_above: float = NEAR_DUPLICATE,
 ) -> float:
     """Train the personal query encoder in place; the last epoch's mean InfoNCE loss (0: none).
 
     ``fetch`` is asked once a step for passages of other sites: their rows are columns
     of the loss beside the local ones, except where they say what a query's positive
-    says. ``options.distill`` holds the tuned to the shared query encoder: the teacher
-    is ``pairs.parent``; ``options.proximal`` holds its parameters to where they began.
+    says: above a cosine of ``same_above`` with it. ``options.distill`` holds the tuned to
+    the shared query encoder: the teacher is ``pairs.parent``; ``options.proximal`` holds its
+    parameters to where they began.
     With ``validation`` the parameters of the best epoch stay, the first where several
     are equal, and those before training where none is better: then tuning changed
     nothing. Without, those of the last epoch.
@@ -118,7 +120,8 @@ def tune(
                 explicit = training.explicit_negatives(pairs, options, batch, chance)
                 queries = retriever.forward_queries(pairs.queries, batch)  # [b, d] unit rows
                 foreign = None if fetch is None else _foreign(fetch, queries)  # [f, d] unit rows
-                contrast = _contrast(queries, ground, (batch, drawn, explicit), foreign)
+                rows = (batch, drawn, explicit)
+                contrast = _contrast(queries, ground, rows, foreign, same_above)
                 loss = contrast
                 if options.distill != "none":
                     loss = loss + options.kd_weight * _distilled(queries, ground, batch, drawn)
@@ -165,6 +168,7 @@ def _contrast(
     ground: _Ground,
     drawn_for: tuple[Rows, Rows, Rows],
     foreign: Float32 | None,
+    same_above: float,
 ) -> Tensor:
     """InfoNCE of a batch's queries [b, d] over local passages and foreign ones [f, d].
 
@@ -177,7 +181,7 @@ def _contrast(
     hidden = training.also_right(ground.pairs, batch, rows, drawn, ground.content)  # [b, m']
     candidates = ground.told[rows]  # [m', d] constants
     if foreign is not None:
-        said_too = ground.told[drawn] @ foreign.T > NEAR_DUPLICATE  # [b, f]
+        said_too = ground.told[drawn] @ foreign.T > same_above  # [b, f]
         candidates = np.concatenate([candidates, foreign])
         hidden = np.concatenate([hidden, said_too], axis=1)
     target = torch.from_numpy(np.searchsorted(rows, drawn))  # [b]

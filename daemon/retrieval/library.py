@@ -220,19 +220,24 @@ class Library:
         )
         return self._passages(query, (split,))
 
-    def labels(self, split: str, collections: Sequence[str] = ()) -> list[int]:
-        """Rowids of the passages of a split, ascending; a document without one is train.
+    def labels(self, split: str, collections: Sequence[str] = ()) -> dict[int, bytes]:
+        """Rowids of the passages of a split, ascending, each with the digest of what is embedded.
+
+        A document without a split is train.
 
         With ``collections``: of documents whose id begins with one of these, as it is
         written, capitals and all.
         """
         rows = self._rows(
-            "SELECT p.rowid, p.document_id FROM passage p JOIN document d ON d.id = p.document_id"
+            "SELECT p.rowid, p.document_id, p.content"
+            " FROM passage p JOIN document d ON d.id = p.document_id"
             " WHERE CASE d.split WHEN '' THEN 'train' ELSE d.split END = ? ORDER BY p.rowid",
             (split,),
         )
         begins = tuple(collections)
-        return [rowid for rowid, name in rows if not begins or name.startswith(begins)]
+        return {
+            rowid: content for rowid, name, content in rows if not begins or name.startswith(begins)
+        }
 
     def passage(self, rowid: int) -> Passage:
         """The passage of that label; LibraryError when it is gone."""

@@ -6,14 +6,16 @@ what happens to it happens to no question and no training. Torch is not needed h
 At the levels `noisy` and `bucket` everything comes from a table of the passages'
 embeddings that is noised as a whole: searched in, sorted into buckets, and sent. So
 whatever a peer asks, and however often, it learns what that table says and no more. The
-noise of a passage follows from a secret of this site, the model version and the
-passage's label: another try, another process or another peer gets the same.
+noise of a passage follows from a secret of this site, the model version, the deviation
+and what is embedded: another try, another process or another peer gets the same, and
+with another deviation the same noise is not scaled, which would tell what it hides.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,19 +107,23 @@ def _plain(shelf: Shelf) -> Float32:
 @functools.lru_cache(maxsize=1)
 def _noised(shelf: Shelf) -> Float32:
     """[m, d] the same, under the noise that belongs to each passage in this version."""
-    labels, vectors = _read(shelf)
+    contents, vectors = _read(shelf)
     result = np.zeros_like(vectors)
-    for row, label in enumerate(labels.tolist()):
-        chance = chance_from(_secret_bytes(shelf, label))
+    for row, content in enumerate(contents):
+        chance = chance_from(_secret_bytes(shelf, content))
         result[row] = noisy(vectors[row : row + 1], shelf.noise, chance)[0]
     return result
 
 
-def _secret_bytes(shelf: Shelf, label: int) -> Callable[[int], bytes]:
-    """Bytes that nobody can predict who has not the secret; the same each time."""
+def _secret_bytes(shelf: Shelf, content: bytes) -> Callable[[int], bytes]:
+    """Bytes that nobody can predict who has not the secret; the same each time.
+
+    Of two releases a v + s n and b v + t n under one n, v is a sum: so whatever changes
+    v or s changes n. A label may come to stand for another passage; its content can't.
+    """
 
     def draw(count: int) -> bytes:
-        name = shelf.model_digest + label.to_bytes(8, "little")
+        name = shelf.model_digest + struct.pack("<d", shelf.noise) + content
         key = hashlib.blake2b(name, key=shelf.secret, person=b"hanse-negatives", digest_size=64)
         return key.digest()[:count]
 
@@ -131,10 +137,13 @@ def _buckets(shelf: Shelf) -> PrefixTable:
     return PrefixTable(Projections(shelf.model_digest, table.shape[1], shelf.bits).buckets(table))
 
 
-def _read(shelf: Shelf) -> tuple[Int64, Float32]:
-    """Labels and vectors of those passages that are in the index and may be shared now."""
+def _read(shelf: Shelf) -> tuple[list[bytes], Float32]:
+    """Contents and vectors of those passages that are in the index and may be shared now.
+
+    In the order of labels.
+    """
     with Library.open(shelf.library, read_only=True) as library:
-        allowed = np.array(library.labels(_SPLIT, shelf.collections), dtype=np.int64)
+        allowed = library.labels(_SPLIT, shelf.collections)
     index = load_index(shelf.index, shelf.model_digest)
-    labels = np.intersect1d(allowed, index.labels())
-    return labels, index.vectors(labels)
+    labels = np.intersect1d(np.fromiter(allowed, np.int64, len(allowed)), index.labels())
+    return [allowed[label] for label in labels.tolist()], index.vectors(labels)

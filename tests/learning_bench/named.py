@@ -21,7 +21,8 @@ from config.recipes import Adapt
 from config.settings import LearningSettings, TrainingSettings
 from crypto.privacy import NoiseTerms
 from daemon.learning import apart, jobs, material, personal_jobs
-from daemon.learning.foreign import Disclosure
+from daemon.learning.foreign import Disclosure, same_above
+from daemon.learning.mining import NEAR_DUPLICATE
 from daemon.learning.personal import PersonalState, PersonalStore
 from daemon.learning.query_encoder import PersonalQueryRetriever
 from daemon.learning.recipes import options_from
@@ -199,11 +200,12 @@ class Named:
         with Library.open(path) as library:
             pairs = material.training_set(library, retriever, options, spec)
             pairs, validation = apart.set_apart(library, retriever, pairs, seed)
-        fetch = None
+        fetch, alike = None, NEAR_DUPLICATE
         if self.disclosure is not None:
+            alike = same_above(self.disclosure, retriever.encoder.dimension)
             passages = [_shared_passages(library, retriever) for library in others.values()]
             fetch = Sites(passages, self.disclosure, seed).fetch
-        tune(retriever, pairs, options, seed, fetch, validation=validation)
+        tune(retriever, pairs, options, seed, fetch, validation=validation, same_above=alike)
         own = PersonalState(retriever.personal_arrays())
         return Dense(retriever, run.vector, own)
 

@@ -19,6 +19,7 @@ _SOURCES = (
     "daemon/learning/depth.py",
     "daemon/learning/encoder.py",
     "daemon/learning/evaluation.py",
+    "daemon/learning/foreign.py",
     "daemon/learning/heads.py",
     "daemon/learning/jobs.py",
     "daemon/learning/lora.py",
