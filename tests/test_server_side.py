@@ -86,7 +86,7 @@ for rule in ("fedavg", "fedavgm", "fedadam"):
         digest.update(x.tobytes())
 print(digest.hexdigest())
 """
-STEP_BITS = ""
+STEP_BITS = "7c299b36085bbd26d83f7dcbc381f2c70e334218a140ddf5ce75160397207d78"
 
 
 def test_every_machine_computes_these_bits() -> None:
