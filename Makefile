@@ -70,7 +70,7 @@ bench-poisoning: $(INSTALLED) ## poison updates on real questions, with and with
 
 # Finished cells and the encoder's features stay in the cache (CACHE=..., default
 # ~/.cache/hanse-learning-bench), so it can be interrupted and taken up again.
-DATA ?= ../shared/data
+DATA ?= $(or $(HANSE_DATA),../shared/data)
 bench-learning: $(INSTALLED) ## compare recipes on real data (DATA=../shared/data QUICK=1 CACHE=...)
 	@QUICK=$(QUICK) $(BIN)/python -m tests.learning_bench --data $(DATA) $(if $(CACHE),--cache $(CACHE)) $(ARGS)
 

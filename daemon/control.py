@@ -353,6 +353,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             passages=counts.passages,
             pairs_train=counts.pairs_train,
             pairs_test=counts.pairs_test,
+            pairs_valid=counts.pairs_valid,
             uptime_s=time.monotonic() - around.started,
             loop_lag_p50_ms=lag.p50_ms,
             loop_lag_p99_ms=lag.p99_ms,

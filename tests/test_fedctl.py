@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import socket
 import stat
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from config import settings
-from daemon.fedctl import ingesting
+from daemon.fedctl import app, ingesting
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
 from proto import federation_pb2 as pb
@@ -241,6 +243,17 @@ def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
         assert shown.code == 0
         for option in ("--json", "--socket", "--config"):
             assert option in shown.out, f"{words} lacks {option}"
+
+
+def test_no_help_text_loses_a_word() -> None:
+    """Typer's help takes "[learning]" for a style, and drops it."""
+    found, commands = [], [("fedctl", typer.main.get_command(app))]
+    while commands:
+        name, one = commands.pop()
+        commands += [(f"{name} {n}", sub) for n, sub in getattr(one, "commands", {}).items()]
+        texts = [one.help, *(getattr(option, "help", "") for option in one.params)]
+        found += [(name, word) for t in texts for word in re.findall(r"\[[a-z_]+\]", t or "")]
+    assert not found
 
 
 # ---- what people see --------------------------------------------------------

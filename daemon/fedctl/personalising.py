@@ -37,8 +37,8 @@ def personalise(
     "mixture": train alone, and answer with the mean of that and the shared version, if
     pairs that are kept apart say that it is better.
     "query_encoder": fit how questions are embedded; other sites are asked for negatives as
-    [negatives] says. It happens by itself when a run is over. Ctrl-C gives it up: nothing
-    has changed then, and it can be begun anew.
+    the settings' section negatives says. It happens by itself when a run is over. Ctrl-C
+    gives it up: nothing has changed then, and it can be begun anew.
     """
     try:
         last = run(_personalise(session, local_epochs or 0))

@@ -371,7 +371,7 @@ def manifest_sign(
 ) -> None:
     """Sign the list of sites: the previous one with changes, or a first one.
 
-    Send it to every site ([identity] manifest in its settings) and reload the daemons.
+    Send it to every site (identity.manifest in its settings) and reload the daemons.
     """
     switched = dict.fromkeys(enable or (), True) | dict.fromkeys(disable or (), False)
     content = new_manifest(

@@ -65,7 +65,10 @@ def _status_table(reply: StatusReply) -> Table:
         ("answers from", index),
         ("encoder", reply.encoder),
         ("library", f"{reply.documents} documents, {reply.passages} passages"),
-        ("pairs", f"{reply.pairs_train} train, {reply.pairs_test} test"),
+        (
+            "pairs",
+            f"{reply.pairs_train} train, {reply.pairs_valid} valid, {reply.pairs_test} test",
+        ),
         (
             "traffic",
             f"{byte_count(reply.bytes_sent)} sent, {byte_count(reply.bytes_received)} received",

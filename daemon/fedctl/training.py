@@ -41,10 +41,18 @@ if TYPE_CHECKING:
 ANSWER_WITHIN_S = 30.0
 
 
-RecipeOption = Annotated[str, typer.Option(help="Learn as this recipe says: hanse, pfedrag, …")]
+RecipeOption = Annotated[
+    str,
+    typer.Option(
+        help="Learn as this recipe says: hanse, fedavg, pfedrag; fede4rag, fedsearch, pdd-as2 "
+        "where the federation exchanges what they train. What is personal stays as it is set."
+    ),
+]
 Choices = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="AXIS=VALUE", help="One choice, as in [learning]; repeat."),
+    typer.Option(
+        "--set", metavar="AXIS=VALUE", help="One choice (fedctl learning has all); repeat."
+    ),
 ]
 
 

@@ -40,8 +40,11 @@ What is a site's own is trained beside that: 12 epochs of `hanse`, 4 of pdd-as2.
 over seeds; in brackets the 95 % bootstrap interval over questions of that mean, and ± the standard
 deviation between seeds. Differences are paired over the same questions. Dense search is exact.
 Recipes are the daemon's (`config.recipes`); "(head)": with a head where the recipe would train
-the whole encoder; `fedsearch` is then FedAvg on in-batch negatives. Choices were made on
-validation pairs, except for two that learning-notes.md names.
+the whole encoder, at a head's learning rate (1e-4); `fedsearch` is then FedAvg on in-batch
+negatives. In pdd-as2 all sites answer one another, exactly unless a row says otherwise (a daemon
+answers nobody until it is told to, and asks for buckets), in pfedrag all tell their complexity.
+Choices were made on validation pairs, except for two that learning-notes.md names. Updates are
+rounded at random, so two runs of a row differ by some thousandths.
 """
 _NOBODYS = """Nobody's questions: they are asked of the shared version, so `hanse`, pfedrag and
 pdd-as2 are shown without what a site keeps to itself, and no site has validation pairs.
