@@ -221,20 +221,28 @@ def audit_embeddings(
     VersionError or EncoderError when the version or the encoder cannot be had.
     """
     report(ExposureProgress("texts", 0.0))  # before torch is loaded: people see that it began
+    options.check()
+    started = time.monotonic()
+    found = embedded_texts(spec, library_path, versions, model_digest)
+    texts, vectors, queries, retriever = found
+    seed = model_digest  # of the projections: public, as it is between sites
+    return audit_vectors(texts, vectors, queries, retriever, seed, options, started)
+
+
+def embedded_texts(
+    spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes
+) -> tuple[Divided, Float32, Float32, Retriever]:
+    """A site's texts, their embeddings under a version (passages [n, d], queries [q, d])."""
     from daemon.learning.jobs import load_serving
     from daemon.learning.models import open_retriever
     from daemon.retrieval.library import Library
 
-    options.check()
-    started = time.monotonic()
     with Library.open(library_path, read_only=True) as library:
         texts = _divided(library)
         retriever = open_retriever(spec)
         load_serving(spec, retriever, versions, model_digest)
         vectors = _passage_vectors(library, retriever, texts.passages)
-        queries = _query_vectors(library, retriever, texts.queries)
-    seed = model_digest  # of the projections: public, as it is between sites
-    return audit_vectors(texts, vectors, queries, retriever, seed, options, started)
+        return texts, vectors, _query_vectors(library, retriever, texts.queries), retriever
 
 
 @dataclass(frozen=True)

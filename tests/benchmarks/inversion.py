@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from daemon.learning import exposure, jobs
+from daemon.learning import exposure, hardness, jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.retrieval.documents import Document, Pair, read
 
@@ -33,21 +33,61 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/hanse-inversion").expanduser())
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--negatives",
+        action="store_true",
+        help="attack nothing: put what the negatives keep into the last figures of each site",
+    )
     chosen = parser.parse_args()
     if chosen.sites and chosen.data is None:
         parser.error("name the data: --data or HANSE_DATA")
-    for site in chosen.sites:
-        audited = audit(chosen.data / "medquad" / site, chosen.cache / site, chosen)
-        line = {"site": site, "minutes": chosen.minutes, **audited}
-        with (RESULTS / "inversion.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
     lines = (RESULTS / "inversion.jsonl").read_text().splitlines()
     newest = {line["site"]: line for line in map(json.loads, lines)}
+    for site in chosen.sites:
+        source, cache = chosen.data / "medquad" / site, chosen.cache / site
+        if chosen.negatives:
+            line = with_negatives(newest[site], source, cache, chosen)
+        else:
+            line = {"site": site, "minutes": chosen.minutes, **audit(source, cache, chosen)}
+        newest[site] = line
+        with (RESULTS / "inversion.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
     (RESULTS / "inversion.md").write_text(page(list(newest.values())), encoding="utf-8")
 
 
 def audit(source: Path, cache: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     """One site's audit under the version that every site starts from."""
+    spec, library, versions, digest = prepared(source, cache, chosen)
+    options = exposure.AuditOptions(
+        noises=(), epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes
+    )
+    return asdict(exposure.audit_embeddings(spec, library, versions, digest, options))
+
+
+def with_negatives(
+    line: dict[str, Any], source: Path, cache: Path, chosen: argparse.Namespace
+) -> dict[str, Any]:
+    """A site's figures with the columns of what its negatives keep measured again."""
+    spec, library, versions, digest = prepared(source, cache, chosen)
+    texts, vectors, queries, _ = exposure.embedded_texts(spec, library, versions, digest)
+    asked = hardness.Asked.of(queries, vectors, texts.right, seed=0)
+    options = exposure.AuditOptions(noises=(), epsilons=_EPSILONS, bits=_BITS)
+    kept = {
+        (level.epsilon, level.bits): hardness.kept(asked, level, digest, options.table_noise)
+        for level in options.levels
+    }
+    measured = ("overlap", "cosine", "returned")
+    levels = [
+        {**old, **dict(zip(measured, kept[old["epsilon"], old["bits"]], strict=True))}
+        for old in line["levels"]
+    ]
+    return {**line, "levels": levels, "advice": ""}
+
+
+def prepared(
+    source: Path, cache: Path, chosen: argparse.Namespace
+) -> tuple[RetrieverSpec, Path, Path, bytes]:
+    """A library of a site's documents, embedded, and the version that every site starts from."""
     cache.mkdir(parents=True, exist_ok=True)
     spec = RetrieverSpec(threads=chosen.threads, device="cpu")
     library, versions = cache / "library.sqlite3", cache / "versions"
@@ -56,11 +96,7 @@ def audit(source: Path, cache: Path, chosen: argparse.Namespace) -> dict[str, An
     pairs = [item for item in items if isinstance(item, Pair)]
     jobs.ingest(spec, library, documents, pairs, passage_tokens=220)
     jobs.embed_passages(spec, library)
-    digest = jobs.write_initial_version(spec, versions)
-    options = exposure.AuditOptions(
-        noises=(), epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes
-    )
-    return asdict(exposure.audit_embeddings(spec, library, versions, digest, options))
+    return spec, library, versions, jobs.write_initial_version(spec, versions)
 
 
 def page(audits: list[dict[str, Any]]) -> str:
@@ -85,9 +121,11 @@ quantities, the title) that were named exactly, and in brackets the share of wha
 is right. *Guessing* sees no embedding; *others'* holds the guesses from exact embeddings against
 other texts. Epsilon is for one vector sent once, at delta 1e-5. A lower bound throughout.
 *Overlap*: share of the 10 exact nearest negatives among what is returned; *cosine*: mean of the
-question with what is returned. A bucket is what a question leaves as: its figures for passages
-tell what such bits would give away of one. The machine had other work meanwhile: where minutes
-ran out (\\*) the decoder had fewer epochs than it could have used, and an attacker has them.
+question with what is returned, before its noise. As a site answers: `noisy` with the level's
+noise on question and passages, `bucket` with a noise of 0.05 on passages. A bucket is what a
+question leaves as: its figures for passages tell what such bits would give away of one. The
+machine had other work meanwhile: where minutes ran out (\\*) the decoder had fewer epochs than
+it could have used, and an attacker has them.
 """
 
 
