@@ -111,7 +111,6 @@ def tune(
     best = _Best(retriever, validation)
     optimiser, schedule = training.optimiser_of(parameters, count, options)
     mean_loss = 0.0
-
     try:
         for epoch in range(1, options.local_epochs + 1):
             losses: list[float] = []
