@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
 import pytest
 from structlog.testing import capture_logs
 
@@ -55,6 +56,10 @@ class Ends:
             await self.alpha.transport.push("beta", name, content)
         busy = self.beta.transport._servicer._busy
         await until(lambda: busy["pushes", "alpha"] == 0)  # beta has noticed, too
+        # So has alpha's channel: a stream may fail a moment before it, and the next call
+        # would be written into the line that is gone.
+        channel = self.alpha.transport._links["beta"]._channel
+        await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
 
     async def pushed(self, content: bytes, name: pb.BlobName = UPDATE) -> int:
         """Push to the end; bytes that it took of the line."""
