@@ -367,6 +367,7 @@ def test_whatever_answers_a_question_is_no_negative_of_it(site: Site) -> None:
     assert (len(right), len(both)) == (3, 2)
     for pair in both:
         assert made.answers[pair].tolist() == right
+        assert made.answers[pair] is made.answers[both[0]], "one array, however often it is asked"
         assert not {*right} & {*made.negatives[pair].tolist()}
         assert len(made.negatives[pair]) > 5
     hidden = training.also_right(

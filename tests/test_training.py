@@ -10,7 +10,7 @@ import torch
 
 from daemon.learning.encoder import Encoder
 from daemon.learning.losses import info_nce
-from daemon.learning.mining import mine_negatives
+from daemon.learning.mining import filter_ranked, mine_negatives
 from daemon.learning.models import HeadRetriever, Retriever, Texts, adapted
 from daemon.learning.terms import LOSS_BOUND, TrainingError, TrainingOptions
 from daemon.learning.training import TrainingSet, fit, training_seed
@@ -214,6 +214,14 @@ def test_other_parts_of_the_right_answer_are_no_negatives() -> None:
         unit(0), unit(30, -80, -60), ["site/7#0", "site/7#1", "site/70#1"], [np.array([0])], 2
     )
     assert mined[0].tolist() == [2]
+
+
+def test_near_duplicates_however_many_are_passed_over() -> None:
+    """Of a ranking made elsewhere, in which what differs comes after more than are compared."""
+    passages = np.concatenate([unit(*[0] * 200), unit(40, 80, 120)])
+    documents = [f"d{n}" for n in range(203)]
+    (kept,) = filter_ranked([np.arange(1, 203)], passages, documents, [np.array([0])], 2)
+    assert kept.tolist() == [200, 201]
 
 
 def test_nothing_is_mined_when_nothing_is_asked_for_or_everything_is_right() -> None:

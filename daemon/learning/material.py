@@ -172,12 +172,12 @@ def _all_right(pairs: TrainingSet, sources: Sequence[str]) -> list[Rows]:
     answers: dict[str, set[str]] = {}
     for query, rows in zip(asked, pairs.positives, strict=True):
         answers.setdefault(query, set()).update(answer_of(sources[row]) for row in rows)
-    return [
-        np.array(
-            sorted(row for answer in answers[query] for row in rows_of[answer]), dtype=np.int64
-        )
-        for query in asked
-    ]
+    # One array a question, however many lines ask it: a thousand lines are not a million rows.
+    right = {
+        query: np.array(sorted(row for answer in them for row in rows_of[answer]), dtype=np.int64)
+        for query, them in answers.items()
+    }
+    return [right[query] for query in asked]
 
 
 def _made_features(

@@ -24,6 +24,7 @@ Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 NEAR_DUPLICATE = 0.95  # cosine
+_COMPARED_AT_ONCE = 64
 _SPARE = 64  # candidates beyond the number wanted, since some are excluded
 _QUERIES_AT_ONCE = 256  # bounds the similarity matrix to 256 x passages
 
@@ -51,7 +52,7 @@ def mine_negatives(
         similarity = queries[start:stop] @ passages.T  # [<= 256, m]
         for row, right in zip(similarity, positives[start:stop], strict=True):
             candidates = _nearest(row, candidates_for(count, right))
-            mined.append(_wrong(candidates, passages, answers, right)[:count])
+            mined.append(_wrong(candidates, passages, answers, right, count))
     return mined
 
 
@@ -68,7 +69,7 @@ def filter_ranked(
     """
     answers = np.array([answer_of(document) for document in document_ids])
     return [
-        _wrong(candidates, passages, answers, right)[:count]
+        _wrong(candidates, passages, answers, right, count)
         for candidates, right in zip(ranked, positives, strict=True)
     ]
 
@@ -78,12 +79,22 @@ def candidates_for(count: int, right: Rows) -> int:
     return count + len(right) + _SPARE
 
 
-def _wrong(candidates: Rows, passages: Float32, answers: NDArray[np.str_], right: Rows) -> Rows:
-    """Those candidates that are no answer to the query, in the order given."""
+def _wrong(
+    candidates: Rows, passages: Float32, answers: NDArray[np.str_], right: Rows, count: int
+) -> Rows:
+    """The first ``count`` candidates that are no answer to the query, in the order given.
+
+    Compared with the answers a few at a time, for a question may have thousands of them.
+    """
     others = candidates[~np.isin(answers[candidates], answers[right])]
-    to_positive = (passages[others] @ passages[right].T).max(axis=1)  # [c]
-    kept: Rows = others[to_positive <= NEAR_DUPLICATE]
-    return kept
+    kept: Rows = others[:0]
+    for start in range(0, len(others), _COMPARED_AT_ONCE):
+        some = others[start : start + _COMPARED_AT_ONCE]
+        to_positive = (passages[some] @ passages[right].T).max(axis=1)  # [<= 64]
+        kept = np.concatenate([kept, some[to_positive <= NEAR_DUPLICATE]])
+        if len(kept) >= count:
+            break
+    return kept[:count]
 
 
 def _nearest(similarity: Float32, count: int) -> Rows:
