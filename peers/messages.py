@@ -12,7 +12,7 @@ round protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any, Final, TypeVar
 
@@ -37,7 +37,7 @@ from peers.bounds import (
 from peers.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 FEATURES: Final = (
     *("adapt-full", "adapt-head", "adapt-lora", "adapt-lora-server"),
     *("ckks", "learning", "masking", "negatives", "privacy", "robust"),
@@ -97,18 +97,30 @@ _CLIP_NORM = real(1e-9, 1e9)
 _MULTIPLIER = real(0.001, 1000.0)
 _PHASES = (
     *("prepare", "plan", "key", "train", "encrypt"),
-    *("aggregate", "select", "unmask", "apply", "vote", "commit"),
+    *("aggregate", "select", "state", "open", "vote", "commit"),
 )
+_STATEMENT_BYTES: Final = MIB
+_SIGNATURE = octets(1, 80)
 
 _VOTE: dict[str, Rule | Part] = {
     "attempt": _ATTEMPT,
     "body": Part(),
     "site": _SITE,
-    "signature": octets(1, 80),
+    "signature": _SIGNATURE,
     "certificate": _CERTIFICATE,
     "mean_loss": _LOSS,
     "next_clip_norm": real(0.0, 1e9),
 }
+_AT: dict[str, Rule | Part] = {"round": _ROUND, "attempt": _ATTEMPT}
+
+
+def _all(low: int, high: int, **rules: Rule | Part) -> Rule:
+    """A list of messages; ``rules`` take the place of the table's."""
+
+    def one(path: str, message: Message) -> None:
+        _walk(message, path, _RULES[type(message)] | rules if rules else None)
+
+    return each(one, low, high)
 
 
 def _bare_vote(path: str, vote: pb.Vote) -> None:
@@ -211,106 +223,157 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "colluders": number(0, MAX_SITES),
         "clip_quantile": real(0.0, 0.99),
     },
+    pb.Signed: {
+        "body": octets(1, _STATEMENT_BYTES),
+        "site": _SITE,
+        "signature": _SIGNATURE,
+        "certificate": _CERTIFICATE,
+    },
+    pb.Signature: {"site": _SITE, "signature": _SIGNATURE, "certificate": _CERTIFICATE},
     pb.Run: {
         "generation": _COUNT,
         "run_id": matching("[0-9a-z-]{1,36}"),
         "requested_by": _SITE,
         "target_round": _COUNT,
         "plan": Part(),
+        "federation_id": _FEDERATION,
     },
+    pb.RunWish: {"run": Part()},
     pb.Prepare: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
+        **_AT,
         "head_digest": _DIGEST,
         "run": Part(),
         "shape_digest": _DIGEST,
         "manifest_version": _COUNT,
+        "promise": Part(),
     },
     pb.Promise: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "head_digest": _DIGEST,
-        "accepted": Part("optional"),
+        **_AT,
+        "federation_id": _FEDERATION,
+        "manifest_digest": _DIGEST,
+        "manifest_version": _COUNT,
+        "run_digest": _DIGEST,
+        "parent_digest": _DIGEST,
+        "shape_digest": _DIGEST,
         "num_examples": _COUNT,
         "willing": free,
         "reason": _REASON,
-        "shape_digest": _DIGEST,
-        "certificate": octets(0, 4096),
         "complexity": real(0.0, 1e6),
+        "lock": Part("optional"),
+        "stated": Part("optional"),
     },
-    pb.Accepted: {"attempt": _ATTEMPT, "value": Part()},
-    pb.Nack: {"round": _ROUND, "attempt": _ATTEMPT, "promised_attempt": _ATTEMPT},
-    pb.Behind: {"round": _ROUND, "attempt": _ATTEMPT, "head_round": _COUNT},
+    pb.LockName: {"attempt": _ATTEMPT, "root_digest": _DIGEST, "model_digest": _DIGEST},
+    pb.StatedName: {"attempt": _ATTEMPT, "digest": _DIGEST, "tried": free},
+    pb.Promised: {"promise": Part(), "lock": Part("optional"), "stated": Part("optional")},
+    pb.Bundle: {
+        **_AT,
+        "run": Part(),
+        "promises": _all(1, MAX_SITES),
+        "lock": Part("optional"),
+        "stated": Part("optional"),
+    },
+    pb.Behind: {**_AT, "head_round": _COUNT},
     pb.Ahead: {"round": _ROUND, "certificate": Part()},
     pb.Participant: {"site": _SITE, "num_examples": number(1), "certificate": _CERTIFICATE},
     pb.Plan: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
+        **_AT,
         "parent_digest": _DIGEST,
-        "participants": each(lambda path, value: _walk(value, path), 2, MAX_SITES),
+        "participants": _all(2, MAX_SITES),
         "key_dealer": _SITE_OR_NONE,
         "training": Part(),
         "shape_digest": _DIGEST,
         "manifest_version": _COUNT,
-        "train_deadline_ms": number(1000, 86_400_000),
+        "coordinator": _SITE,
         "noise_multiplier": real(0.0, 1000.0),
         "clip_norm": real(0.0, 1e9),
         "least_complexity": real(0.0, 1e6),
         "most_complexity": real(0.0, 1e6),
-    },
-    pb.PlanAnswer: {"round": _ROUND, "attempt": _ATTEMPT, "accepted": free, "reason": _REASON},
-    pb.Trained: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
+        "faulty_sites": number(0, MAX_SITES),
+        "draw": _ATTEMPT,
         "scale_exponents": each(number(-126, 127), 0, 4096),
-        "failed": free,
-        "reason": _REASON,
+        "bundle_digest": _DIGEST,
     },
-    pb.Scale: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "scale_exponents": _EXPONENTS,
-        "contributors": _CONTRIBUTORS,
+    pb.PlanAnswer: {**_AT, "accepted": free, "reason": _REASON},
+    pb.KeyCommitment: {
+        "plan_digest": _DIGEST,
+        "public_digest": _DIGEST,
+        "secret_digest": _DIGEST,
     },
+    pb.KeyCommitted: {**_AT, "commitment": Part()},
+    pb.Exponents: {"plan_digest": _DIGEST, "scale_exponents": _EXPONENTS},
+    pb.Trained: {**_AT, "exponents": Part("optional"), "reason": _REASON},
+    pb.Scale: {**_AT, "exponents": _all(1, MAX_SITES)},
+    pb.Contribution: {
+        "plan_digest": _DIGEST,
+        "scale_digest": _DIGEST,
+        "upload_digest": _DIGEST,
+        "nonce": octets(0, 16),
+    },
+    pb.Contributed: {**_AT, "contribution": Part()},
+    pb.Statement: {
+        **_AT,
+        "federation_id": _FEDERATION,
+        "manifest_digest": _DIGEST,
+        "manifest_version": _COUNT,
+        "parent_digest": _DIGEST,
+        "run_digest": _DIGEST,
+        "bundle_digest": _DIGEST,
+        "kind": one_of(pb.QUESTION, pb.SUM, pb.RESTATED),
+        "plan": Part("optional"),
+        "scale_exponents": each(number(-126, 127), 0, 4096),
+        "contributions": _all(0, MAX_SITES),
+        "rejected": _REJECTED,
+        "sum_digest": octets(0, 32),
+        "commitment": Part("optional"),
+        "roster_digest": octets(0, 32),
+        "dropouts": each(_SITE, 0, MAX_SITES, ordered=True),
+        "question_digest": octets(0, 32),
+        "answers": _all(0, MAX_SITES),
+        "byzantine_sites": number(0, MAX_COMPARED),
+        "root_digest": octets(0, 32),
+        "model_digest": octets(0, 32),
+    },
+    pb.State: {**_AT, "statement": octets(1, _STATEMENT_BYTES)},
+    pb.Stated: {**_AT, "statement_digest": _DIGEST, "signature": Part()},
+    pb.StatementCertificate: {
+        "statement": octets(1, _STATEMENT_BYTES),
+        "signatures": _all(1, MAX_SITES),
+    },
+    pb.Certified: {**_AT, "certificate": Part()},
     pb.MaskingItem: {"site": _SITE, "content": octets(0, 176)},
     pb.MaskingOrder: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "step": one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
-        "items": each(lambda path, value: _walk(value, path), 1, MAX_SITES),
-        "dropouts": each(_SITE, 0, MAX_SITES, ordered=True),
+        **_AT,
+        "step": one_of(pb.KEYS, pb.SHARES),
+        "items": _all(1, MAX_SITES),
     },
     pb.MaskingAnswer: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "step": one_of(pb.KEYS, pb.SHARES, pb.OUTCOME, pb.OPENING),
-        "items": each(lambda path, value: _walk(value, path), 1, MAX_SITES),
+        **_AT,
+        "step": one_of(pb.KEYS, pb.SHARES, pb.OPENING),
+        "items": _all(1, MAX_SITES),
     },
-    pb.Apply: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "contributors": _CONTRIBUTORS,
-        "sum_digest": _DIGEST,
-        "scale_exponents": _EXPONENTS,
-        "rejected": _REJECTED,
-        "nonces": each(octets(0, 16), 0, MAX_SITES),
-    },
-    pb.Challenge: {"round": _ROUND, "attempt": _ATTEMPT, "challenge": octets(32, 32)},
-    pb.Proof: {"round": _ROUND, "attempt": _ATTEMPT, "answer": octets(8, 8)},
-    pb.Compare: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "sites": each(_SITE, 2, MAX_COMPARED, ordered=True),
-        "products_digest": _DIGEST,
-        "byzantine_sites": number(0, MAX_COMPARED),
-    },
-    pb.Compared: {
-        "round": _ROUND,
-        "attempt": _ATTEMPT,
+    pb.Opened: {"site": _SITE, "items": _all(1, MAX_SITES)},
+    pb.Openings: {**_AT, "opened": _all(1, MAX_SITES)},
+    pb.Products: {
+        "question_digest": _DIGEST,
         "products": each(real(-_PRODUCT_MAX, _PRODUCT_MAX), 3, MAX_COMPARED * 65 // 2),
         "imaginary": each(_SITE, 0, MAX_COMPARED, ordered=True),
     },
-    pb.Accept: {"round": _ROUND, "attempt": _ATTEMPT, "value": Part()},
+    pb.Compared: {**_AT, "products": Part()},
+    pb.Challenge: {**_AT, "challenge": octets(32, 32)},
+    pb.Proof: {**_AT, "answer": octets(8, 8)},
+    pb.Applied: {
+        "root_digest": _DIGEST,
+        "model_digest": _DIGEST,
+        "mean_loss": real(0.0, _LOSS_MAX),
+        "next_clip_norm": real(0.0, 1e9),
+    },
+    pb.AppliedSum: {**_AT, "applied": Part()},
+    pb.Lock: {
+        "certificate": Part(),
+        "root": octets(0, _STATEMENT_BYTES),
+        "proof": _all(1, MAX_SITES),
+    },
+    pb.Proven: {**_AT, "lock": Part()},
     pb.VoteBody: {
         "federation_id": _FEDERATION,
         "round": _ROUND,
@@ -320,6 +383,11 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "manifest_version": _COUNT,
         "plan_digest": _DIGEST,
         "rejected": _REJECTED,
+        "rules": one_of(0, 2),
+        "manifest_digest": octets(0, 32),
+        "statement_digest": octets(0, 32),
+        "mean_loss": real(0.0, _LOSS_MAX),
+        "next_clip_norm": real(0.0, 1e9),
     },
     pb.Vote: _VOTE,
     pb.Certificate: {
@@ -329,11 +397,27 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "unix_ms": _COUNT,
     },
     pb.Commit: {"certificate": Part(), "report": Part("optional")},
-    pb.AttemptFailed: {
+    pb.AttemptFailed: {**_AT, "reason": _REASON},
+    pb.Ended: {**_AT, "federation_id": _FEDERATION, "reason": _REASON},
+    pb.EndedAttempt: {"ended": Part()},
+    pb.Evidence: {"kind": one_of(*pb.EvidenceKind.values()[1:]), "first": Part(), "second": Part()},
+    pb.Recall: {"round": _ROUND},
+    pb.Remembered: {
         "round": _ROUND,
-        "attempt": _ATTEMPT,
-        "reason": _REASON,
-        "manifest_version": _COUNT,
+        "promise": Part("optional"),
+        "statement": Part("optional"),
+        "question": Part("optional"),
+        "vote": Part("optional"),
+        "lock": Part("optional"),
+    },
+    pb.RoundState: {
+        "promise": Part("optional"),
+        "statements": _all(0, 2),
+        "lock": Part("optional"),
+        "vote": Part("optional"),
+        "applied": _all(0, MAX_SITES),
+        "stated": Part("optional"),
+        "tried": free,
     },
     pb.RoundReport: {
         "round": _ROUND,
@@ -391,16 +475,7 @@ def _push_frame(path: str, push: pb.PushFrame) -> None:
 
 def _envelope(path: str, envelope: pb.Envelope) -> None:
     if envelope.WhichOneof("body") is None:
-        raise refuse(f"{path}.body", "missing", "one message of protocol version 1")
-
-
-def _promise(path: str, promise: pb.Promise) -> None:
-    if promise.willing:  # keys will be sealed for this certificate
-        _CERTIFICATE(f"{path}.certificate", promise.certificate)
-
-
-def _nack(path: str, nack: pb.Nack) -> None:
-    number(nack.attempt + 1, 2**32 - 2)(f"{path}.promised_attempt", nack.promised_attempt)
+        raise refuse(f"{path}.body", "missing", f"one message of protocol version {PROTOCOL_VERSION}")
 
 
 def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
@@ -431,46 +506,77 @@ def _plan(path: str, plan: pb.Plan) -> None:
         raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "one of the participants")
 
 
-# Bytes of an item, by who says it and step (proto/federation.proto).
-_ORDERED = {
+# Bytes of an item, by step (proto/federation.proto).
+_ITEMS = {
     pb.KEYS: octets(97, 176),
     pb.SHARES: octets(82, 82),
-    pb.OUTCOME: octets(0, 0),
-    pb.OPENING: octets(1, 80),
-}
-_ANSWERED = {
-    pb.KEYS: octets(97, 176),
-    pb.SHARES: octets(82, 82),
-    pb.OUTCOME: octets(1, 80),
     pb.OPENING: octets(33, 33),
 }
 
 
-def _masking_order(path: str, order: pb.MaskingOrder) -> None:
-    ascending(f"{path}.items", [item.site for item in order.items])
-    for position, item in enumerate(order.items):
-        _ORDERED[order.step](f"{path}.items[{position}].content", item.content)
-    if order.dropouts and order.step != pb.OUTCOME:
-        raise refuse(f"{path}.dropouts", "set", "dropouts with an outcome only")
+def _masking(path: str, message: pb.MaskingOrder | pb.MaskingAnswer) -> None:
+    _items(path, message.items, message.step)
 
 
-def _masking_answer(path: str, answer: pb.MaskingAnswer) -> None:
-    ascending(f"{path}.items", [item.site for item in answer.items])
-    for position, item in enumerate(answer.items):
-        _ANSWERED[answer.step](f"{path}.items[{position}].content", item.content)
+def _items(path: str, items: Iterable[pb.MaskingItem], step: pb.MaskingStep.ValueType) -> None:
+    ascending(f"{path}.items", [item.site for item in items])
+    for position, item in enumerate(items):
+        _ITEMS[step](f"{path}.items[{position}].content", item.content)
 
 
-def _trained(path: str, trained: pb.Trained) -> None:
-    if not trained.failed:
-        _EXPONENTS(f"{path}.scale_exponents", trained.scale_exponents)
+def _openings(path: str, openings: pb.Openings) -> None:
+    ascending(f"{path}.opened", [opened.site for opened in openings.opened])
+    for position, opened in enumerate(openings.opened):
+        _items(f"{path}.opened[{position}]", opened.items, pb.OPENING)
 
 
-def _apply(path: str, apply: pb.Apply) -> None:
-    if apply.nonces and len(apply.nonces) != len(apply.contributors):
-        raise refuse(f"{path}.nonces", f"{len(apply.nonces)} long", "as long as contributors")
-    for position, nonce in enumerate(apply.nonces):
-        if len(nonce) not in (0, 16):  # none of the coordinator's own
-            raise refuse(f"{path}.nonces[{position}]", f"{len(nonce)} bytes", "0 or 16 bytes")
+def _by_site(*names: str) -> Callable[[str, Any], None]:
+    """Each of these lists names each site once, sorted."""
+
+    def relation(path: str, message: Message) -> None:
+        for name in names:
+            ascending(f"{path}.{name}", [one.site for one in getattr(message, name)])
+
+    return relation
+
+
+def _statement(path: str, statement: pb.Statement) -> None:
+    """What a kind needs is there, and nothing that has no meaning in it."""
+    _by_site("contributions", "answers")(path, statement)
+    restated = statement.kind == pb.RESTATED
+    for name in ("root_digest", "model_digest"):
+        octets(*((32, 32) if restated else (0, 0)))(f"{path}.{name}", getattr(statement, name))
+    if restated:
+        for field, _value in statement.ListFields():
+            if field.name in _OF_A_SUM:
+                raise refuse(f"{path}.{field.name}", "set", "left empty where nothing is summed")
+        return
+    if not statement.HasField("plan"):
+        raise refuse(f"{path}.plan", "missing", "the plan that all derive")
+    octets(32, 32)(f"{path}.sum_digest", statement.sum_digest)
+    _EXPONENTS(f"{path}.scale_exponents", statement.scale_exponents)
+    masked = statement.plan.training.mode == pb.MASKING
+    octets(*((32, 32) if masked else (0, 0)))(f"{path}.roster_digest", statement.roster_digest)
+    if statement.HasField("commitment") is masked:
+        raise refuse(f"{path}.commitment", "set" if masked else "missing", "one with a round key")
+    if statement.question_digest:
+        octets(32, 32)(f"{path}.question_digest", statement.question_digest)
+
+
+_OF_A_SUM: Final = frozenset(
+    (
+        *("plan", "scale_exponents", "contributions", "rejected", "sum_digest", "commitment"),
+        *("roster_digest", "dropouts", "question_digest", "answers", "byzantine_sites"),
+    )
+)
+
+
+def _vote_body(path: str, body: pb.VoteBody) -> None:
+    digest = octets(32, 32) if body.rules else octets(0, 0)
+    digest(f"{path}.manifest_digest", body.manifest_digest)
+    digest(f"{path}.statement_digest", body.statement_digest)
+    if not body.rules and (body.mean_loss or body.next_clip_norm):
+        raise refuse(f"{path}.mean_loss", "set", "left empty under the rules of old")
 
 
 _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
@@ -478,14 +584,17 @@ _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.BlobName: _blob_name,
     pb.PushFrame: _push_frame,
     pb.Envelope: _envelope,
-    pb.Promise: _promise,
-    pb.Nack: _nack,
     pb.TrainingPlan: _training_plan,
     pb.Plan: _plan,
-    pb.Trained: _trained,
-    pb.MaskingOrder: _masking_order,
-    pb.MaskingAnswer: _masking_answer,
-    pb.Apply: _apply,
+    pb.Bundle: _by_site("promises"),
+    pb.Scale: _by_site("exponents"),
+    pb.Statement: _statement,
+    pb.StatementCertificate: _by_site("signatures"),
+    pb.MaskingOrder: _masking,
+    pb.MaskingAnswer: _masking,
+    pb.Openings: _openings,
+    pb.Lock: _by_site("proof"),
+    pb.VoteBody: _vote_body,
     **negative_bounds.RELATIONS,
 }
 

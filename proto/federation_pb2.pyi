@@ -260,6 +260,31 @@ ROBUST_MULTI_KRUM: RobustRule.ValueType  # 4
 """the n - f - 2 best scores, at least min_participants"""
 Global___RobustRule: _TypeAlias = RobustRule  # noqa: Y015
 
+class _StatementKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StatementKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StatementKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STATEMENT_KIND_UNSPECIFIED: _StatementKind.ValueType  # 0
+    QUESTION: _StatementKind.ValueType  # 1
+    """which dot products are to be decrypted (robust rounds)"""
+    SUM: _StatementKind.ValueType  # 2
+    """what was summed, and is to be opened"""
+    RESTATED: _StatementKind.ValueType  # 3
+    """the version of an earlier attempt's sum, to be voted on again"""
+
+class StatementKind(_StatementKind, metaclass=_StatementKindEnumTypeWrapper): ...
+
+STATEMENT_KIND_UNSPECIFIED: StatementKind.ValueType  # 0
+QUESTION: StatementKind.ValueType  # 1
+"""which dot products are to be decrypted (robust rounds)"""
+SUM: StatementKind.ValueType  # 2
+"""what was summed, and is to be opened"""
+RESTATED: StatementKind.ValueType  # 3
+"""the version of an earlier attempt's sum, to be voted on again"""
+Global___StatementKind: _TypeAlias = StatementKind  # noqa: Y015
+
 class _MaskingStep:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -271,10 +296,8 @@ class _MaskingStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MaskingSt
     """public keys of the attempt"""
     SHARES: _MaskingStep.ValueType  # 2
     """sealed shares of both secrets"""
-    OUTCOME: _MaskingStep.ValueType  # 3
-    """who is in the sum"""
-    OPENING: _MaskingStep.ValueType  # 4
-    """shares of what opens it"""
+    OPENING: _MaskingStep.ValueType  # 3
+    """shares of what opens the certified sum"""
 
 class MaskingStep(_MaskingStep, metaclass=_MaskingStepEnumTypeWrapper):
     """One step of masking (crypto/masking.py), beside training or behind the sum."""
@@ -284,11 +307,38 @@ KEYS: MaskingStep.ValueType  # 1
 """public keys of the attempt"""
 SHARES: MaskingStep.ValueType  # 2
 """sealed shares of both secrets"""
-OUTCOME: MaskingStep.ValueType  # 3
-"""who is in the sum"""
-OPENING: MaskingStep.ValueType  # 4
-"""shares of what opens it"""
+OPENING: MaskingStep.ValueType  # 3
+"""shares of what opens the certified sum"""
 Global___MaskingStep: _TypeAlias = MaskingStep  # noqa: Y015
+
+class _EvidenceKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EvidenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EvidenceKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVIDENCE_KIND_UNSPECIFIED: _EvidenceKind.ValueType  # 0
+    TWO_PROMISES: _EvidenceKind.ValueType  # 1
+    """two Promises of one attempt"""
+    TWO_STATEMENTS: _EvidenceKind.ValueType  # 2
+    """two Statements of one attempt, of kinds that exclude one another"""
+    TWO_APPLIED: _EvidenceKind.ValueType  # 3
+    """two Applied of one sum"""
+    TWO_VOTES: _EvidenceKind.ValueType  # 4
+    """two Votes of one attempt; bodies are Vote messages, their own signatures count"""
+
+class EvidenceKind(_EvidenceKind, metaclass=_EvidenceKindEnumTypeWrapper): ...
+
+EVIDENCE_KIND_UNSPECIFIED: EvidenceKind.ValueType  # 0
+TWO_PROMISES: EvidenceKind.ValueType  # 1
+"""two Promises of one attempt"""
+TWO_STATEMENTS: EvidenceKind.ValueType  # 2
+"""two Statements of one attempt, of kinds that exclude one another"""
+TWO_APPLIED: EvidenceKind.ValueType  # 3
+"""two Applied of one sum"""
+TWO_VOTES: EvidenceKind.ValueType  # 4
+"""two Votes of one attempt; bodies are Vote messages, their own signatures count"""
+Global___EvidenceKind: _TypeAlias = EvidenceKind  # noqa: Y015
 
 class _Disclosure:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -567,7 +617,12 @@ Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
 @_typing.final
 class Envelope(_message.Message):
-    """---- the round protocol -----------------------------------------------------"""
+    """---- the round protocol -----------------------------------------------------
+
+    The coordinator of an attempt is a courier: what decides what is summed, opened
+    and adopted is either signed by the site that it concerns or follows, at every
+    site alike, from what is signed (docs/decisions/0021).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -576,25 +631,33 @@ class Envelope(_message.Message):
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     PREPARE_FIELD_NUMBER: _builtins.int
-    PROMISE_FIELD_NUMBER: _builtins.int
-    NACK_FIELD_NUMBER: _builtins.int
+    PROMISED_FIELD_NUMBER: _builtins.int
     BEHIND_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
-    PLAN_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
     PLAN_ANSWER_FIELD_NUMBER: _builtins.int
+    KEY_COMMITTED_FIELD_NUMBER: _builtins.int
     TRAINED_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
-    APPLY_FIELD_NUMBER: _builtins.int
-    ACCEPT_FIELD_NUMBER: _builtins.int
-    VOTE_FIELD_NUMBER: _builtins.int
-    COMMIT_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FAILED_FIELD_NUMBER: _builtins.int
-    MASKING_ORDER_FIELD_NUMBER: _builtins.int
-    MASKING_ANSWER_FIELD_NUMBER: _builtins.int
-    COMPARE_FIELD_NUMBER: _builtins.int
+    CONTRIBUTED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    STATED_FIELD_NUMBER: _builtins.int
+    CERTIFIED_FIELD_NUMBER: _builtins.int
     COMPARED_FIELD_NUMBER: _builtins.int
     CHALLENGE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    MASKING_ORDER_FIELD_NUMBER: _builtins.int
+    MASKING_ANSWER_FIELD_NUMBER: _builtins.int
+    OPENINGS_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    PROVEN_FIELD_NUMBER: _builtins.int
+    VOTE_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FAILED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    REMEMBERED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters; must equal the receiver's"""
     sender: _builtins.str
@@ -602,7 +665,7 @@ class Envelope(_message.Message):
     manifest_version: _builtins.int
     """the sender's"""
     @_builtins.property
-    def run(self) -> Global___Run:
+    def run(self) -> Global___RunWish:
         """any -> any: a wish to train"""
 
     @_builtins.property
@@ -610,12 +673,8 @@ class Envelope(_message.Message):
         """coordinator -> all"""
 
     @_builtins.property
-    def promise(self) -> Global___Promise:
-        """answer to prepare"""
-
-    @_builtins.property
-    def nack(self) -> Global___Nack:
-        """answer to prepare"""
+    def promised(self) -> Global___Promised:
+        """answer to prepare; on a timeout to all"""
 
     @_builtins.property
     def behind(self) -> Global___Behind:
@@ -626,12 +685,16 @@ class Envelope(_message.Message):
         """answer to prepare"""
 
     @_builtins.property
-    def plan(self) -> Global___Plan:
-        """coordinator -> participants"""
+    def bundle(self) -> Global___Bundle:
+        """coordinator -> all that promised"""
 
     @_builtins.property
     def plan_answer(self) -> Global___PlanAnswer:
-        """answer to plan"""
+        """answer to bundle"""
+
+    @_builtins.property
+    def key_committed(self) -> Global___KeyCommitted:
+        """key dealer -> coordinator"""
 
     @_builtins.property
     def trained(self) -> Global___Trained:
@@ -642,24 +705,32 @@ class Envelope(_message.Message):
         """coordinator -> participants"""
 
     @_builtins.property
-    def apply(self) -> Global___Apply:
-        """coordinator -> key holders"""
+    def contributed(self) -> Global___Contributed:
+        """participant -> coordinator, with its upload"""
 
     @_builtins.property
-    def accept(self) -> Global___Accept:
-        """coordinator -> all"""
+    def state(self) -> Global___State:
+        """coordinator -> all that promised"""
 
     @_builtins.property
-    def vote(self) -> Global___Vote:
-        """answer to apply and accept"""
+    def stated(self) -> Global___Stated:
+        """answer to state"""
 
     @_builtins.property
-    def commit(self) -> Global___Commit:
-        """coordinator -> all"""
+    def certified(self) -> Global___Certified:
+        """coordinator -> all that promised"""
 
     @_builtins.property
-    def attempt_failed(self) -> Global___AttemptFailed:
-        """either way: the attempt is over, or this site leaves it"""
+    def compared(self) -> Global___Compared:
+        """key holder -> coordinator, answer to a certified question"""
+
+    @_builtins.property
+    def challenge(self) -> Global___Challenge:
+        """key holder -> coordinator, behind a certified sum"""
+
+    @_builtins.property
+    def proof(self) -> Global___Proof:
+        """answer to challenge"""
 
     @_builtins.property
     def masking_order(self) -> Global___MaskingOrder:
@@ -667,23 +738,47 @@ class Envelope(_message.Message):
 
     @_builtins.property
     def masking_answer(self) -> Global___MaskingAnswer:
-        """answer to plan and masking order"""
+        """answer to bundle, to masking orders and to a certified sum"""
 
     @_builtins.property
-    def compare(self) -> Global___Compare:
-        """coordinator -> key holders"""
+    def openings(self) -> Global___Openings:
+        """coordinator -> contributors, in masking mode"""
 
     @_builtins.property
-    def compared(self) -> Global___Compared:
-        """answer to compare"""
+    def applied(self) -> Global___AppliedSum:
+        """whoever opened the sum -> coordinator"""
 
     @_builtins.property
-    def challenge(self) -> Global___Challenge:
-        """answer to apply"""
+    def proven(self) -> Global___Proven:
+        """coordinator -> all"""
 
     @_builtins.property
-    def proof(self) -> Global___Proof:
-        """answer to challenge"""
+    def vote(self) -> Global___Vote:
+        """answer to proven"""
+
+    @_builtins.property
+    def commit(self) -> Global___Commit:
+        """coordinator -> all"""
+
+    @_builtins.property
+    def attempt_failed(self) -> Global___AttemptFailed:
+        """site -> coordinator: this site leaves the attempt"""
+
+    @_builtins.property
+    def ended(self) -> Global___EndedAttempt:
+        """coordinator -> all: the attempt is over"""
+
+    @_builtins.property
+    def evidence(self) -> Global___Evidence:
+        """any -> any: a site contradicts itself"""
+
+    @_builtins.property
+    def recall(self) -> Global___Recall:
+        """any -> any, at a start: what have I said?"""
+
+    @_builtins.property
+    def remembered(self) -> Global___Remembered:
+        """answer to recall"""
 
     def __init__(
         self,
@@ -691,37 +786,111 @@ class Envelope(_message.Message):
         federation_id: _builtins.str = ...,
         sender: _builtins.str = ...,
         manifest_version: _builtins.int = ...,
-        run: Global___Run | None = ...,
+        run: Global___RunWish | None = ...,
         prepare: Global___Prepare | None = ...,
-        promise: Global___Promise | None = ...,
-        nack: Global___Nack | None = ...,
+        promised: Global___Promised | None = ...,
         behind: Global___Behind | None = ...,
         ahead: Global___Ahead | None = ...,
-        plan: Global___Plan | None = ...,
+        bundle: Global___Bundle | None = ...,
         plan_answer: Global___PlanAnswer | None = ...,
+        key_committed: Global___KeyCommitted | None = ...,
         trained: Global___Trained | None = ...,
         scale: Global___Scale | None = ...,
-        apply: Global___Apply | None = ...,
-        accept: Global___Accept | None = ...,
-        vote: Global___Vote | None = ...,
-        commit: Global___Commit | None = ...,
-        attempt_failed: Global___AttemptFailed | None = ...,
-        masking_order: Global___MaskingOrder | None = ...,
-        masking_answer: Global___MaskingAnswer | None = ...,
-        compare: Global___Compare | None = ...,
+        contributed: Global___Contributed | None = ...,
+        state: Global___State | None = ...,
+        stated: Global___Stated | None = ...,
+        certified: Global___Certified | None = ...,
         compared: Global___Compared | None = ...,
         challenge: Global___Challenge | None = ...,
         proof: Global___Proof | None = ...,
+        masking_order: Global___MaskingOrder | None = ...,
+        masking_answer: Global___MaskingAnswer | None = ...,
+        openings: Global___Openings | None = ...,
+        applied: Global___AppliedSum | None = ...,
+        proven: Global___Proven | None = ...,
+        vote: Global___Vote | None = ...,
+        commit: Global___Commit | None = ...,
+        attempt_failed: Global___AttemptFailed | None = ...,
+        ended: Global___EndedAttempt | None = ...,
+        evidence: Global___Evidence | None = ...,
+        recall: Global___Recall | None = ...,
+        remembered: Global___Remembered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "challenge", b"challenge", "commit", b"commit", "compare", b"compare", "compared", b"compared", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "proof", b"proof", "run", b"run", "scale", b"scale", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "applied", b"applied", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "bundle", b"bundle", "certified", b"certified", "challenge", b"challenge", "commit", b"commit", "compared", b"compared", "contributed", b"contributed", "ended", b"ended", "evidence", b"evidence", "key_committed", b"key_committed", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "openings", b"openings", "plan_answer", b"plan_answer", "prepare", b"prepare", "promised", b"promised", "proof", b"proof", "proven", b"proven", "recall", b"recall", "remembered", b"remembered", "run", b"run", "scale", b"scale", "state", b"state", "stated", b"stated", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "ahead", b"ahead", "apply", b"apply", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "challenge", b"challenge", "commit", b"commit", "compare", b"compare", "compared", b"compared", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "nack", b"nack", "plan", b"plan", "plan_answer", b"plan_answer", "prepare", b"prepare", "promise", b"promise", "proof", b"proof", "run", b"run", "scale", b"scale", "sender", b"sender", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "applied", b"applied", "attempt_failed", b"attempt_failed", "behind", b"behind", "body", b"body", "bundle", b"bundle", "certified", b"certified", "challenge", b"challenge", "commit", b"commit", "compared", b"compared", "contributed", b"contributed", "ended", b"ended", "evidence", b"evidence", "federation_id", b"federation_id", "key_committed", b"key_committed", "manifest_version", b"manifest_version", "masking_answer", b"masking_answer", "masking_order", b"masking_order", "openings", b"openings", "plan_answer", b"plan_answer", "prepare", b"prepare", "promised", b"promised", "proof", b"proof", "proven", b"proven", "recall", b"recall", "remembered", b"remembered", "run", b"run", "scale", b"scale", "sender", b"sender", "state", b"state", "stated", b"stated", "trained", b"trained", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promise", "nack", "behind", "ahead", "plan", "plan_answer", "trained", "scale", "apply", "accept", "vote", "commit", "attempt_failed", "masking_order", "masking_answer", "compare", "compared", "challenge", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["run", "prepare", "promised", "behind", "ahead", "bundle", "plan_answer", "key_committed", "trained", "scale", "contributed", "state", "stated", "certified", "compared", "challenge", "proof", "masking_order", "masking_answer", "openings", "applied", "proven", "vote", "commit", "attempt_failed", "ended", "evidence", "recall", "remembered"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___Envelope: _TypeAlias = Envelope  # noqa: Y015
+
+@_typing.final
+class Signed(_message.Message):
+    """What one site says for good: it is kept, and passed on, byte by byte. The signature
+    covers a label for the kind of message and `body` (peers/signing.py).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    SITE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """the encoding of the message that is said; 1 .. 1048576 bytes"""
+    site: _builtins.str
+    """site id of the signer; must be the certificate's"""
+    signature: _builtins.bytes
+    """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
+    certificate: _builtins.bytes
+    """the signer's X.509, DER; <= 4096 bytes"""
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        site: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate", b"certificate", "signature", b"signature", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Signed: _TypeAlias = Signed  # noqa: Y015
+
+@_typing.final
+class Signature(_message.Message):
+    """A signature under a body that travels beside it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id of the signer; must be the certificate's"""
+    signature: _builtins.bytes
+    """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
+    certificate: _builtins.bytes
+    """the signer's X.509, DER; <= 4096 bytes"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "signature", b"signature", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Signature: _TypeAlias = Signature  # noqa: Y015
 
 @_typing.final
 class TrainingPlan(_message.Message):
@@ -945,8 +1114,9 @@ Global___PrivacyPlan: _TypeAlias = PrivacyPlan  # noqa: Y015
 
 @_typing.final
 class Run(_message.Message):
-    """A wish to train up to a round. Of two runs the one with the greater
-    (generation, run_id) stands; target_round <= head round means "stop".
+    """A wish to train up to a round, signed by the site where a person asked. Of two runs
+    the one with the greater (generation, target_round, run_id) stands, unless it would weaken what
+    another site's unfinished run protects; target_round <= head round means "stop".
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -956,14 +1126,17 @@ class Run(_message.Message):
     REQUESTED_BY_FIELD_NUMBER: _builtins.int
     TARGET_ROUND_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
-    """one more than the greatest seen"""
+    """one more than the greatest seen; 1 .."""
     run_id: _builtins.str
     """1 .. 36 characters [0-9a-z-]"""
     requested_by: _builtins.str
-    """site id"""
+    """site id; the signer"""
     target_round: _builtins.int
     """last round to commit"""
+    federation_id: _builtins.str
+    """<= 63 characters"""
     @_builtins.property
     def plan(self) -> Global___TrainingPlan:
         """how to train in each of its rounds"""
@@ -976,14 +1149,37 @@ class Run(_message.Message):
         requested_by: _builtins.str = ...,
         target_round: _builtins.int = ...,
         plan: Global___TrainingPlan | None = ...,
+        federation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "plan", b"plan", "requested_by", b"requested_by", "run_id", b"run_id", "target_round", b"target_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "generation", b"generation", "plan", b"plan", "requested_by", b"requested_by", "run_id", b"run_id", "target_round", b"target_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class RunWish(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> Global___Signed:
+        """a Run"""
+
+    def __init__(
+        self,
+        *,
+        run: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunWish: _TypeAlias = RunWish  # noqa: Y015
 
 @_typing.final
 class Prepare(_message.Message):
@@ -995,19 +1191,24 @@ class Prepare(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """>= 1"""
     attempt: _builtins.int
-    """the ballot; 0 .."""
+    """0 .."""
     head_digest: _builtins.bytes
-    """model version of round-1"""
+    """32 bytes: model version of round-1"""
     shape_digest: _builtins.bytes
-    """of the shared delta's shape manifest"""
+    """32 bytes: of the shared delta's shape manifest"""
     manifest_version: _builtins.int
     """the version this attempt runs under"""
     @_builtins.property
-    def run(self) -> Global___Run:
-        """so that a site that missed it joins"""
+    def run(self) -> Global___Signed:
+        """a Run; so that a site that missed it joins"""
+
+    @_builtins.property
+    def promise(self) -> Global___Promised:
+        """the coordinator's own"""
 
     def __init__(
         self,
@@ -1015,13 +1216,14 @@ class Prepare(_message.Message):
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
         head_digest: _builtins.bytes = ...,
-        run: Global___Run | None = ...,
+        run: Global___Signed | None = ...,
         shape_digest: _builtins.bytes = ...,
         manifest_version: _builtins.int = ...,
+        promise: Global___Promised | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "head_digest", b"head_digest", "manifest_version", b"manifest_version", "round", b"round", "run", b"run", "shape_digest", b"shape_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "head_digest", b"head_digest", "manifest_version", b"manifest_version", "promise", b"promise", "round", b"round", "run", b"run", "shape_digest", b"shape_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1029,117 +1231,225 @@ Global___Prepare: _TypeAlias = Prepare  # noqa: Y015
 
 @_typing.final
 class Promise(_message.Message):
+    """"I take part in this attempt and in no earlier one." Signed once an attempt, kept
+    before it is sent, repeated byte by byte.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    HEAD_DIGEST_FIELD_NUMBER: _builtins.int
-    ACCEPTED_FIELD_NUMBER: _builtins.int
+    RUN_DIGEST_FIELD_NUMBER: _builtins.int
+    PARENT_DIGEST_FIELD_NUMBER: _builtins.int
+    SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
     NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
     WILLING_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
-    CERTIFICATE_FIELD_NUMBER: _builtins.int
     COMPLEXITY_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    STATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """<= 63 characters"""
+    manifest_digest: _builtins.bytes
+    """32 bytes: of the manifest that it goes by"""
+    manifest_version: _builtins.int
+    """its version"""
     round: _builtins.int
-    """as in the Prepare that it answers"""
+    """>= 1"""
     attempt: _builtins.int
-    """likewise; now promised"""
-    head_digest: _builtins.bytes
+    """0 .."""
+    run_digest: _builtins.bytes
+    """32 bytes: of the run that it knows"""
+    parent_digest: _builtins.bytes
     """32 bytes: the promiser's model version of round-1"""
+    shape_digest: _builtins.bytes
+    """32 bytes: of the promiser's shape manifest"""
     num_examples: _builtins.int
     """training pairs at the site"""
     willing: _builtins.bool
     """to train in this attempt"""
     reason: _builtins.str
     """why not; <= 500 characters"""
-    shape_digest: _builtins.bytes
-    """32 bytes: of the promiser's shape manifest"""
-    certificate: _builtins.bytes
-    """the promiser's X.509, DER, so that keys can be sealed for it; <= 4096 bytes"""
     complexity: _builtins.float
     """of its documents (S_i of pFedRAG, Eq. 3); 0 .. 1000000; 0: not told"""
     @_builtins.property
-    def accepted(self) -> Global___Accepted:
-        """set when this site has accepted a value in this round"""
+    def lock(self) -> Global___LockName:
+        """the highest one that it holds; absent: none"""
+
+    @_builtins.property
+    def stated(self) -> Global___StatedName:
+        """the last new sum that it signed in this round; absent: none"""
 
     def __init__(
         self,
         *,
+        federation_id: _builtins.str = ...,
+        manifest_digest: _builtins.bytes = ...,
+        manifest_version: _builtins.int = ...,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        head_digest: _builtins.bytes = ...,
-        accepted: Global___Accepted | None = ...,
+        run_digest: _builtins.bytes = ...,
+        parent_digest: _builtins.bytes = ...,
+        shape_digest: _builtins.bytes = ...,
         num_examples: _builtins.int = ...,
         willing: _builtins.bool = ...,
         reason: _builtins.str = ...,
-        shape_digest: _builtins.bytes = ...,
-        certificate: _builtins.bytes = ...,
         complexity: _builtins.float = ...,
+        lock: Global___LockName | None = ...,
+        stated: Global___StatedName | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "stated", b"stated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "attempt", b"attempt", "certificate", b"certificate", "complexity", b"complexity", "head_digest", b"head_digest", "num_examples", b"num_examples", "reason", b"reason", "round", b"round", "shape_digest", b"shape_digest", "willing", b"willing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "complexity", b"complexity", "federation_id", b"federation_id", "lock", b"lock", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "num_examples", b"num_examples", "parent_digest", b"parent_digest", "reason", b"reason", "round", b"round", "run_digest", b"run_digest", "shape_digest", b"shape_digest", "stated", b"stated", "willing", b"willing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Promise: _TypeAlias = Promise  # noqa: Y015
 
 @_typing.final
-class Accepted(_message.Message):
+class LockName(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
+    ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """the attempt in which it was accepted; 0 .."""
-    @_builtins.property
-    def value(self) -> Global___VoteBody:
-        """what this site voted for then"""
-
+    """of its latest certificate"""
+    root_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the statement of the sum"""
+    model_digest: _builtins.bytes
+    """32 bytes: the version that was made of it"""
     def __init__(
         self,
         *,
         attempt: _builtins.int = ...,
-        value: Global___VoteBody | None = ...,
+        root_digest: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "model_digest", b"model_digest", "root_digest", b"root_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
+Global___LockName: _TypeAlias = LockName  # noqa: Y015
 
 @_typing.final
-class Nack(_message.Message):
-    """"I have promised a later attempt." """
+class StatedName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """in which it was signed"""
+    digest: _builtins.bytes
+    """32 bytes: SHA-256 of the statement"""
+    tried: _builtins.bool
+    """to repeat it, in vain: next time the sum is drawn anew"""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        tried: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "tried", b"tried"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatedName: _TypeAlias = StatedName  # noqa: Y015
+
+@_typing.final
+class Promised(_message.Message):
+    """A promise, and what it names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMISE_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    STATED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def promise(self) -> Global___Signed:
+        """a Promise"""
+
+    @_builtins.property
+    def lock(self) -> Global___Lock:
+        """the one that it names"""
+
+    @_builtins.property
+    def stated(self) -> Global___Signed:
+        """a Statement: the one that it names, as the promiser signed it"""
+
+    def __init__(
+        self,
+        *,
+        promise: Global___Signed | None = ...,
+        lock: Global___Lock | None = ...,
+        stated: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Promised: _TypeAlias = Promised  # noqa: Y015
+
+@_typing.final
+class Bundle(_message.Message):
+    """What an attempt rests on: promises of a quorum. Plan and parts follow from it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    PROMISED_ATTEMPT_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    PROMISES_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    STATED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
-    """the one refused"""
-    promised_attempt: _builtins.int
-    """> attempt"""
+    """its attempt in that round; 0 .."""
+    @_builtins.property
+    def run(self) -> Global___Signed:
+        """the Run that all of them name"""
+
+    @_builtins.property
+    def promises(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """Promises, sorted by site; 1 .. 256"""
+
+    @_builtins.property
+    def lock(self) -> Global___Lock:
+        """the highest that one of them names; absent: none does"""
+
+    @_builtins.property
+    def stated(self) -> Global___Signed:
+        """the Statement that is to be repeated; absent: none"""
+
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        promised_attempt: _builtins.int = ...,
+        run: Global___Signed | None = ...,
+        promises: _abc.Iterable[Global___Signed] | None = ...,
+        lock: Global___Lock | None = ...,
+        stated: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "run", b"run", "stated", b"stated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "promised_attempt", b"promised_attempt", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lock", b"lock", "promises", b"promises", "round", b"round", "run", b"run", "stated", b"stated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Nack: _TypeAlias = Nack  # noqa: Y015
+Global___Bundle: _TypeAlias = Bundle  # noqa: Y015
 
 @_typing.final
 class Behind(_message.Message):
@@ -1183,7 +1493,7 @@ class Ahead(_message.Message):
     """the round that was prepared"""
     @_builtins.property
     def certificate(self) -> Global___Certificate:
-        """of the sender's head"""
+        """of the sender's head; verified before it changes anything"""
 
     def __init__(
         self,
@@ -1209,9 +1519,9 @@ class Participant(_message.Message):
     site: _builtins.str
     """site id; in the manifest, at most once in a plan"""
     num_examples: _builtins.int
-    """clipped to the plan's max_num_examples; >= 1"""
+    """its weight: clipped (peers/bundle.py); >= 1"""
     certificate: _builtins.bytes
-    """of the participant, X.509 DER; <= 4096 bytes; the receiver verifies it"""
+    """that its promise was signed with, X.509 DER; <= 4096 bytes"""
     def __init__(
         self,
         *,
@@ -1229,6 +1539,10 @@ Global___Participant: _TypeAlias = Participant  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
+    """How an attempt goes. It is on the wire inside of statements only: each site derives
+    it from the bundle, and refuses a statement with another one.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1239,11 +1553,15 @@ class Plan(_message.Message):
     TRAINING_FIELD_NUMBER: _builtins.int
     SHAPE_DIGEST_FIELD_NUMBER: _builtins.int
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
-    TRAIN_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
     LEAST_COMPLEXITY_FIELD_NUMBER: _builtins.int
     MOST_COMPLEXITY_FIELD_NUMBER: _builtins.int
+    FAULTY_SITES_FIELD_NUMBER: _builtins.int
+    DRAW_FIELD_NUMBER: _builtins.int
+    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
+    BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1256,8 +1574,8 @@ class Plan(_message.Message):
     """32 bytes: of the shared delta's shape manifest"""
     manifest_version: _builtins.int
     """the version this round runs under"""
-    train_deadline_ms: _builtins.int
-    """from receipt; 1000 .. 86400000"""
+    coordinator: _builtins.str
+    """site id"""
     noise_multiplier: _builtins.float
     """of this round; within the PrivacyPlan's floor and multiplier, 0 without one"""
     clip_norm: _builtins.float
@@ -1266,13 +1584,23 @@ class Plan(_message.Message):
     """of the participants that told theirs; 0: none did"""
     most_complexity: _builtins.float
     """likewise; at least the one before"""
+    faulty_sites: _builtins.int
+    """f of the manifest; 0 .. 256"""
+    draw: _builtins.int
+    """attempt in which the integers to be summed were drawn; <= attempt"""
+    bundle_digest: _builtins.bytes
+    """32 bytes: of the promises that it follows from"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
         """sorted by site; 2 .. 256"""
 
     @_builtins.property
     def training(self) -> Global___TrainingPlan:
-        """hyper-parameters; a site may refuse them"""
+        """of the run, byte by byte"""
+
+    @_builtins.property
+    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of a sum that is repeated; otherwise empty"""
 
     def __init__(
         self,
@@ -1285,15 +1613,19 @@ class Plan(_message.Message):
         training: Global___TrainingPlan | None = ...,
         shape_digest: _builtins.bytes = ...,
         manifest_version: _builtins.int = ...,
-        train_deadline_ms: _builtins.int = ...,
+        coordinator: _builtins.str = ...,
         noise_multiplier: _builtins.float = ...,
         clip_norm: _builtins.float = ...,
         least_complexity: _builtins.float = ...,
         most_complexity: _builtins.float = ...,
+        faulty_sites: _builtins.int = ...,
+        draw: _builtins.int = ...,
+        scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
+        bundle_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "clip_norm", b"clip_norm", "key_dealer", b"key_dealer", "least_complexity", b"least_complexity", "manifest_version", b"manifest_version", "most_complexity", b"most_complexity", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "shape_digest", b"shape_digest", "train_deadline_ms", b"train_deadline_ms", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bundle_digest", b"bundle_digest", "clip_norm", b"clip_norm", "coordinator", b"coordinator", "draw", b"draw", "faulty_sites", b"faulty_sites", "key_dealer", b"key_dealer", "least_complexity", b"least_complexity", "manifest_version", b"manifest_version", "most_complexity", b"most_complexity", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "scale_exponents", b"scale_exponents", "shape_digest", b"shape_digest", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1332,42 +1664,124 @@ class PlanAnswer(_message.Message):
 Global___PlanAnswer: _TypeAlias = PlanAnswer  # noqa: Y015
 
 @_typing.final
-class Trained(_message.Message):
-    """Local training is done. Only the power of two above the largest |value| of
-    each parameter group is told, so that all can agree on one fixed-point scale.
-    """
+class KeyCommitment(_message.Message):
+    """The key dealer's word on the key that it deals: everybody has the same one."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_DIGEST_FIELD_NUMBER: _builtins.int
+    PUBLIC_DIGEST_FIELD_NUMBER: _builtins.int
+    SECRET_DIGEST_FIELD_NUMBER: _builtins.int
+    plan_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the Plan"""
+    public_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the PUBLIC_CONTEXT"""
+    secret_digest: _builtins.bytes
+    """32 bytes: SHA-256 of what is in each SEALED_CONTEXT"""
+    def __init__(
+        self,
+        *,
+        plan_digest: _builtins.bytes = ...,
+        public_digest: _builtins.bytes = ...,
+        secret_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_digest", b"plan_digest", "public_digest", b"public_digest", "secret_digest", b"secret_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyCommitment: _TypeAlias = KeyCommitment  # noqa: Y015
+
+@_typing.final
+class KeyCommitted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
-    FAILED_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
+    COMMITMENT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
-    failed: _builtins.bool
-    """training did not succeed; the site does not contribute"""
-    reason: _builtins.str
-    """why; <= 500 characters"""
     @_builtins.property
-    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """one a group, -126 .. 127; <= 4096 groups"""
+    def commitment(self) -> Global___Signed:
+        """a KeyCommitment"""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        commitment: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commitment", b"commitment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "commitment", b"commitment", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyCommitted: _TypeAlias = KeyCommitted  # noqa: Y015
+
+@_typing.final
+class Exponents(_message.Message):
+    """Local training is done. Only the power of two above the largest |value| of
+    each parameter group is told, so that all can take one fixed-point scale.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_DIGEST_FIELD_NUMBER: _builtins.int
+    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
+    plan_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the Plan"""
+    @_builtins.property
+    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one a group, -126 .. 127; 1 .. 4096 groups"""
+
+    def __init__(
+        self,
+        *,
+        plan_digest: _builtins.bytes = ...,
         scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
-        failed: _builtins.bool = ...,
-        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "failed", b"failed", "reason", b"reason", "round", b"round", "scale_exponents", b"scale_exponents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_digest", b"plan_digest", "scale_exponents", b"scale_exponents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Exponents: _TypeAlias = Exponents  # noqa: Y015
+
+@_typing.final
+class Trained(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    EXPONENTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    reason: _builtins.str
+    """why; <= 500 characters"""
+    @_builtins.property
+    def exponents(self) -> Global___Signed:
+        """an Exponents; absent: training failed, the site does not contribute"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        exponents: Global___Signed | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exponents", b"exponents"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "exponents", b"exponents", "reason", b"reason", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1375,45 +1789,349 @@ Global___Trained: _TypeAlias = Trained  # noqa: Y015
 
 @_typing.final
 class Scale(_message.Message):
+    """What all have told. Who is asked to upload, and on which scale, follows from it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
-    CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    EXPONENTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
     @_builtins.property
-    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the largest of all; one a group"""
-
-    @_builtins.property
-    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """who is asked to upload; sorted"""
+    def exponents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """Exponents, sorted by site; 1 .. 256"""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
-        contributors: _abc.Iterable[_builtins.str] | None = ...,
+        exponents: _abc.Iterable[Global___Signed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "round", b"round", "scale_exponents", b"scale_exponents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "exponents", b"exponents", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Scale: _TypeAlias = Scale  # noqa: Y015
 
 @_typing.final
+class Contribution(_message.Message):
+    """A participant's word on what it has uploaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_DIGEST_FIELD_NUMBER: _builtins.int
+    SCALE_DIGEST_FIELD_NUMBER: _builtins.int
+    UPLOAD_DIGEST_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    plan_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the Plan"""
+    scale_digest: _builtins.bytes
+    """32 bytes: of the exponents that it took"""
+    upload_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the ENCRYPTED_UPDATE"""
+    nonce: _builtins.bytes
+    """of its tags; 16 bytes; empty at the coordinator and in masking mode"""
+    def __init__(
+        self,
+        *,
+        plan_digest: _builtins.bytes = ...,
+        scale_digest: _builtins.bytes = ...,
+        upload_digest: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "plan_digest", b"plan_digest", "scale_digest", b"scale_digest", "upload_digest", b"upload_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contribution: _TypeAlias = Contribution  # noqa: Y015
+
+@_typing.final
+class Contributed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CONTRIBUTION_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    @_builtins.property
+    def contribution(self) -> Global___Signed:
+        """a Contribution"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        contribution: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contribution", b"contribution"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contribution", b"contribution", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contributed: _TypeAlias = Contributed  # noqa: Y015
+
+@_typing.final
+class Statement(_message.Message):
+    """What an attempt is about. A site signs one of each kind (SUM and RESTATED are one)
+    an attempt, kept before it is sent; a quorum of signatures makes it certain.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    PARENT_DIGEST_FIELD_NUMBER: _builtins.int
+    RUN_DIGEST_FIELD_NUMBER: _builtins.int
+    BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
+    CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    SUM_DIGEST_FIELD_NUMBER: _builtins.int
+    COMMITMENT_FIELD_NUMBER: _builtins.int
+    ROSTER_DIGEST_FIELD_NUMBER: _builtins.int
+    DROPOUTS_FIELD_NUMBER: _builtins.int
+    QUESTION_DIGEST_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    BYZANTINE_SITES_FIELD_NUMBER: _builtins.int
+    ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """<= 63 characters"""
+    manifest_digest: _builtins.bytes
+    """32 bytes: of the manifest that the attempt goes by"""
+    manifest_version: _builtins.int
+    """its version"""
+    round: _builtins.int
+    """>= 1"""
+    attempt: _builtins.int
+    """0 .."""
+    parent_digest: _builtins.bytes
+    """32 bytes: model version of round-1"""
+    run_digest: _builtins.bytes
+    """32 bytes: of the run that the bundle is of"""
+    bundle_digest: _builtins.bytes
+    """32 bytes: of the promises that it rests on"""
+    kind: Global___StatementKind.ValueType
+    """never unspecified"""
+    sum_digest: _builtins.bytes
+    """32 bytes: of the ENCRYPTED_SUM, or of the ENCRYPTED_PRODUCTS; empty when restated"""
+    roster_digest: _builtins.bytes
+    """32 bytes in masking mode: of everyone's keys"""
+    question_digest: _builtins.bytes
+    """32 bytes with a robust rule: SHA-256 of the QUESTION"""
+    byzantine_sites: _builtins.int
+    """QUESTION: the plan's f less those kept out already; 0 .. 64"""
+    root_digest: _builtins.bytes
+    """RESTATED: 32 bytes: SHA-256 of the SUM statement"""
+    model_digest: _builtins.bytes
+    """RESTATED: 32 bytes: the version that was made of it"""
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """as every site derives it; absent when restated"""
+
+    @_builtins.property
+    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one a group; empty when restated"""
+
+    @_builtins.property
+    def contributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """Contributions, sorted by site: what is summed, or compared"""
+
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose updates are kept out; sorted; <= 256"""
+
+    @_builtins.property
+    def commitment(self) -> Global___Signed:
+        """a KeyCommitment; absent in masking mode and when restated"""
+
+    @_builtins.property
+    def dropouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """masking: who has shared secrets and is not in the sum; sorted"""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """Products, equal ones: what the selection follows from"""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        manifest_digest: _builtins.bytes = ...,
+        manifest_version: _builtins.int = ...,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        parent_digest: _builtins.bytes = ...,
+        run_digest: _builtins.bytes = ...,
+        bundle_digest: _builtins.bytes = ...,
+        kind: Global___StatementKind.ValueType = ...,
+        plan: Global___Plan | None = ...,
+        scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
+        contributions: _abc.Iterable[Global___Signed] | None = ...,
+        rejected: _abc.Iterable[_builtins.str] | None = ...,
+        sum_digest: _builtins.bytes = ...,
+        commitment: Global___Signed | None = ...,
+        roster_digest: _builtins.bytes = ...,
+        dropouts: _abc.Iterable[_builtins.str] | None = ...,
+        question_digest: _builtins.bytes = ...,
+        answers: _abc.Iterable[Global___Signed] | None = ...,
+        byzantine_sites: _builtins.int = ...,
+        root_digest: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commitment", b"commitment", "plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "attempt", b"attempt", "bundle_digest", b"bundle_digest", "byzantine_sites", b"byzantine_sites", "commitment", b"commitment", "contributions", b"contributions", "dropouts", b"dropouts", "federation_id", b"federation_id", "kind", b"kind", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "parent_digest", b"parent_digest", "plan", b"plan", "question_digest", b"question_digest", "rejected", b"rejected", "root_digest", b"root_digest", "roster_digest", b"roster_digest", "round", b"round", "run_digest", b"run_digest", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Statement: _TypeAlias = Statement  # noqa: Y015
+
+@_typing.final
+class State(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    statement: _builtins.bytes
+    """the encoding of a Statement; 1 .. 1048576 bytes"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        statement: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round", b"round", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___State: _TypeAlias = State  # noqa: Y015
+
+@_typing.final
+class Stated(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STATEMENT_DIGEST_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    statement_digest: _builtins.bytes
+    """32 bytes: SHA-256 of what was signed"""
+    @_builtins.property
+    def signature(self) -> Global___Signature:
+        """under the statement"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        statement_digest: _builtins.bytes = ...,
+        signature: Global___Signature | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round", b"round", "signature", b"signature", "statement_digest", b"statement_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stated: _TypeAlias = Stated  # noqa: Y015
+
+@_typing.final
+class StatementCertificate(_message.Message):
+    """Signatures of a quorum under one statement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
+    statement: _builtins.bytes
+    """the encoding of a Statement; 1 .. 1048576 bytes"""
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signature]:
+        """each site's once; 1 .. 256"""
+
+    def __init__(
+        self,
+        *,
+        statement: _builtins.bytes = ...,
+        signatures: _abc.Iterable[Global___Signature] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signatures", b"signatures", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatementCertificate: _TypeAlias = StatementCertificate  # noqa: Y015
+
+@_typing.final
+class Certified(_message.Message):
+    """Nothing is decrypted, answered or unmasked before it. Goes to key holders before
+    the ENCRYPTED_SUM or the ENCRYPTED_PRODUCTS.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    @_builtins.property
+    def certificate(self) -> Global___StatementCertificate: ...
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        certificate: Global___StatementCertificate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "certificate", b"certificate", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Certified: _TypeAlias = Certified  # noqa: Y015
+
+@_typing.final
 class MaskingItem(_message.Message):
     """What a step says of one site. KEYS: two public keys and a commitment, 32 bytes
     each, then that site's signature. SHARES: 82 bytes, sealed for one receiver.
-    OUTCOME: the site's signature, or empty. OPENING: a signature, or a share of 33 bytes.
+    OPENING: a share of 33 bytes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1448,22 +2166,15 @@ class MaskingOrder(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
-    DROPOUTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
     step: Global___MaskingStep.ValueType
-    """never unspecified"""
+    """KEYS or SHARES"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MaskingItem]:
-        """sorted by site. KEYS: everyone's; SHARES: from each site, for the"""
-
-    @_builtins.property
-    def dropouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """receiver; OUTCOME: who is in the sum; OPENING: signatures under OUTCOME
-        OUTCOME: who has shared secrets and is not in the sum; sorted
-        """
+        """sorted by site. KEYS: everyone's; SHARES: from each site, for the receiver"""
 
     def __init__(
         self,
@@ -1472,11 +2183,10 @@ class MaskingOrder(_message.Message):
         attempt: _builtins.int = ...,
         step: Global___MaskingStep.ValueType = ...,
         items: _abc.Iterable[Global___MaskingItem] | None = ...,
-        dropouts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "dropouts", b"dropouts", "items", b"items", "round", b"round", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "items", b"items", "round", b"round", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1498,7 +2208,7 @@ class MaskingAnswer(_message.Message):
     """never unspecified"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MaskingItem]:
-        """sorted by site. KEYS and OUTCOME: the sender's; SHARES: for each other"""
+        """sorted by site. KEYS: the sender's; SHARES: for each other"""
 
     def __init__(
         self,
@@ -1517,59 +2227,76 @@ class MaskingAnswer(_message.Message):
 Global___MaskingAnswer: _TypeAlias = MaskingAnswer  # noqa: Y015
 
 @_typing.final
-class Compare(_message.Message):
-    """Goes with the ENCRYPTED_PRODUCTS to the key holders; at most once an attempt."""
+class Opened(_message.Message):
+    """The shares that one site has opened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id"""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MaskingItem]:
+        """sorted by site: its share of each site's one secret"""
+
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        items: _abc.Iterable[Global___MaskingItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Opened: _TypeAlias = Opened  # noqa: Y015
+
+@_typing.final
+class Openings(_message.Message):
+    """All shares that were opened: each contributor takes the masks off by itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    SITES_FIELD_NUMBER: _builtins.int
-    PRODUCTS_DIGEST_FIELD_NUMBER: _builtins.int
-    BYZANTINE_SITES_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
-    products_digest: _builtins.bytes
-    """32 bytes: of the ENCRYPTED_PRODUCTS blob"""
-    byzantine_sites: _builtins.int
-    """the plan's f less those kept out already; 0 .. 64"""
     @_builtins.property
-    def sites(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose updates are compared; sorted; 2 .. 64"""
+    def opened(self) -> _containers.RepeatedCompositeFieldContainer[Global___Opened]:
+        """sorted by site; 1 .. 256"""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        sites: _abc.Iterable[_builtins.str] | None = ...,
-        products_digest: _builtins.bytes = ...,
-        byzantine_sites: _builtins.int = ...,
+        opened: _abc.Iterable[Global___Opened] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "byzantine_sites", b"byzantine_sites", "products_digest", b"products_digest", "round", b"round", "sites", b"sites"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "opened", b"opened", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Compare: _TypeAlias = Compare  # noqa: Y015
+Global___Openings: _TypeAlias = Openings  # noqa: Y015
 
 @_typing.final
-class Compared(_message.Message):
+class Products(_message.Message):
     """What a key holder decrypted: these numbers, and nothing else of any update."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROUND_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
+    QUESTION_DIGEST_FIELD_NUMBER: _builtins.int
     PRODUCTS_FIELD_NUMBER: _builtins.int
     IMAGINARY_FIELD_NUMBER: _builtins.int
-    round: _builtins.int
-    """the round it belongs to; >= 1"""
-    attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    question_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the QUESTION that it answers"""
     @_builtins.property
     def products(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """<x_a, x_b> for b <= a, row by row, in squared integer units; 3 .. 2080"""
@@ -1581,78 +2308,51 @@ class Compared(_message.Message):
     def __init__(
         self,
         *,
-        round: _builtins.int = ...,
-        attempt: _builtins.int = ...,
+        question_digest: _builtins.bytes = ...,
         products: _abc.Iterable[_builtins.float] | None = ...,
         imaginary: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "imaginary", b"imaginary", "products", b"products", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["imaginary", b"imaginary", "products", b"products", "question_digest", b"question_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Compared: _TypeAlias = Compared  # noqa: Y015
+Global___Products: _TypeAlias = Products  # noqa: Y015
 
 @_typing.final
-class Apply(_message.Message):
-    """What the coordinator says it summed. It goes before the ENCRYPTED_SUM to the key
-    holders, at most once an attempt: a second one would be claimed of another sum.
-    """
-
+class Compared(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    CONTRIBUTORS_FIELD_NUMBER: _builtins.int
-    SUM_DIGEST_FIELD_NUMBER: _builtins.int
-    SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
-    REJECTED_FIELD_NUMBER: _builtins.int
-    NONCES_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
-    sum_digest: _builtins.bytes
-    """of the ENCRYPTED_SUM blob"""
     @_builtins.property
-    def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose updates are in the sum; sorted"""
-
-    @_builtins.property
-    def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as in Scale, for a holder that missed it"""
-
-    @_builtins.property
-    def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose updates the plan's robust rule keeps out; sorted"""
-
-    @_builtins.property
-    def nonces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """of the contributors' tags, in their order; 16 bytes, none of the coordinator's own; empty in masking mode"""
+    def products(self) -> Global___Signed:
+        """a Products"""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        contributors: _abc.Iterable[_builtins.str] | None = ...,
-        sum_digest: _builtins.bytes = ...,
-        scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
-        rejected: _abc.Iterable[_builtins.str] | None = ...,
-        nonces: _abc.Iterable[_builtins.bytes] | None = ...,
+        products: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["products", b"products"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "contributors", b"contributors", "nonces", b"nonces", "rejected", b"rejected", "round", b"round", "scale_exponents", b"scale_exponents", "sum_digest", b"sum_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "products", b"products", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Apply: _TypeAlias = Apply  # noqa: Y015
+Global___Compared: _TypeAlias = Compared  # noqa: Y015
 
 @_typing.final
 class Challenge(_message.Message):
-    """A key holder has the claim and tells what it is to be proven with; never in masking mode."""
+    """A key holder has the certified sum and tells what it is to be proven with; never in masking mode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1711,38 +2411,134 @@ class Proof(_message.Message):
 Global___Proof: _TypeAlias = Proof  # noqa: Y015
 
 @_typing.final
-class Accept(_message.Message):
-    """Asks a site that is not a key holder, or everyone when an earlier attempt's
-    value must be proposed again, to fetch a version and vote for it.
-    """
+class Applied(_message.Message):
+    """"I opened that sum, and this is the version." No vote."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    MEAN_LOSS_FIELD_NUMBER: _builtins.int
+    NEXT_CLIP_NORM_FIELD_NUMBER: _builtins.int
+    root_digest: _builtins.bytes
+    """32 bytes: SHA-256 of the SUM statement"""
+    model_digest: _builtins.bytes
+    """32 bytes: the new model version"""
+    mean_loss: _builtins.float
+    """weighted mean of the contributors' training losses, known only as a sum; 0 .. 1000"""
+    next_clip_norm: _builtins.float
+    """what this round's noised count makes of the clip norm; 0: unknown, or the norm is fixed"""
+    def __init__(
+        self,
+        *,
+        root_digest: _builtins.bytes = ...,
+        model_digest: _builtins.bytes = ...,
+        mean_loss: _builtins.float = ...,
+        next_clip_norm: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_loss", b"mean_loss", "model_digest", b"model_digest", "next_clip_norm", b"next_clip_norm", "root_digest", b"root_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Applied: _TypeAlias = Applied  # noqa: Y015
+
+@_typing.final
+class AppliedSum(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
     @_builtins.property
-    def value(self) -> Global___VoteBody:
-        """what to vote for"""
+    def applied(self) -> Global___Signed:
+        """an Applied"""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        value: Global___VoteBody | None = ...,
+        applied: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round", b"round", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "attempt", b"attempt", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Accept: _TypeAlias = Accept  # noqa: Y015
+Global___AppliedSum: _TypeAlias = AppliedSum  # noqa: Y015
+
+@_typing.final
+class Lock(_message.Message):
+    """A version, and that it is the one of a certified sum: f + 1 sites have opened it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    root: _builtins.bytes
+    """the encoding of the SUM statement; empty when it is the latest"""
+    @_builtins.property
+    def certificate(self) -> Global___StatementCertificate:
+        """the latest: of the SUM, or of a RESTATED"""
+
+    @_builtins.property
+    def proof(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """Applied, equal ones, sorted by site; 1 .. 256"""
+
+    def __init__(
+        self,
+        *,
+        certificate: Global___StatementCertificate | None = ...,
+        root: _builtins.bytes = ...,
+        proof: _abc.Iterable[Global___Signed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "proof", b"proof", "root", b"root"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lock: _TypeAlias = Lock  # noqa: Y015
+
+@_typing.final
+class Proven(_message.Message):
+    """Asks every site to get the version and vote for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """its attempt in that round; 0 .."""
+    @_builtins.property
+    def lock(self) -> Global___Lock:
+        """its latest certificate is of this attempt"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        lock: Global___Lock | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "lock", b"lock", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Proven: _TypeAlias = Proven  # noqa: Y015
 
 @_typing.final
 class VoteBody(_message.Message):
@@ -1760,6 +2556,11 @@ class VoteBody(_message.Message):
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    STATEMENT_DIGEST_FIELD_NUMBER: _builtins.int
+    MEAN_LOSS_FIELD_NUMBER: _builtins.int
+    NEXT_CLIP_NORM_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters"""
     round: _builtins.int
@@ -1769,9 +2570,19 @@ class VoteBody(_message.Message):
     model_digest: _builtins.bytes
     """32 bytes: the new model version"""
     manifest_version: _builtins.int
-    """the version the round ran under; it says what a majority is"""
+    """the version that the votes were cast under; it says what a quorum is"""
     plan_digest: _builtins.bytes
     """SHA-256 of the TrainingPlan that the round used"""
+    rules: _builtins.int
+    """0: of a time when majorities decided, alone in histories; 2: quorums"""
+    manifest_digest: _builtins.bytes
+    """rules 2: 32 bytes: of that manifest"""
+    statement_digest: _builtins.bytes
+    """rules 2: 32 bytes: SHA-256 of the SUM statement"""
+    mean_loss: _builtins.float
+    """rules 2: as in Applied"""
+    next_clip_norm: _builtins.float
+    """rules 2: as in Applied"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """sorted"""
@@ -1791,10 +2602,15 @@ class VoteBody(_message.Message):
         manifest_version: _builtins.int = ...,
         plan_digest: _builtins.bytes = ...,
         rejected: _abc.Iterable[_builtins.str] | None = ...,
+        rules: _builtins.int = ...,
+        manifest_digest: _builtins.bytes = ...,
+        statement_digest: _builtins.bytes = ...,
+        mean_loss: _builtins.float = ...,
+        next_clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "federation_id", b"federation_id", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "parent_digest", b"parent_digest", "plan_digest", b"plan_digest", "rejected", b"rejected", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "federation_id", b"federation_id", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "mean_loss", b"mean_loss", "model_digest", b"model_digest", "next_clip_norm", b"next_clip_norm", "parent_digest", b"parent_digest", "plan_digest", b"plan_digest", "rejected", b"rejected", "round", b"round", "rules", b"rules", "statement_digest", b"statement_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1820,9 +2636,9 @@ class Vote(_message.Message):
     certificate: _builtins.bytes
     """the signer's X.509, DER; <= 4096 bytes"""
     mean_loss: _builtins.float
-    """weighted mean of the contributors' training losses, known only as a sum; not signed; NaN: unknown"""
+    """rules 0 only, not signed; NaN: unknown"""
     next_clip_norm: _builtins.float
-    """what this round's noised count makes of the clip norm; not signed; 0: unknown, or the norm is fixed"""
+    """rules 0 only, not signed; 0: unknown"""
     @_builtins.property
     def body(self) -> Global___VoteBody:
         """what is voted for; empty inside a certificate"""
@@ -1848,7 +2664,7 @@ Global___Vote: _TypeAlias = Vote  # noqa: Y015
 
 @_typing.final
 class Certificate(_message.Message):
-    """A committed round: equal votes by a majority of the manifest."""
+    """A committed round: equal votes by a quorum of the manifest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1914,39 +2730,251 @@ Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
 @_typing.final
 class AttemptFailed(_message.Message):
-    """From the coordinator to all: this attempt is over. From a site to the
-    coordinator: this site can't take part in it.
-    """
+    """From a site to the coordinator: this site can't take part in the attempt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
-    """the attempt that is over"""
+    """the attempt that it leaves"""
     reason: _builtins.str
     """<= 500 characters"""
-    manifest_version: _builtins.int
-    """a value was accepted under this manifest: the next attempt"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
-        manifest_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "manifest_version", b"manifest_version", "reason", b"reason", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptFailed: _TypeAlias = AttemptFailed  # noqa: Y015
+
+@_typing.final
+class Ended(_message.Message):
+    """The coordinator's word that its attempt is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """<= 63 characters"""
+    round: _builtins.int
+    """the round it belongs to; >= 1"""
+    attempt: _builtins.int
+    """the attempt that is over"""
+    reason: _builtins.str
+    """<= 500 characters"""
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "federation_id", b"federation_id", "reason", b"reason", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ended: _TypeAlias = Ended  # noqa: Y015
+
+@_typing.final
+class EndedAttempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ended(self) -> Global___Signed:
+        """an Ended"""
+
+    def __init__(
+        self,
+        *,
+        ended: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedAttempt: _TypeAlias = EndedAttempt  # noqa: Y015
+
+@_typing.final
+class Evidence(_message.Message):
+    """Two signatures of one site that contradict each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    kind: Global___EvidenceKind.ValueType
+    """never unspecified"""
+    @_builtins.property
+    def first(self) -> Global___Signed: ...
+    @_builtins.property
+    def second(self) -> Global___Signed:
+        """by the same site"""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___EvidenceKind.ValueType = ...,
+        first: Global___Signed | None = ...,
+        second: Global___Signed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "second", b"second"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "kind", b"kind", "second", b"second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
+
+@_typing.final
+class Recall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """the round that the asking site is in; >= 1"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recall: _TypeAlias = Recall  # noqa: Y015
+
+@_typing.final
+class Remembered(_message.Message):
+    """What the asking site has signed in this round, as far as the answering one knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    VOTE_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """as in the Recall"""
+    @_builtins.property
+    def promise(self) -> Global___Signed:
+        """its latest Promise; absent: none is known"""
+
+    @_builtins.property
+    def statement(self) -> Global___Signed:
+        """its latest SUM or RESTATED"""
+
+    @_builtins.property
+    def question(self) -> Global___Signed:
+        """its latest QUESTION"""
+
+    @_builtins.property
+    def vote(self) -> Global___Vote:
+        """its latest vote"""
+
+    @_builtins.property
+    def lock(self) -> Global___Lock:
+        """of that vote"""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        promise: Global___Signed | None = ...,
+        statement: Global___Signed | None = ...,
+        question: Global___Signed | None = ...,
+        vote: Global___Vote | None = ...,
+        lock: Global___Lock | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "question", b"question", "statement", b"statement", "vote", b"vote"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "question", b"question", "round", b"round", "statement", b"statement", "vote", b"vote"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Remembered: _TypeAlias = Remembered  # noqa: Y015
+
+@_typing.final
+class RoundState(_message.Message):
+    """What a site keeps of the round under way; on its disk alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMISE_FIELD_NUMBER: _builtins.int
+    STATEMENTS_FIELD_NUMBER: _builtins.int
+    LOCK_FIELD_NUMBER: _builtins.int
+    VOTE_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    STATED_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
+    tried: _builtins.bool
+    """to repeat that sum, in vain"""
+    @_builtins.property
+    def promise(self) -> Global___Promised:
+        """of the attempt that is promised"""
+
+    @_builtins.property
+    def statements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """Statements that it signed: the latest QUESTION and the latest SUM or RESTATED"""
+
+    @_builtins.property
+    def lock(self) -> Global___Lock:
+        """the highest"""
+
+    @_builtins.property
+    def vote(self) -> Global___Vote:
+        """the latest"""
+
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___Applied]:
+        """what it made of each sum that it opened"""
+
+    @_builtins.property
+    def stated(self) -> Global___Signed:
+        """the last SUM that it signed in this round"""
+
+    def __init__(
+        self,
+        *,
+        promise: Global___Promised | None = ...,
+        statements: _abc.Iterable[Global___Signed] | None = ...,
+        lock: Global___Lock | None = ...,
+        vote: Global___Vote | None = ...,
+        applied: _abc.Iterable[Global___Applied] | None = ...,
+        stated: Global___Signed | None = ...,
+        tried: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "lock", b"lock", "promise", b"promise", "stated", b"stated", "statements", b"statements", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundState: _TypeAlias = RoundState  # noqa: Y015
 
 @_typing.final
 class RoundReport(_message.Message):
@@ -2047,7 +3075,7 @@ class PhaseTime(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """prepare, plan, key, train, encrypt, aggregate, select, unmask, apply, vote, commit"""
+    """prepare, plan, key, train, encrypt, aggregate, select, state, open, vote, commit"""
     seconds: _builtins.float
     """wall clock at the coordinator; >= 0"""
     def __init__(
