@@ -59,7 +59,7 @@ from peers import robust
 from peers.contacts import Tap
 from peers.manifest import ManifestError
 from peers.messages import SOFTWARE_VERSION
-from peers.participation import Policy
+from peers.policy import Policy
 from peers.protocol import Protocol
 from peers.quotas import Quotas
 from peers.timing import Timing

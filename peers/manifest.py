@@ -5,13 +5,18 @@ It is a JSON file, so that people can read what they are asked to trust:
 signs the canonical encoding of the inner object, so that spaces and the order
 of keys do not matter but every value does.
 
-A manifest is only ever replaced by one with a greater version number. Whether
-one is newer is told here; to refuse an older one is the caller's decision.
+It says, too, how many of the sites may lie (``faulty_sites``, f), and so how many of
+them decide: of n that take part more than (n + f) / 2, a quorum.
+
+A manifest is only ever replaced by one with a greater version number, one step at a
+time. Whether one is newer, and whether it is a step, is told here; to refuse one that
+is not is the caller's decision.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -25,6 +30,7 @@ from crypto.names import ID
 
 MAX_BYTES = 1024 * 1024
 MAX_SITES = 256
+MAX_FAULTY_SITES = (MAX_SITES - 1) // 3  # what n > 3f can ever bear
 MAX_VERSION = 2**63 - 1  # fits SQLite's and protobuf's integers
 
 _DOMAIN = b"hanse-manifest-v1\0"  # the authority signs nothing else that begins like this
@@ -75,6 +81,7 @@ class FederationManifest:
     federation_id: str
     version: int  # 1 ..
     sites: tuple[ManifestSite, ...]
+    faulty_sites: int | None = None  # None: signed when manifests did not say it
 
     def __post_init__(self) -> None:
         if not ID.fullmatch(self.federation_id):
@@ -88,6 +95,11 @@ class FederationManifest:
             raise ManifestError(
                 f"a manifest has 1 to {MAX_SITES} sites, this one has {len(self.sites)}"
             )
+        if self.faulty_sites is not None and not 0 <= self.faulty_sites <= MAX_FAULTY_SITES:
+            raise ManifestError(
+                f"faulty_sites = {self.faulty_sites} is refused: expected 0 to "
+                f"{MAX_FAULTY_SITES}, how many of the sites may lie"
+            )
         for before, site in zip(self.sites, self.sites[1:], strict=False):
             if before.id >= site.id:
                 raise ManifestError(
@@ -99,10 +111,54 @@ class FederationManifest:
         """The sites that take part, sorted."""
         return tuple(site.id for site in self.sites if site.enabled)
 
+    @property
+    def tolerated(self) -> int:
+        """How many sites, f, may lie in any message at any time: 1 where it does not say."""
+        return 1 if self.faulty_sites is None else self.faulty_sites
+
+    @cached_property
+    def quorum(self) -> int:
+        """How many sites decide, whoever answers: the least number above (n + f) / 2.
+
+        So two quorums share more than f sites, and with them an honest one (Malkhi, Reiter,
+        "Byzantine Quorum Systems", 1998). A federation of f sites or fewer has no quorum.
+        """
+        return (len(self.enabled_ids) + self.tolerated) // 2 + 1
+
     @cached_property
     def majority(self) -> int:
-        """How many sites decide: more than half of the enabled ones, whoever answers."""
+        """More than half of the enabled sites: what decided before there were quorums.
+
+        Two majorities share a site, but it may be one that lies. History from then is
+        verified by it, and nothing new is decided by it.
+        """
         return len(self.enabled_ids) // 2 + 1
+
+    @property
+    def objection(self) -> str:
+        """Why no round can run under it, and what to do; empty if rounds can.
+
+        A sum needs two honest sites beside f that lie: with fewer, what one honest site
+        sends is what the others do not know of the sum.
+        """
+        sites, needed = len(self.enabled_ids), self.tolerated + 2
+        if sites >= needed:
+            return ""
+        cause = (
+            f"{_counted(sites)} of manifest {self.version} can't run rounds where faulty_sites is "
+            f"{self.tolerated}: that takes {_counted(needed)}. Let {needed - sites} more take part"
+        )
+        if sites < 2:
+            return cause
+        given_up = (
+            "counts on every site keeping to the protocol: one that lies can split the history"
+            if sites == 2
+            else "bears no more liars than that"
+        )
+        return (
+            f"{cause}; or sign one with --faulty-sites {sites - 2} (`fedctl manifest sign`): "
+            f"{_counted(sites)} need faulty_sites = {sites - 2}, which {given_up}"
+        )
 
     def site(self, site_id: str) -> ManifestSite:
         """The entry of a site; raises ManifestError when the manifest does not list it."""
@@ -136,13 +192,39 @@ class FederationManifest:
             )
         return self.version > other.version
 
+    def step_from(self, before: FederationManifest) -> str:
+        """Why a daemon may not put it in force directly behind ``before``; empty if it may.
+
+        A step is one site that comes or goes, or f by one, never both; addresses are free.
+        Then any quorum of the one and any of the other share more sites than either's f, so
+        that of two versions committed while sites go over, an honest site would have had to
+        vote for both. Whether this one is newer, `newer_than` says.
+        """
+        moved = sorted(set(before.enabled_ids) ^ set(self.enabled_ids))
+        if len(moved) + abs(self.tolerated - before.tolerated) <= 1:
+            return ""
+        changes = [f"{', '.join(moved)} would come or go"] if moved else []
+        if self.tolerated != before.tolerated:
+            changes.append(f"faulty_sites would go from {before.tolerated} to {self.tolerated}")
+        return (
+            f"from manifest {before.version} to {self.version} it is more than one step: "
+            f"{' and '.join(changes)} at once. While some sites have the old list and some the "
+            "new one, each half could commit a round of its own. Sign the steps in between, one "
+            "site or one of faulty_sites at a time, and let a round be committed under each"
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of what is signed: 32 bytes that name this manifest and no other."""
+        return hashlib.sha256(self.payload).digest()
+
     @property
     def payload(self) -> bytes:
         """The canonical encoding that is signed: JSON, keys sorted, no spaces, ASCII."""
         return _DOMAIN + _canonical(self._as_json()).encode("ascii")
 
     def _as_json(self) -> dict[str, object]:
-        return {
+        fields: dict[str, object] = {
             "federation_id": self.federation_id,
             "version": self.version,
             "sites": [
@@ -150,6 +232,10 @@ class FederationManifest:
                 for site in self.sites
             ],
         }
+        # Manifests signed before there was one keep their encoding, so their signatures hold.
+        if self.faulty_sites is not None:
+            fields["faulty_sites"] = self.faulty_sites
+        return fields
 
 
 def signed(manifest: FederationManifest, authority_dir: Path) -> bytes:
@@ -198,7 +284,8 @@ def parse_signed(text: bytes, trust: Trust, *, at: datetime | None = None) -> Fe
 
 
 def _manifest(value: object) -> FederationManifest:
-    fields = _object(value, ("federation_id", "version", "sites"), "the manifest")
+    required = ("federation_id", "version", "sites")
+    fields = _object(value, required, "the manifest", optional=("faulty_sites",))
     sites: list[object] = _typed(fields["sites"], list, "sites")
     if len(sites) > MAX_SITES:
         raise ManifestError(f"a manifest has 1 to {MAX_SITES} sites, this one has {len(sites)}")
@@ -206,6 +293,11 @@ def _manifest(value: object) -> FederationManifest:
         federation_id=_typed(fields["federation_id"], str, "federation_id"),
         version=_typed(fields["version"], int, "version"),
         sites=tuple(_site(site) for site in sites),
+        faulty_sites=(
+            _typed(fields["faulty_sites"], int, "faulty_sites")
+            if "faulty_sites" in fields
+            else None
+        ),
     )
 
 
@@ -234,9 +326,12 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _object(value: object, keys: tuple[str, ...], what: str) -> dict[str, object]:
-    if not isinstance(value, dict) or set(value) != set(keys):
-        raise ManifestError(f"{what} is an object with exactly {', '.join(keys)}")
+def _object(
+    value: object, keys: tuple[str, ...], what: str, *, optional: tuple[str, ...] = ()
+) -> dict[str, object]:
+    if not isinstance(value, dict) or not set(keys) <= set(value) <= {*keys, *optional}:
+        perhaps = f", and perhaps {', '.join(optional)}" if optional else ""
+        raise ManifestError(f"{what} is an object with exactly {', '.join(keys)}{perhaps}")
     return value
 
 
@@ -245,6 +340,10 @@ def _typed(value: object, kind: type[_T], what: str) -> _T:
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise ManifestError(f"{what} in the manifest must be {_KINDS[kind]}")
     return value
+
+
+def _counted(sites: int) -> str:
+    return "one site" if sites == 1 else "two sites" if sites == 2 else f"{sites} sites"
 
 
 def _canonical(value: object) -> str:

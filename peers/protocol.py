@@ -37,8 +37,9 @@ from peers.effects import Durable, Effect, Event
 from peers.errors import LocalProtocolError, RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.masking_steps import is_beside_training
-from peers.participation import Order, Participation, Policy
+from peers.participation import Order, Participation
 from peers.patience import Patience
+from peers.policy import Policy
 from peers.roles import coordinator_of, led_until
 from peers.tenure import Tenure
 from peers.timing import Timing

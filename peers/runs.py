@@ -5,7 +5,7 @@ from __future__ import annotations
 from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
-from peers.participation import Policy
+from peers.policy import Policy
 from proto import federation_pb2 as pb
 
 

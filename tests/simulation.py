@@ -34,7 +34,7 @@ from peers import effects as do
 from peers.certificates import CertificateError
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
-from peers.participation import Policy
+from peers.policy import Policy
 from peers.protocol import Protocol
 from peers.roles import coordinator_of, key_holders
 from peers.runs import RunRefused

@@ -8,7 +8,8 @@ from peers import effects as do
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
 from peers.masking_steps import MaskingSteps
-from peers.participation import Participation, Policy
+from peers.participation import Participation
+from peers.policy import Policy
 from peers.roles import key_holders, threshold_of
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Faults

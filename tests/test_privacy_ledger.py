@@ -17,7 +17,7 @@ from daemon.privacy import Booked, LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.workers import Worker
 from peers import effects as do
 from peers import privacy
-from peers.participation import Policy
+from peers.policy import Policy
 from proto import federation_pb2 as pb
 
 DELTA = 1e-5

@@ -7,7 +7,7 @@ import pytest
 from peers import effects as do
 from peers.comparison import Comparison, objection
 from peers.errors import RemoteProtocolError
-from peers.participation import Policy
+from peers.policy import Policy
 from peers.runs import RunRefused
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Faults
