@@ -1,4 +1,4 @@
-"""What a site agrees to, whatever others propose: a site is sovereign. PURE."""
+"""What a site agrees to, whatever others propose. PURE."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from proto import federation_pb2 as pb
 
 @dataclass(frozen=True)
 class Policy:
-    """What this site agrees to, whatever a coordinator plans."""
+    """What this site agrees to, whatever a coordinator plans: a site is sovereign.
+
+    ``least_noise`` and ``max_noise`` bound a plan's noise multipliers; with a least
+    noise above 0 a plan needs differential privacy, as with ``privacy_required``.
+    """
 
     min_participants: int
     max_local_epochs: int
     privacy_required: bool = False
     colluders: int = 0
+    least_noise: float = 0.0
     max_noise: float = LARGEST_MULTIPLIER
     masking_only: bool = False
     robust_required: bool = False
@@ -42,10 +47,10 @@ class Policy:
             )
         if training.HasField("privacy"):
             return self._objection_to_noise(training.privacy)
-        if self.privacy_required:
+        if self.privacy_required or self.least_noise > 0.0:
             return (
-                "the plan has no differential privacy, this site requires it "
-                "(privacy.required or privacy.epsilon): fedctl train --clip NORM"
+                "the plan has no differential privacy, this site requires it (privacy.required, "
+                "privacy.least_noise or privacy.epsilon): fedctl train --clip NORM"
             )
         return ""
 
@@ -54,6 +59,18 @@ class Policy:
             return (
                 f"the plan's noise holds against {privacy.colluders} sites that pool what they "
                 f"know, this site requires {self.colluders} (privacy.colluders)"
+            )
+        if privacy.noise_multiplier < self.least_noise:
+            return (
+                f"the plan's noise multiplier {privacy.noise_multiplier:g} is below "
+                f"{self.least_noise:g} (privacy.least_noise): fedctl train --noise"
+            )
+        # What a round has is the coordinator's to say, anywhere from the floor upwards.
+        if privacy.noise_floor < self.least_noise:
+            return (
+                f"the plan's noise may fall to a multiplier of {privacy.noise_floor:g}, below "
+                f"{self.least_noise:g} (privacy.least_noise): train with more noise, or with "
+                "--noise-schedule static"
             )
         if privacy.noise_multiplier > self.max_noise:
             return (

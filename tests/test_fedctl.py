@@ -546,8 +546,14 @@ def test_privacy_tells_unit_spent_left_and_cost(fedctl: Fedctl, daemon: CannedDa
     assert "no budget, nothing is refused" in shown.out
     assert "no run with noise is known" in shown.out
 
-    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = math.inf, 2.0
+    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = 4.0, 2.0
     daemon.privacy.further_fits = False
+    shown = fedctl("privacy")
+    assert "left                no budget" in shown.out
+    assert "nothing is refused" not in shown.out
+    assert "less noise than the least below, they would be declined" in shown.out
+
+    daemon.privacy.least_multiplier = math.inf
     assert "more than is left, they would be declined" in fedctl("privacy").out
     assert "whatever the noise" in fedctl("privacy").out
     plain = fedctl("privacy", "--json").object
