@@ -138,6 +138,19 @@ def test_quorums_one_step_apart_share_one_site_more_than_may_lie_in_either() -> 
                 assert shared_at_least(one, other) == max(faulty, other.tolerated) + 1
 
 
+def test_a_step_through_a_manifest_without_rounds_leaves_an_honest_site_in_common() -> None:
+    """Nothing is decided under such a one, so what matters is who is before it and behind."""
+    for one in (of(n, n - 2) for n in range(2, 9)):  # the least that f bears: all must agree
+        sites, faulty = len(one.sites), one.tolerated
+        for other in (
+            of(sites - 1, faulty - 1) if faulty else one,  # one is expelled; then f falls
+            of(sites + 1, faulty, spared=0),  # one is expelled; then another comes
+            of(sites + 1, faulty + 1),  # f rises; then another comes
+        ):
+            assert not other.objection
+            assert shared_at_least(one, other) > max(faulty, other.tolerated)
+
+
 def test_two_steps_at_once_can_leave_quorums_with_liars_alone_in_common() -> None:
     """What `step_from` refuses: with each of these two halves could go different ways."""
     for one, other in (
