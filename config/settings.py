@@ -244,6 +244,7 @@ class PrivacySettings(Section):
     epsilon: float | None = Field(None, gt=0, le=1_000_000)  # None: no budget
     delta: float = Field(1e-5, ge=1e-12, le=0.01)
     colluders: int = Field(1, ge=0, le=255)
+    least_noise: float | None = Field(None, ge=0.001, le=1000)  # None: whatever the budget leaves
     max_noise: float = Field(1000.0, ge=0.001, le=1000)
 
 
@@ -426,6 +427,7 @@ def _expected(field: FieldInfo) -> str:
     if choices and isinstance(choices[0], str | int):
         return "one of " + ", ".join(_toml(choice) for choice in choices)
     kinds: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+    kinds[float | None] = kinds[float]  # None is written by leaving the line out
     kind = kinds.get(field.annotation, "a text in quotes")
     for bound in field.metadata:
         match bound:
@@ -491,17 +493,8 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             "lower it, or this site refuses the plans that it proposes itself",
         )
     privacy = sections.get("privacy")
-    if (
-        isinstance(training, TrainingSettings)
-        and isinstance(privacy, PrivacySettings)
-        and privacy.colluders >= training.min_participants
-    ):
-        yield Problem(
-            "privacy.colluders",
-            str(privacy.colluders),
-            f"less than training.min_participants = {training.min_participants}",
-            "lower it: when all contributors collude, nobody is left whose noise is unknown",
-        )
+    if isinstance(privacy, PrivacySettings):
+        yield from _privacy_problems(privacy, training)
     if isinstance(retriever, RetrieverSettings):
         yield from _adaptation_problems(retriever, sections.get("learning"))
         yield from _answering_problems(retriever, sections.get("negatives"))
@@ -524,6 +517,32 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
                 f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
                 "lower it or raise max_tokens, or the end of a passage is never embedded",
             )
+
+
+def _privacy_problems(privacy: PrivacySettings, training: Section | None) -> Iterator[Problem]:
+    """Noise that is required, and of which nothing says how much; or that no plan can have."""
+    if isinstance(training, TrainingSettings) and privacy.colluders >= training.min_participants:
+        yield Problem(
+            "privacy.colluders",
+            str(privacy.colluders),
+            f"less than training.min_participants = {training.min_participants}",
+            "lower it: when all contributors collude, nobody is left whose noise is unknown",
+        )
+    if privacy.required and privacy.epsilon is None and privacy.least_noise is None:
+        yield Problem(
+            "privacy.required",
+            "true",
+            "privacy.epsilon or privacy.least_noise beside it",
+            "write for example epsilon = 8.0: without either, a plan with a noise multiplier of "
+            "0.001 will do, and one round of it is epsilon = 506184",
+        )
+    if privacy.least_noise is not None and privacy.least_noise > privacy.max_noise:
+        yield Problem(
+            "privacy.least_noise",
+            str(privacy.least_noise),
+            f"at most privacy.max_noise = {privacy.max_noise}",
+            "lower it, or every plan has too little noise or too much",
+        )
 
 
 def _adaptation_problems(

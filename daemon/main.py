@@ -313,7 +313,11 @@ class Daemon:
             learning=workers.learning,
             crypto=workers.crypto,
             privacy=PrivacyBudget(
-                ledger, workers.crypto, settings.privacy.epsilon, settings.privacy.delta
+                ledger,
+                workers.crypto,
+                settings.privacy.epsilon,
+                settings.privacy.delta,
+                least_noise=settings.privacy.least_noise or 0.0,
             ),
             history=membership,
             keep_versions=settings.rounds.keep_versions,
@@ -351,6 +355,7 @@ class Daemon:
                 max_local_epochs=settings.training.max_local_epochs,
                 privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
                 colluders=settings.privacy.colluders,
+                least_noise=settings.privacy.least_noise or 0.0,
                 max_noise=settings.privacy.max_noise,
                 robust_required=settings.robust.required,
             ),

@@ -118,7 +118,11 @@ class PrivacyLedger:
 
 @dataclass(frozen=True)
 class Account:
-    """Where the site stands. ``budget`` None: none is set; ``cost`` NaN: no noise was given."""
+    """Where the site stands. ``budget`` None: none is set; ``cost`` NaN: no noise was given.
+
+    ``least``: the least noise multiplier that it agrees to in another round; 0: any,
+    infinity: none. ``fits``: whether it agrees to the noise and what it costs.
+    """
 
     booked: Booked
     delta: float
@@ -132,16 +136,24 @@ class Account:
 class PrivacyBudget:
     """The site's ledger and its budget. Epsilon is computed in the crypto worker.
 
-    ``epsilon`` None: no budget, everything is booked and nothing refused.
+    ``epsilon`` None: no budget, everything is booked and nothing refused. ``least_noise``
+    is only told to the site's people here; plans below it are `peers.policy`'s to decline.
     """
 
     def __init__(
-        self, ledger: PrivacyLedger, crypto: Worker, epsilon: float | None, delta: float
+        self,
+        ledger: PrivacyLedger,
+        crypto: Worker,
+        epsilon: float | None,
+        delta: float,
+        *,
+        least_noise: float = 0.0,
     ) -> None:
         self._ledger = ledger
         self._crypto = crypto
         self._epsilon = epsilon
         self._delta = delta
+        self._least_noise = least_noise
         self._least: float | None = None  # None: not known since the last booking
         self._turn = asyncio.Lock()
 
@@ -202,4 +214,6 @@ class PrivacyBudget:
             cost = await self._crypto.run(epsilon_of, further, self._delta) - spent
         budget = self._epsilon
         fits = multiplier > 0 and (budget is None or spent + cost <= budget)
-        return Account(booked, self._delta, spent, budget, await self.least(), cost, fits)
+        fits = fits and multiplier >= self._least_noise
+        least = max(self._least_noise, await self.least())
+        return Account(booked, self._delta, spent, budget, least, cost, fits)

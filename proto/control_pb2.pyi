@@ -1159,7 +1159,7 @@ class PrivacyReply(_message.Message):
     further_fits: _builtins.bool
     """this site's policy allows it"""
     least_multiplier: _builtins.float
-    """with less noise one more round exceeds the budget; infinity: whatever the noise; 0: no budget"""
+    """with less noise one more round is declined (budget, privacy.least_noise); infinity: whatever the noise; 0: any will do"""
     last_multiplier: _builtins.float
     """of the newest update with noise; 0: none yet"""
     def __init__(

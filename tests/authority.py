@@ -56,20 +56,25 @@ def free_port() -> int:
 class Federation:
     """An authority in ``root/ca`` and a folder for each site.
 
-    ``ports`` are theirs on ``hosts``, or on loopback.
+    ``ports`` are theirs on ``hosts``, or on loopback. ``faulty_sites`` of its manifests:
+    with 0 a plain majority decides, so that three sites go on with one of them down.
     """
 
     root: Path
     federation_id: str
     ports: dict[str, int]
     hosts: dict[str, str] = field(default_factory=dict)
+    faulty_sites: int = 0
 
     @classmethod
-    def found(cls, root: Path, *sites: str, federation_id: str = FEDERATION_ID) -> Federation:
+    def found(
+        cls, root: Path, *sites: str, federation_id: str = FEDERATION_ID, faulty_sites: int = 0
+    ) -> Federation:
         """Make the authority and enrol the sites."""
         long_ago = datetime.now(UTC) - timedelta(days=30)
         create_authority(root / "ca", federation_id, now=long_ago)
-        federation = cls(root, federation_id, {site: free_port() for site in sorted(sites)})
+        ports = {site: free_port() for site in sorted(sites)}
+        federation = cls(root, federation_id, ports, faulty_sites=faulty_sites)
         for site in sites:
             federation.enrol(site)
         return federation
@@ -142,13 +147,22 @@ class Federation:
         return Identity.load(folder / "site.crt", folder / "site.key", folder / "ca.crt", now=now)
 
     def manifest(
-        self, *, version: int = 1, without: Collection[str] = (), disabled: Collection[str] = ()
+        self,
+        *,
+        version: int = 1,
+        without: Collection[str] = (),
+        disabled: Collection[str] = (),
+        faulty_sites: int | None = None,
     ) -> FederationManifest:
-        """The signed list of the sites, read back as a site reads it."""
+        """The signed list of the sites, read back as a site reads it.
+
+        ``faulty_sites``: if not the federation's.
+        """
         listed = tuple(
             ManifestSite(site, self.address(site), enabled=site not in disabled)
             for site in self.ports
             if site not in without
         )
-        manifest = FederationManifest(self.federation_id, version, listed)
+        faulty = self.faulty_sites if faulty_sites is None else faulty_sites
+        manifest = FederationManifest(self.federation_id, version, listed, faulty)
         return parse_signed(signed(manifest, self.authority), self.trust)

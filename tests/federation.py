@@ -192,17 +192,18 @@ class LiveFederation:
         tables: dict[str, dict[str, Any]] | None = None,
         own: Mapping[str, dict[str, dict[str, Any]]] | None = None,
         without: Sequence[str] = (),
+        faulty_sites: int = 0,
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected.
 
         ``tables``: further settings of every site, by table; ``own``: of single sites.
-        ``without``: sites that have certificates and no daemon.
+        ``without``: sites that have certificates and no daemon. ``faulty_sites``: how many
+        may lie; with 0 a plain majority decides.
         """
         encoder = small_encoder(root / "encoder", words=_words())
-        live = cls(
-            Federation.found(root, *names, *without), encoder, adapt, surroundings or Surroundings()
-        )
+        found = Federation.found(root, *names, *without, faulty_sites=faulty_sites)
+        live = cls(found, encoder, adapt, surroundings or Surroundings())
         live.federation.hosts.update(live.surroundings.hosts)
         live.settings = {"rounds": rounds or {}, "training": training, **(tables or {})}
         live.own = own or {}

@@ -97,23 +97,27 @@ def test_manifest_grows_and_shrinks_by_versions(fedctl: Fedctl, tmp_path: Path) 
     def sign(*words: object) -> Ran:
         return fedctl("manifest", "sign", "--ca", ca, "--out", file, "--json", *words)
 
-    first = sign("--site", "south=s.example:7443", "--site", "north=10.0.0.1:7443").object
+    sites = ("--site", "south=s.example:7443", "--site", "north=10.0.0.1:7443")
+    first = sign(*sites, "--site", "west=h:1", "--site", "east=h:2").object
     assert first["version"] == 1
-    assert [site["id"] for site in first["sites"]] == ["north", "south"]  # sorted
+    assert [site["id"] for site in first["sites"]] == ["east", "north", "south", "west"]  # sorted
+    assert (first["faulty_sites"], first["quorum"], first["objection"]) == (1, 3, "")
+    assert json.loads(file.read_text())["manifest"]["faulty_sites"] == 1
 
     second = sign("--previous", file, "--disable", "south", "--site", "north=10.0.0.2:1").object
     assert second["version"] == 2
-    assert second["sites"] == [
+    assert second["sites"][1:3] == [
         {"id": "north", "address": "10.0.0.2:1", "enabled": True},
         {"id": "south", "address": "s.example:7443", "enabled": False},
     ]
 
     # A moved site stays as enabled or disabled as it was.
     third = sign("--previous", file, "--site", "south=t.example:1", "--version", 7).object
-    assert (third["version"], third["sites"][1]["enabled"]) == (7, False)
+    assert (third["version"], third["sites"][2]["enabled"]) == (7, False)
     words = ("--previous", file, "--enable", "south", "--remove", "north")
     fourth = sign(*words, "--standing-still").object
-    assert fourth["sites"] == [{"id": "south", "address": "t.example:1", "enabled": True}]
+    assert [site["id"] for site in fourth["sites"]] == ["east", "south", "west"]
+    assert fourth["sites"][1] == {"id": "south", "address": "t.example:1", "enabled": True}
 
     shown = fedctl("manifest", "show", file, "--authority", ca / "ca.crt", "--json").object
     assert shown == fourth
@@ -124,16 +128,67 @@ def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> Non
     ca, file = tmp_path / "ca", tmp_path / "manifest.json"
     fedctl("ca", "init", ca, "--federation", "trade")
     sign = ["manifest", "sign", "--ca", ca, "--out", file]
-    fedctl(*sign, "--site", "north=h:1", "--site", "south=h:2", "--site", "east=h:3")
+    sites = [word for n, name in enumerate("nset") for word in ("--site", f"{name}=h:{n + 1}")]
+    fedctl(*sign, *sites)
     before = file.read_bytes()
-    two = [*sign, "--previous", file, "--disable", "south", "--site", "west=h:4"]
+    two = [*sign, "--previous", file, "--disable", "s", "--site", "w=h:9"]
     refused = fedctl(*two)
     assert refused.code == Exit.USAGE
-    assert "south, west would come or go at once" in refused.err
+    assert "s, w would come or go at once" in refused.err
+    assert "Sign the steps in between" in refused.err
     assert "--standing-still" in refused.err
     assert file.read_bytes() == before
-    assert fedctl(*sign, "--previous", file, "--site", "west=h:4", "--site", "east=h:5").code == 0
+    assert fedctl(*sign, "--previous", file, "--site", "w=h:4", "--site", "e=h:5").code == 0
     assert fedctl(*two, "--standing-still").code == 0
+
+
+def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file = tmp_path / "ca", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    sign = ["manifest", "sign", "--ca", ca, "--out", file]
+    again = [*sign, "--previous", file]
+
+    def site(name: str) -> list[str]:
+        return ["--site", f"{name}=h:1"]
+
+    three = fedctl(*sign, *site("a"), *site("b"), *site("c"))
+    assert "faulty_sites = 1: 3 of 3 decide; 0 may be down; 1 may lie and not split" in three.out
+    assert "can stop rounds until expelled: for that not to be, 4 take part" in three.out
+    show = ["manifest", "show", file, "--authority", ca / "ca.crt"]
+    assert three.out == fedctl(*show).out
+    four = fedctl(*again, *site("d"))
+    assert "3 of 4 decide; 1 may be down; 1 may lie and not split the history, nor stop" in four.out
+
+    # f goes by one, and by itself; from then on the next manifest has it, too.
+    both = fedctl(*again, *site("e"), "--faulty-sites", 0)
+    assert (both.code, "e would come or go and faulty_sites would go from 1 to 0" in both.err) == (
+        Exit.USAGE,
+        True,
+    )
+    none = fedctl(*again, "--faulty-sites", 0)
+    assert "none may lie: the federation counts on every site keeping to the protocol" in none.out
+    assert "A crash costs no more than before; a lying coordinator can split" in none.out
+    assert fedctl(*again, *site("e"), "--json").object["faulty_sites"] == 0
+    twice = fedctl(*again, "--faulty-sites", 2)
+    assert (twice.code, "from 0 to 2" in twice.err) == (Exit.USAGE, True)
+    assert fedctl(*again, "--faulty-sites", 2, "--standing-still", "--json").object["quorum"] == 4
+    assert fedctl(*again, "--faulty-sites", 86, "--standing-still").code == Exit.FAILED
+    help_ = " ".join(re.sub(r"[^\w;.]+", " ", fedctl("manifest", "sign", "--help").out).split())
+    assert "a lying coordinator can split the history" in help_
+
+
+def test_too_few_sites_for_their_liars_are_not_signed(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file = tmp_path / "ca", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    sign = ["manifest", "sign", "--ca", ca, "--out", file]
+    two = [*sign, "--site", "a=h:1", "--site", "b=h:2"]
+    refused = fedctl(*two)
+    assert refused.code == Exit.USAGE
+    assert "two sites need faulty_sites = 0" in refused.err
+    assert not file.exists()
+    assert fedctl(*two, "--faulty-sites", 0).code == Exit.OK
+    assert fedctl(*sign, "--site", "a=h:1", "--faulty-sites", 0).code == Exit.USAGE
+    assert fedctl(*sign, "--previous", file, "--disable", "a").code == Exit.USAGE
 
 
 def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path) -> None:
@@ -148,6 +203,11 @@ def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path)
     assert "systemctl reload fedd" in told.out
     shown = fedctl("manifest", "show", out, "--authority", ca / "ca.crt", "--json").object
     assert (shown["version"], [s["enabled"] for s in shown["sites"]]) == (2, [True, True, False])
+    # It is shut out though two can't go on as they are; f by one is the next step.
+    assert "No round runs: two sites of manifest 2" in told.out
+    assert "--faulty-sites 0" in shown["objection"]
+    on = ["manifest", "sign", "--ca", ca, "--previous", out, "--out", tmp_path / "on.json"]
+    assert fedctl(*on, "--faulty-sites", 0, "--json").object["quorum"] == 2
 
     again = fedctl(*expel, out)
     assert (again.code, "already" in again.err) == (Exit.FAILED, True)
@@ -163,7 +223,8 @@ def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
     fedctl("ca", "init", ca, "--federation", "trade")
     fedctl("ca", "init", other, "--federation", "trade")
     sign = ["manifest", "sign", "--ca", ca, "--out", file]
-    assert fedctl(*sign, "--site", "north=h:1").code == Exit.OK
+    sites = [word for n in ("north=h:1", "south=h:2", "east=h:3") for word in ("--site", n)]
+    assert fedctl(*sign, *sites).code == Exit.OK
 
     not_an_address = fedctl(*sign, "--site", "north")
     assert (not_an_address.code, "ID=HOST:PORT" in not_an_address.err) == (Exit.USAGE, True)
@@ -546,8 +607,14 @@ def test_privacy_tells_unit_spent_left_and_cost(fedctl: Fedctl, daemon: CannedDa
     assert "no budget, nothing is refused" in shown.out
     assert "no run with noise is known" in shown.out
 
-    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = math.inf, 2.0
+    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = 4.0, 2.0
     daemon.privacy.further_fits = False
+    shown = fedctl("privacy")
+    assert "left                no budget" in shown.out
+    assert "nothing is refused" not in shown.out
+    assert "less noise than the least below, they would be declined" in shown.out
+
+    daemon.privacy.least_multiplier = math.inf
     assert "more than is left, they would be declined" in fedctl("privacy").out
     assert "whatever the noise" in fedctl("privacy").out
     plain = fedctl("privacy", "--json").object

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from crypto.identity import IdentityError, Trust, create_authority, sign_with_authority
 from peers.manifest import (
     MAX_BYTES,
+    MAX_FAULTY_SITES,
     FederationManifest,
     ManifestError,
     ManifestSite,
@@ -74,6 +77,180 @@ def test_two_majorities_always_share_a_site(sites: int, majority: int) -> None:
     assert 2 * majority > sites
 
 
+# ---- how many may lie, and how many decide ----------------------------------------
+
+QUORUMS = {  # of 1, 2 … 25 sites, by how many may lie; 0 where too few take part for any round
+    0: (0, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13),
+    1: (0, 0, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14),
+    2: (0, 0, 0, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14),
+    3: (0, 0, 0, 0, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15),
+    8: (*(0,) * 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15, 16, 16, 17, 17),
+    23: (*(0,) * 24, 25),
+}
+
+
+def of(sites: int, faulty: int | None, *, spared: int = -1) -> FederationManifest:
+    """So many sites; one of those before it, ``spared``, takes no part."""
+    listed = tuple(ManifestSite(f"s{i:03}", "h:1", i != spared) for i in range(sites))
+    return FederationManifest("med", 1, listed, faulty)
+
+
+@pytest.mark.parametrize("faulty", QUORUMS)
+def test_quorums_of_up_to_25_sites(faulty: int) -> None:
+    for sites, quorum in enumerate(QUORUMS[faulty], 1):
+        manifest = of(sites, faulty)
+        assert bool(manifest.objection) is (quorum == 0)
+        if quorum:
+            assert manifest.quorum == quorum
+            assert 2 * quorum > sites + faulty >= 2 * (quorum - 1)
+            # n > 3f: f that are silent leave a quorum.
+            assert (sites - quorum >= faulty) is (sites > 3 * faulty)
+
+
+def test_without_liars_a_quorum_is_a_majority() -> None:
+    assert all(of(n, 0).quorum == of(n, 0).majority for n in range(1, 257))
+
+
+def able() -> Iterator[FederationManifest]:
+    """All manifests of up to 10 sites under which rounds can run."""
+    yield from (of(n, f) for n in range(2, 11) for f in range(n - 1))
+
+
+def shared_at_least(one: FederationManifest, other: FederationManifest) -> int:
+    """How many sites any quorum of the one shares with any of the other; all are tried."""
+    return min(
+        len({*a}.intersection(b))
+        for a in combinations(one.enabled_ids, one.quorum)
+        for b in combinations(other.enabled_ids, other.quorum)
+    )
+
+
+def test_two_quorums_share_more_sites_than_may_lie() -> None:
+    assert all(shared_at_least(one, one) > one.tolerated for one in able())
+
+
+def test_quorums_one_step_apart_share_one_site_more_than_may_lie_in_either() -> None:
+    for one in able():
+        sites, faulty = len(one.sites), one.tolerated
+        for other in (of(sites + 1, faulty), of(sites, faulty + 1)):
+            assert not one.step_from(other) and not other.step_from(one)
+            if not other.objection:
+                assert shared_at_least(one, other) == max(faulty, other.tolerated) + 1
+
+
+def test_a_step_through_a_manifest_without_rounds_leaves_an_honest_site_in_common() -> None:
+    """Nothing is decided under such a one, so what matters is who is before it and behind."""
+    for one in (of(n, n - 2) for n in range(2, 9)):  # the least that f bears: all must agree
+        sites, faulty = len(one.sites), one.tolerated
+        for other in (
+            of(sites - 1, faulty - 1) if faulty else one,  # one is expelled; then f falls
+            of(sites + 1, faulty, spared=0),  # one is expelled; then another comes
+            of(sites + 1, faulty + 1),  # f rises; then another comes
+        ):
+            assert not other.objection
+            assert shared_at_least(one, other) > max(faulty, other.tolerated)
+
+
+def test_two_steps_at_once_can_leave_quorums_with_liars_alone_in_common() -> None:
+    """What `step_from` refuses: with each of these two halves could go different ways."""
+    for one, other in (
+        (of(4, 1), of(6, 1)),
+        (of(4, 1), of(5, 1, spared=0)),  # one goes, another comes
+        (of(4, 1), of(5, 2)),
+        (of(6, 1), of(5, 2)),
+        (of(6, 1), of(6, 3)),
+    ):
+        assert shared_at_least(one, other) == max(one.tolerated, other.tolerated)
+        assert one.step_from(other) and other.step_from(one)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), sites=st.integers(2, 256))
+def test_drawn_quorums_share_more_than_may_lie(data: st.DataObject, sites: int) -> None:
+    most = min(sites - 2, MAX_FAULTY_SITES)
+    faulty = data.draw(st.integers(0, most))
+    one = of(sites, faulty)
+    near = [one]
+    near += [of(sites + 1, faulty)] if sites < 256 else []
+    near += [of(sites, faulty + 1)] if faulty < most else []
+    other = data.draw(st.sampled_from(near))
+    quorums = [set(data.draw(st.permutations(m.enabled_ids))[: m.quorum]) for m in (one, other)]
+    assert len(quorums[0] & quorums[1]) > max(faulty, other.tolerated)
+
+
+def test_a_step_is_one_site_or_one_liar() -> None:
+    four = of(4, 1)
+    moved = replace(four, version=2, sites=(ManifestSite("s000", "new:1"), *four.sites[1:]))
+    for step in (four, moved, of(5, 1), of(3, 1), of(4, 2), of(4, 0), of(4, None), of(5, None)):
+        assert step.step_from(four) == "" == four.step_from(step)
+    # A site that is listed and takes no part is none.
+    assert of(5, 1, spared=4).step_from(four) == ""
+    assert of(5, 2, spared=4).step_from(four) == ""
+
+    swapped = replace(of(5, 1, spared=0), version=2).step_from(four)
+    assert (
+        "from manifest 1 to 2 it is more than one step: s000, s004 would come or go at" in swapped
+    )
+    assert "Sign the steps in between" in swapped and "committed under each" in swapped
+    assert "faulty_sites would go from 1 to 3 at once" in of(4, 3).step_from(four)
+    both = of(3, 0).step_from(four)
+    assert "s003 would come or go and faulty_sites would go from 1 to 0 at once" in both
+
+
+def test_too_few_sites_for_rounds_are_told_what_to_do() -> None:
+    assert of(3, 1).objection == of(2, 0).objection == ""
+    two = of(2, 1).objection
+    assert "two sites of manifest 1 can't run rounds where faulty_sites is 1" in two
+    assert "Let 1 more take part; or sign one with --faulty-sites 0" in two
+    assert "two sites need faulty_sites = 0, which counts on every site keeping to the pro" in two
+    assert "--faulty-sites 2" in of(4, 3).objection
+    # Nobody learns alone; nor do sites count that take no part.
+    assert of(1, 0).objection.endswith("Let 1 more take part")
+    assert of(3, 1, spared=1).objection == two
+
+
+# ---- manifests from before they said it --------------------------------------------
+
+
+def test_a_manifest_that_does_not_say_keeps_its_encoding_and_bears_one_liar() -> None:
+    old = replace(MANIFEST, sites=MANIFEST.sites[:1])
+    assert old.payload == (
+        b'hanse-manifest-v1\0{"federation_id":"med","sites":[{"address":"alpha.example.org:7443",'
+        b'"enabled":true,"id":"alpha"}],"version":7}'
+    )
+    assert old.digest == hashlib.sha256(old.payload).digest()
+    assert (old.faulty_sites, old.tolerated, old.majority) == (None, 1, 1)
+    said = replace(old, faulty_sites=1)
+    assert said.payload == old.payload.replace(b'"federation', b'"faulty_sites":1,"federation')
+    assert said.digest != old.digest
+    assert said.step_from(old) == ""
+
+
+def test_how_many_may_lie_is_signed_and_reads_back(keeper: Keeper) -> None:
+    for faulty in (0, 1, MAX_FAULTY_SITES):
+        manifest = replace(MANIFEST, faulty_sites=faulty)
+        file = signed(manifest, keeper.authority)
+        assert parse_signed(file, keeper.trust) == manifest
+        without = json.loads(file)
+        del without["manifest"]["faulty_sites"]
+        with pytest.raises(ManifestError, match="not signed by this federation's authority"):
+            parse_signed(json.dumps(without).encode(), keeper.trust)
+
+
+@pytest.mark.parametrize("faulty", [None, 0])
+def test_too_few_sites_still_read_for_the_history_they_verify(
+    keeper: Keeper, faulty: int | None
+) -> None:
+    lonely = replace(MANIFEST, sites=MANIFEST.sites[:1], faulty_sites=faulty)
+    assert lonely.objection
+    assert parse_signed(signed(lonely, keeper.authority), keeper.trust) == lonely
+
+
+def test_two_manifests_of_a_version_that_differ_in_liars_are_noticed() -> None:
+    with pytest.raises(ManifestError, match="two different manifests of version 7"):
+        replace(MANIFEST, faulty_sites=1).newer_than(MANIFEST)
+
+
 def test_spaces_and_the_order_of_keys_do_not_matter(keeper: Keeper) -> None:
     file = json.loads(keeper.file)
     file["manifest"] = dict(reversed(file["manifest"].items()))
@@ -99,6 +276,8 @@ def change(path: list[str | int], value: object) -> Callable[[dict[str, Any]], N
     "tamper",
     [
         change(["version"], 8),
+        change(["faulty_sites"], 0),
+        change(["faulty_sites"], 1),
         change(["sites", 0, "address"], "mallory.example.org:7443"),
         change(["sites", 2, "enabled"], True),
         change(["sites", 1, "id"], "betb"),
@@ -185,6 +364,12 @@ def test_the_signer_of_the_following_attacks_makes_good_manifests_too(keeper: Ke
         (change(["version"], 1.0), "whole number"),
         (change(["version"], "7"), "whole number"),
         (change(["version"], None), "whole number"),
+        (change(["faulty_sites"], -1), "expected 0 to 85"),
+        (change(["faulty_sites"], MAX_FAULTY_SITES + 1), "expected 0 to 85"),
+        (change(["faulty_sites"], True), "whole number"),
+        (change(["faulty_sites"], 1.0), "whole number"),
+        (change(["faulty_sites"], "1"), "whole number"),
+        (change(["faulty_sites"], None), "whole number"),
         (change(["sites"], {}), "a list"),
         (change(["sites", 0], "alpha"), "exactly id, address, enabled"),
         (change(["sites", 0, "enabled"], 1), "true or false"),
@@ -260,7 +445,8 @@ manifest_like = st.fixed_dictionaries(
         "federation_id": json_values,
         "version": json_values,
         "sites": st.lists(site_like) | json_values,
-    }
+    },
+    optional={"faulty_sites": json_values},
 )
 
 

@@ -117,6 +117,24 @@ def test_the_closed_form_here_is_the_textbook_one() -> None:
     assert gaussian_delta(1.0, 1.0) == pytest.approx(0.1269, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("multiplier", "one", "ten"),
+    [(1.0, 4.7, 19), (2.0, 2.2, 8.1), (4.0, 1.0, 3.6), (0.1, 96, 649)],
+)
+def test_what_the_settings_say_a_least_noise_costs(
+    multiplier: float, one: float, ten: float
+) -> None:
+    """config/fedd.example.toml, at the default delta, with these digits."""
+    assert epsilon_of([multiplier], DELTA) == pytest.approx(one, rel=0.02)
+    assert epsilon_of([multiplier] * 10, DELTA) == pytest.approx(ten, rel=0.02)
+
+
+def test_one_round_of_the_least_noise_that_a_plan_can_have_is_half_a_million() -> None:
+    """Why noise that is required needs a measure: config/settings.py names this number."""
+    assert epsilon_of([0.001], DELTA) == pytest.approx(506_184, abs=1)
+    assert epsilon_of([0.001], DELTA) == pytest.approx(renyi_epsilon([0.001], DELTA), rel=0.01)
+
+
 def test_what_the_accountant_says_of_the_literatures_claim(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -17,7 +17,6 @@ from daemon.privacy import Booked, LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.workers import Worker
 from peers import effects as do
 from peers import privacy
-from peers.policy import Policy
 from proto import federation_pb2 as pb
 
 DELTA = 1e-5
@@ -45,10 +44,12 @@ def a_plan(multiplier: float | None, *, clip_norm: float = 1.0, colluders: int =
 
 
 @asynccontextmanager
-async def budget_of(path: Path, epsilon: float | None) -> AsyncIterator[PrivacyBudget]:
+async def budget_of(
+    path: Path, epsilon: float | None, *, least_noise: float = 0.0
+) -> AsyncIterator[PrivacyBudget]:
     ledger, crypto = PrivacyLedger(path), Worker("crypto", threads=1)
     try:
-        yield PrivacyBudget(ledger, crypto, epsilon, DELTA)
+        yield PrivacyBudget(ledger, crypto, epsilon, DELTA, least_noise=least_noise)
     finally:
         await crypto.stop()
         ledger.close()
@@ -137,6 +138,31 @@ async def test_without_a_budget_everything_is_booked_and_nothing_refused(tmp_pat
         assert account.budget is None
 
 
+async def test_a_budget_alone_refuses_noise_that_hides_nothing(tmp_path: Path) -> None:
+    """One round of multiplier 0.001 is epsilon = 506,184: at the plan, and again at booking."""
+    async with budget_of(tmp_path / "privacy.sqlite3", 8.0) as budget:
+        limited = await budget.limit(do.Situation(20, willing=True))
+        assert "needs a multiplier of 0.63" in privacy.objection(
+            a_plan(0.001), limited.least_multiplier
+        )
+        with pytest.raises(CryptoError, match="would exceed this site's privacy budget"):
+            await budget.spend(1, 0, terms(0.001))
+        assert (await budget.account(0.001, 1)).booked == Booked((), 0)
+
+
+async def test_people_are_told_the_least_noise_that_is_demanded(tmp_path: Path) -> None:
+    """By the budget or by privacy.least_noise, whichever asks for more."""
+    path = tmp_path / "privacy.sqlite3"
+    async with budget_of(path, None, least_noise=2.0) as budget:
+        assert (await budget.account(2.0, 1)).fits
+        account = await budget.account(1.9, 1)
+        assert (account.least, account.fits) == (2.0, False)
+    async with budget_of(path, 8.0, least_noise=0.1) as budget:
+        account = await budget.account(0.2, 1)
+        assert account.least == pytest.approx(0.638, rel=1e-3)
+        assert not account.fits
+
+
 async def test_an_update_that_can_not_be_booked_does_not_leave(tmp_path: Path) -> None:
     path = tmp_path / "privacy.sqlite3"
     async with budget_of(path, None) as budget:
@@ -167,23 +193,7 @@ async def test_a_budget_schedule_spends_what_was_asked_for(tmp_path: Path) -> No
         assert epsilon_of([multiplier] * 20, DELTA) == pytest.approx(2.0, rel=1e-4)
 
 
-# ---- plans and the site's policy ----------------------------------------------------------
-
-
-def test_a_site_that_requires_noise_declines_a_plan_without_it() -> None:
-    policy = Policy(2, 10, privacy_required=True)
-    assert "no differential privacy, this site requires it" in policy.objection(
-        a_plan(None).training
-    )
-    assert policy.objection(a_plan(1.0).training) == ""
-    assert Policy(2, 10).objection(a_plan(None).training) == ""
-
-
-def test_a_site_declines_noise_that_covers_too_little_or_drowns_everything() -> None:
-    policy = Policy(2, 10, colluders=2, max_noise=50.0)
-    assert "holds against 1 sites" in policy.objection(a_plan(1.0).training)
-    assert "above 50" in policy.objection(a_plan(51.0, colluders=2).training)
-    assert policy.objection(a_plan(50.0, colluders=2).training) == ""
+# ---- plans and what the site can afford ---------------------------------------------------
 
 
 def test_a_plan_that_is_too_dear_is_declined_with_what_would_do() -> None:

@@ -84,6 +84,14 @@ async def test_a_site_spends_books_and_refuses(tmp_path: Path) -> None:
         assert two < account.epsilon_spent <= two * 1.1
         assert not account.further_fits
 
+        # Without a budget, a least noise is what privacy that is required means.
+        live.settings["privacy"] = {"required": True, "least_noise": 2.0}
+        birch = await again(live, "birch")
+        live.settings["privacy"] = {}
+        assert "birch" in await declined(live, noise(0.001), "0.001 is below 2 (privacy.least")
+        assert (await birch.privacy(noise_multiplier=1.0)).least_multiplier == 2.0
+        assert (await birch.privacy()).updates_noised == 3
+
 
 async def test_what_was_booked_survives_a_kill(tmp_path: Path) -> None:
     """SIGKILL between the booking and the encryption: nothing has left, and it counts as told."""

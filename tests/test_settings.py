@@ -174,6 +174,8 @@ def test_unknown_names_are_refused_with_the_nearest_known_one(
         ("[training]\nlearning_rate = inf", "a number above 0, at most 1"),
         ("[training]\nbatch_size = 64.0", "a whole number from 2 to 4096"),
         ("[training]\nmin_pairs = true", "a whole number from 2"),
+        ("[privacy]\nepsilon = 0", "a number above 0, at most 1000000; raise it above 0"),
+        ('[privacy]\nleast_noise = "1"', "a number from 0.001 to 1000"),
         ("[log]\nlevel = 1979-05-27", "one of"),
     ],
 )
@@ -430,6 +432,40 @@ def test_the_example_explains_every_option_and_tells_its_bounds() -> None:
 
 def test_every_table_is_in_the_tree() -> None:
     assert list(SECTIONS) == list(Settings.model_fields)
+
+
+# ---- privacy ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["", "delta = 1e-9\ncolluders = 2\nmax_noise = 10"])
+def test_noise_that_is_required_and_may_be_next_to_none_is_refused(
+    tmp_path: Path, more: str
+) -> None:
+    (line,) = refusals(tmp_path, f"[privacy]\nrequired = true\n{more}")
+    assert line.startswith(
+        "privacy.required = true: expected privacy.epsilon or privacy.least_noise beside it; "
+        "write for example epsilon = 8.0"
+    )
+    assert "one round of it is epsilon = 506184" in line
+
+
+@pytest.mark.parametrize(
+    "measure", ["epsilon = 8", "least_noise = 2", "epsilon = 8\nleast_noise = 2"]
+)
+@pytest.mark.parametrize("required", ["true", "false"])
+def test_how_much_noise_is_required_is_said_by_a_budget_or_a_least_noise(
+    tmp_path: Path, required: str, measure: str
+) -> None:
+    privacy = load(write(tmp_path, f"[privacy]\nrequired = {required}\n{measure}")).privacy
+    assert privacy.epsilon in (None, 8.0)
+    assert privacy.least_noise in (None, 2.0)
+
+
+def test_between_least_and_most_noise_there_is_room(tmp_path: Path) -> None:
+    text = "[privacy]\nleast_noise = {}\nmax_noise = 2.0"
+    (line,) = refusals(tmp_path, text.format(2.5))
+    assert line.startswith("privacy.least_noise = 2.5: expected at most privacy.max_noise = 2.0")
+    assert load(write(tmp_path, text.format(2.0))).privacy.least_noise == 2.0
 
 
 # ---- robust rules -------------------------------------------------------------

@@ -141,7 +141,9 @@ def provision(work: Path, sites: Sequence[str], sockets: Path) -> list[DemoSite]
     authority = work / "authority"
     setup.make_authority(authority, FEDERATION)
     manifest = setup.new_manifest(
-        authority, addresses={site.id: f"127.0.0.1:{site.port}" for site in placed}
+        authority,
+        addresses={site.id: f"127.0.0.1:{site.port}" for site in placed},
+        faulty_sites=1,
     )
     for site in placed:
         identity = site.folder / "identity"

@@ -56,6 +56,7 @@ def site_expel(
         enabled={} if remove else {site: False},
         remove=[site] if remove else [],
         standing_still=standing_still,
+        expelling=True,
     )
     setup.write_whole(out, content)
     manifest = setup.verified(content, ca / "ca.crt")
@@ -65,6 +66,7 @@ def site_expel(
         "federation": manifest.federation_id,
         "version": manifest.version,
         "stay": ", ".join(manifest.enabled_ids),
+        "rounds": setup.what_it_bears(plain),
         "file": str(out),
     }
     setup.tell(

@@ -87,7 +87,7 @@ async def _privacy(session: Session, noise: float, rounds: int) -> PrivacyReply:
 def _table(reply: PrivacyReply) -> Table:
     grid = facts()
     budget = "none set (privacy.epsilon)"
-    left = "no budget, nothing is refused"
+    left = "no budget" if reply.least_multiplier else "no budget, nothing is refused"
     if not math.isnan(reply.epsilon_budget):
         budget, left = f"epsilon {reply.epsilon_budget:g}", f"epsilon {reply.epsilon_left:.4g}"
     for name, value in (
@@ -119,10 +119,14 @@ def _further(reply: PrivacyReply) -> str:
     if not reply.further_multiplier:
         return "no run with noise is known; fedctl privacy --noise 1"
     count = "1 more" if reply.further_rounds == 1 else f"{reply.further_rounds} more"
-    fits = "" if reply.further_fits else ": more than is left, they would be declined"
+    declined = ""
+    if not reply.further_fits:
+        too_little = reply.further_multiplier < reply.least_multiplier < math.inf
+        cause = "less noise than the least below" if too_little else "more than is left"
+        declined = f": {cause}, they would be declined"
     return (
         f"{count} of multiplier {reply.further_multiplier:.4g} would cost "
-        f"epsilon {reply.further_cost:.4g}{fits}"
+        f"epsilon {reply.further_cost:.4g}{declined}"
     )
 
 

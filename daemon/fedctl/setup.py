@@ -95,13 +95,17 @@ def new_manifest(
     enabled: Mapping[str, bool] | None = None,
     remove: Sequence[str] = (),
     version: int | None = None,
+    faulty_sites: int | None = None,
     standing_still: bool = False,
+    expelling: bool = False,
 ) -> bytes:
     """A signed manifest: the previous one's sites with these changes, one version on.
 
-    ``addresses`` adds sites or moves them; ``enabled`` says who takes part. More
-    than one site may come or go only while the federation is ``standing_still``
-    (docs/decisions/0007).
+    ``addresses`` adds sites or moves them; ``enabled`` says who takes part;
+    ``faulty_sites``, how many may lie: by default what the previous one tolerates, or 1.
+    More than one step from the previous one is signed only while the federation is
+    ``standing_still`` (docs/decisions/0007); one under which no round can run, only when
+    ``expelling``: a site is shut out even if those that are left then wait.
     """
     from crypto.identity import Trust
     from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
@@ -127,22 +131,24 @@ def new_manifest(
                 exit_code=Exit.USAGE,
             )
         ordered = tuple(sites[site] for site in sorted(sites))
-        new = FederationManifest(trust.federation_id, version, ordered)
+        if faulty_sites is None:
+            faulty_sites = before.tolerated if before else 1
+        new = FederationManifest(trust.federation_id, version, ordered, faulty_sites)
         if before and not standing_still:
-            _check_one_at_a_time(before, new)
+            _check_one_step(before, new)
+        if new.objection and not expelling:
+            raise CommandError(new.objection, exit_code=Exit.USAGE)
         return signed(new, authority)
 
 
-def _check_one_at_a_time(before: FederationManifest, new: FederationManifest) -> None:
-    """Majorities of lists that differ by two sites need not share a site."""
-    changed = sorted(set(before.enabled_ids) ^ set(new.enabled_ids))
-    if len(changed) > 1:
+def _check_one_step(before: FederationManifest, new: FederationManifest) -> None:
+    """Quorums of lists that are two steps apart need not share an honest site."""
+    refusal = new.step_from(before)
+    if refusal:
         raise CommandError(
-            f"{', '.join(changed)} would come or go at once: while some sites have the old list "
-            "and some the new one, each half could commit a round of its own",
-            "Sign one change, install it everywhere, wait until a round is committed under it "
-            "(`fedctl rounds show`), then sign the next. Or, if no run is under way and none "
-            "starts before every site has the new list: --standing-still",
+            refusal,
+            "`fedctl rounds show` tells of a round who signed it. Or, if no run is under way and "
+            "none starts before every site has the new list: --standing-still",
             exit_code=Exit.USAGE,
         )
 
@@ -360,16 +366,27 @@ def manifest_sign(
     version: Annotated[
         int | None, typer.Option(min=1, help="Default: one more than the previous.")
     ] = None,
+    faulty_sites: Annotated[
+        int | None,
+        typer.Option(
+            metavar="F",
+            min=0,
+            help="How many sites may lie in any message at any time; F + 2 must take part, and "
+            "more than 3 F if liars are not to stop rounds. Default: the previous one's, else 1. "
+            "0: the federation counts on every site keeping to the protocol. A crash costs no "
+            "more than before; a lying coordinator can split the history.",
+        ),
+    ] = None,
     standing_still: Annotated[
         bool,
         typer.Option(
             "--standing-still",
-            help="Let several sites come or go at once: no run is under way, and none starts "
-            "before every site has this manifest.",
+            help="Let several sites come or go at once, or F change by more than one or with "
+            "them: no run is under way, and none starts before every site has this manifest.",
         ),
     ] = False,
 ) -> None:
-    """Sign the list of sites: the previous one with changes, or a first one.
+    """Sign the list of sites, and how many may lie: the previous one with changes, or a first.
 
     Send it to every site (identity.manifest in its settings) and reload the daemons.
     """
@@ -381,6 +398,7 @@ def manifest_sign(
         enabled=switched,
         remove=remove or (),
         version=version,
+        faulty_sites=faulty_sites,
         standing_still=standing_still,
     )
     write_whole(out, content)
@@ -450,16 +468,41 @@ def plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
             {"id": site.id, "address": site.address, "enabled": site.enabled}
             for site in manifest.sites
         ],
+        "faulty_sites": manifest.tolerated,
+        "quorum": manifest.quorum,
+        "objection": manifest.objection,
     }
 
 
 def _show_manifest(console: Console, plain: Mapping[str, Any]) -> None:
     summary = f"{plain['federation']}, version {plain['version']}, signature good: {plain['file']}"
     console.print(plain_text(summary), soft_wrap=True)
+    console.print(plain_text(what_it_bears(plain)), soft_wrap=True)
     table = columns("site", "address", "takes part")
     for site in plain["sites"]:
         table.add_row(site["id"], plain_text(site["address"]), "yes" if site["enabled"] else "no")
     console.print(table)
+
+
+def what_it_bears(plain: Mapping[str, Any]) -> str:
+    """One line: who decides, how many sites may be down, and how many may lie at which price."""
+    faulty, quorum = plain["faulty_sites"], plain["quorum"]
+    sites = sum(site["enabled"] for site in plain["sites"])
+    if plain["objection"]:
+        return f"No round runs: {plain['objection']}."
+    down = f"faulty_sites = {faulty}: {quorum} of {sites} decide; {sites - quorum} may be down"
+    if faulty == 0:
+        return (
+            f"{down}, none may lie: the federation counts on every site keeping to the protocol. "
+            "A crash costs no more than before; a lying coordinator can split the history."
+        )
+    # n > 3f: then a quorum is left, and more than f of it honest, when f are silent.
+    live = (
+        f"nor stop rounds (in ckks, of {2 * faulty + 2} participants or more)"
+        if sites > 3 * faulty
+        else f"but can stop rounds until expelled: for that not to be, {3 * faulty + 1} take part"
+    )
+    return f"{down}; {faulty} may lie and not split the history, {live}."
 
 
 def tell(

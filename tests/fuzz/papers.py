@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -20,7 +21,7 @@ from crypto.names import ID
 from daemon.round_crypto import sealing_context
 from peers.certificate_file import pack_manifests, unpack_manifests
 from peers.errors import RemoteProtocolError
-from peers.manifest import FederationManifest, ManifestError, parse_signed
+from peers.manifest import FederationManifest, ManifestError, parse_signed, signed
 from tests.fuzz.mutators import Tlv, mutate_bytes, mutate_der, mutate_json, read_json
 from tests.fuzz.wire import joined, pieces, shuffled
 from tests.fuzz.world import AT, FEDERATION, SITES, signed_manifests, world
@@ -175,6 +176,7 @@ def _check_manifest(data: bytes, manifest: FederationManifest) -> None:
     assert manifest.payload == _payload(json.loads(data)["manifest"])
     assert [site.id for site in manifest.sites] == sorted({site.id for site in manifest.sites})
     assert not manifest.newer_than(manifest)
+    assert manifest.objection or manifest.quorum <= len(manifest.enabled_ids)
 
 
 def _payload(inner: Any) -> bytes:
@@ -196,6 +198,7 @@ def mutate_manifest(data: bytes, chance: Random) -> bytes:
 
 def manifest_seeds() -> Iterator[bytes]:
     yield from signed_manifests()
+    yield signed(replace(world().manifests[2], faulty_sites=1), world().authority)
 
 
 # ---- manifests of the past: catching up --------------------------------------------------------
