@@ -1,8 +1,12 @@
 """Votes and round certificates: the proof that a model version was committed.
 
-A vote is a site's signature under ``hanse-vote-v1``: *in this attempt I accepted
-this version, and it is on my disk*. A certificate is equal votes of a majority
-of the manifest's sites, so it proves the commit to a site that was away.
+A vote is a site's signature under ``hanse-vote-v2``: *in this attempt I accepted
+this version on its proof, and it is on my disk*. A certificate is equal votes of a
+quorum of the manifest's sites, so it proves the commit to a site that was away.
+
+Histories begin with rounds of a time when a majority decided (``rules`` 0, signed under
+``hanse-vote-v1``). They are verified by their own rules, and none follows a round of
+today's.
 
 The attempt is signed too. Equal values voted for in *different* attempts prove
 nothing: between them another value may have been chosen (Lamport, "Paxos Made
@@ -22,12 +26,13 @@ import struct
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from crypto.identity import Identity, IdentityError, Trust
+from crypto.identity import IdentityError, Trust
 from crypto.names import ID
 from peers.manifest import FederationManifest
 from proto import federation_pb2 as pb
 
-_VOTE = b"hanse-vote-v1\0"
+RULES = 2  # of votes that are cast now
+_VOTES = {0: b"hanse-vote-v1\0", RULES: b"hanse-vote-v2\0"}
 _PLAN = b"hanse-plan-v1\0"
 
 _DIGEST_BYTES = 32
@@ -49,7 +54,7 @@ def vote_payload(body: pb.VoteBody, attempt: int) -> bytes:
     _check_body(body)
     return b"".join(
         (
-            _VOTE,
+            _VOTES[body.rules],
             _text(body.federation_id),
             struct.pack(">QIQ", body.round, attempt, body.manifest_version),
             body.parent_digest,  # three digests of 32 bytes each
@@ -60,30 +65,31 @@ def vote_payload(body: pb.VoteBody, attempt: int) -> bytes:
             # Nothing behind the contributors where nobody was rejected, as ever.
             struct.pack(">I", len(body.rejected)) if body.rejected else b"",
             *(_text(site) for site in body.rejected),
+            _todays(body) if body.rules else b"",
         )
     )
 
 
-def sign_vote(
-    identity: Identity,
-    body: pb.VoteBody,
-    attempt: int,
-    *,
-    mean_loss: float = math.nan,
-    next_clip_norm: float = 0.0,
-) -> pb.Vote:
-    """This site's vote; what it says must be on this site's disk already.
+def _todays(body: pb.VoteBody) -> bytes:
+    """Of one length, so that what goes before it can be nothing else."""
+    return b"".join(
+        (
+            body.manifest_digest,  # two digests of 32 bytes each
+            body.statement_digest,
+            struct.pack(">dd", body.mean_loss, body.next_clip_norm),
+        )
+    )
 
-    ``mean_loss`` and ``next_clip_norm`` go along and are not signed; NaN and 0: unknown.
-    """
+
+def sign_vote(sign: Callable[[bytes], pb.Signature], body: pb.VoteBody, attempt: int) -> pb.Vote:
+    """A site's vote; what it says must be on the site's disk already."""
+    by = sign(vote_payload(body, attempt))
     return pb.Vote(
         attempt=attempt,
         body=body,
-        site=identity.site_id,
-        signature=identity.sign(vote_payload(body, attempt)),
-        certificate=identity.certificate_der,
-        mean_loss=mean_loss,
-        next_clip_norm=next_clip_norm,
+        site=by.site,
+        signature=by.signature,
+        certificate=by.certificate,
     )
 
 
@@ -185,6 +191,14 @@ def _check_body(body: pb.VoteBody) -> None:
         raise CertificateError("rejected sites are site ids, each once, sorted")
     if len(rejected) > _MAX_CONTRIBUTORS or set(rejected) & set(sites):
         raise CertificateError("a site is a contributor or rejected, and there are at most 256")
+    if body.rules not in _VOTES:
+        raise CertificateError(f"a vote by rules {body.rules}, which are not known here")
+    for name in ("manifest_digest", "statement_digest"):
+        size = len(getattr(body, name))
+        if size != (_DIGEST_BYTES if body.rules else 0):
+            raise CertificateError(f"{name} of {size} bytes in a vote by rules {body.rules}")
+    if not (math.isfinite(body.mean_loss) and math.isfinite(body.next_clip_norm)):
+        raise CertificateError("a vote names a loss and a clip norm that are numbers")
 
 
 # ---- verification -----------------------------------------------------------
@@ -209,7 +223,9 @@ def verify_certificate(
     *,
     at: datetime | None,
 ) -> None:
-    """Raises CertificateError unless a majority of the manifest voted for this body.
+    """Raises CertificateError unless a quorum of the manifest voted for this body.
+
+    (A majority, where the body is of a time when that was enough.)
 
     ``manifest`` is the one of the body's manifest version. Votes carry no body
     of their own (or the same one); each is one site's, of the one attempt. One
@@ -222,10 +238,11 @@ def verify_certificate(
     sites = {vote.site for vote in votes}
     if len(sites) != len(votes):
         raise CertificateError("a site's vote counts once; this certificate has one twice")
-    if len(sites) < manifest.majority:
+    needed, name = (manifest.quorum, "quorum") if body.rules else (manifest.majority, "majority")
+    if len(sites) < needed:
         raise CertificateError(
-            f"round {body.round} has {len(sites)} votes, a majority of the "
-            f"{len(manifest.enabled_ids)} sites is {manifest.majority}"
+            f"round {body.round} has {len(sites)} votes, a {name} of the "
+            f"{len(manifest.enabled_ids)} sites is {needed}"
         )
     for vote in votes:
         if vote.attempt != certificate.attempt:
@@ -253,7 +270,7 @@ def verify_chain(
     manifests of the past; versions may not go back along the chain. Certificates
     of the past are verified without regard to today's date.
     """
-    parent, version = genesis_digest, 0
+    parent, before = genesis_digest, None
     for round_, certificate in enumerate(certificates, start=first_round):
         body = certificate.body
         if body.round != round_:
@@ -269,13 +286,30 @@ def verify_chain(
                 f"round {round_} ran under manifest version {body.manifest_version}, which is not "
                 "known here: get it from the federation's keeper"
             )
-        if manifest.version < version:
-            raise CertificateError(
-                f"round {round_} ran under manifest {manifest.version}, the round before under "
-                f"{version}: versions do not go back"
-            )
+        check_follows(certificate, before)
         verify_certificate(certificate, trust, manifest, at=None)
-        parent, version = body.model_digest, manifest.version
+        parent, before = body.model_digest, certificate
+
+
+def check_follows(certificate: pb.Certificate, before: pb.Certificate | None) -> None:
+    """Raises CertificateError when a round goes back behind the one before it.
+
+    Under an older manifest a site that was expelled since could vote, under older rules
+    a majority decide.
+    """
+    if before is None:
+        return
+    body, last = certificate.body, before.body
+    if body.manifest_version < last.manifest_version:
+        raise CertificateError(
+            f"round {body.round} ran under manifest {body.manifest_version}, the round before "
+            f"under {last.manifest_version}: versions do not go back"
+        )
+    if body.rules < last.rules:
+        raise CertificateError(
+            f"round {body.round} was decided by the rules of old, the round before by those of "
+            "today: rules do not go back"
+        )
 
 
 def _check_ground(body: pb.VoteBody, manifest: FederationManifest) -> None:
@@ -289,6 +323,10 @@ def _check_ground(body: pb.VoteBody, manifest: FederationManifest) -> None:
         raise CertificateError(
             f"voted on under manifest version {body.manifest_version}, expected "
             f"{manifest.version}: bring both sites to one manifest"
+        )
+    if body.rules and body.manifest_digest != manifest.digest:
+        raise CertificateError(
+            f"voted on under another manifest of version {manifest.version} than the one here"
         )
     for role, sites in (("contributor", body.contributors), ("rejected", body.rejected)):
         for site in sites:

@@ -1,9 +1,8 @@
 """The select phase of a robust round: from dot products to who is in the sum. PURE.
 
-The coordinator and the key holders decide by the same function of the same numbers,
-so a holder that answered can check the coordinator's selection. Of 2f + 1 answers at
-least f + 1 are honest, and these are equal to the last bit (one ciphertext, one key):
-so the entry-wise median of 2f + 1 answers is what every honest holder decrypted.
+Key holders sign what they decrypted. Honest ones have the same numbers to the last bit
+(one ciphertext, one key), so of f + 1 equal answers one at least is honest, and they are
+what the question says. Every site selects from them by the same function.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from crypto.parameters import PRODUCT_PRECISION, CkksParameters, parameters_of
 from peers import robust
@@ -18,6 +18,9 @@ from peers.errors import RemoteProtocolError
 from peers.messages import one_line
 from peers.roles import weights
 from proto import federation_pb2 as pb
+
+if TYPE_CHECKING:
+    from peers.statement import Known
 
 RULE_NAMES = {
     pb.ROBUST_NONE: "none",
@@ -35,14 +38,23 @@ MOST_BITS_ABOVE = 6
 
 
 def is_robust(training: pb.TrainingPlan) -> bool:
-    """Whether updates are compared before they are summed."""
+    """Whether a run wants updates compared before they are summed."""
     return training.robust != pb.ROBUST_NONE
+
+
+def compares(plan: pb.Plan) -> bool:
+    """Whether they are compared in this attempt: a sum that is repeated was selected before."""
+    return is_robust(plan.training) and not plan.scale_exponents
+
+
+def answers_needed(plan: pb.Plan) -> int:
+    """Equal answers of which one at least is honest."""
+    return max(plan.faulty_sites, plan.training.byzantine_sites) + 1
 
 
 def parameters(plan: pb.Plan) -> CkksParameters:
     """The encryption parameters of the plan's round."""
-    count, training = len(plan.participants), plan.training
-    return parameters_of(count, training.bits, measurable=is_robust(training))
+    return parameters_of(len(plan.participants), plan.training.bits, measurable=compares(plan))
 
 
 def participants_needed(training: pb.TrainingPlan) -> int:
@@ -62,12 +74,38 @@ def objection(training: pb.TrainingPlan, sites: int) -> str:
     return robust.objection(rule, f, sites, max(2, training.min_participants))
 
 
+def common_scale(
+    plan: pb.Plan, reports: Mapping[str, Sequence[int]]
+) -> tuple[tuple[int, ...], dict[str, str]]:
+    """One fixed-point scale for all: the largest exponent of each group.
+
+    With a robust rule it is one for all groups, because only integers of one unit have
+    dot products that mean something. Sites that would cost the others their bits are
+    left out, by every site alike: the second value says who, and why. Raises ValueError
+    when the reports can't belong to one plan.
+    """
+    told = {site: tuple(exponents) for site, exponents in reports.items()}
+    lengths = {len(exponents) for exponents in told.values()}
+    if len(lengths) != 1:
+        raise ValueError(f"sites report different numbers of parameter groups: {lengths}")
+    if plan.noise_multiplier and len({*told.values()}) != 1:
+        raise ValueError("sites differ about the scale of the same noise: update them")
+    rejected = wild(plan, told)
+    kept = (exponents for site, exponents in told.items() if site not in rejected)
+    largest = tuple(max(column) for column in zip(*kept, strict=True))
+    return ((max(largest),) * len(largest) if compares(plan) else largest), rejected
+
+
 def wild(plan: pb.Plan, exponents: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Sites whose scale exponents are far above the others', and what to tell them."""
+    """Sites whose scale exponents are far above the others', and what to tell them.
+
+    The lower median, each site once: as long as fewer than half of them lie it is an
+    honest site's, or between two. By weight, a liar with a large one would be the median.
+    """
     weight = weights(plan)
     rejected: dict[str, str] = {}
     largest = {site: max(own) - math.log2(weight[site]) for site, own in exponents.items()}
-    middle = statistics.median_high(largest.values())
+    middle = statistics.median_low(largest.values())
     for site, own in largest.items():
         if own > middle + MOST_BITS_ABOVE:
             rejected[site] = (
@@ -78,93 +116,37 @@ def wild(plan: pb.Plan, exponents: Mapping[str, Sequence[int]]) -> dict[str, str
 
 
 def choose(
-    plan: pb.Plan,
-    asked: pb.Compare,
-    products: Sequence[float],
-    imaginary: Sequence[str],
-    exponent: int,
+    plan: pb.Plan, question: Known, answer: pb.Products, exponent: int
 ) -> robust.Selection:
-    """Apply the plan's rule to the answer (as in `pb.Compared`) to what was asked.
+    """Apply the plan's rule to what key holders decrypted for a certified question.
 
     ``exponent`` is that of the common scale, so that people read norms of updates; it
-    is a power of two and changes nothing about the selection. Raises ValueError when
-    there are too few sites for the rule.
+    is a power of two and changes nothing about the selection. Raises RemoteProtocolError
+    when the answer is none to this question, ValueError when there are too few sites for
+    the rule.
     """
-    sites = tuple(asked.sites)
+    sites = question.contributors
     training = plan.training
+    pairs = len(sites) * (len(sites) + 1) // 2
+    if len(answer.products) != pairs or not set(answer.imaginary) <= set(sites):
+        raise RemoteProtocolError(f"an answer has {len(answer.products)} products, not {pairs}")
     unit = math.ldexp(1.0, exponent) ** 2
     limit = (1 << (training.bits - 1)) - 1
     rows = [[0.0] * len(sites) for _ in sites]
-    numbers = iter(products)
+    numbers = iter(answer.products)
     for a in range(len(sites)):
         for b in range(a + 1):
             rows[a][b] = rows[b][a] = next(numbers) / limit**2 * unit
     weight = weights(plan)
-    return robust.select(
+    chosen = robust.select(
         RULE_NAMES[training.robust],
-        asked.byzantine_sites,
+        question.message.byzantine_sites,
         sites,
         rows,
         least=max(2, training.min_participants),
         precision=1.01 * PRODUCT_PRECISION * unit,
-        imaginary=imaginary,
+        imaginary=tuple(answer.imaginary),
         weights=[weight[site] for site in sites],
     )
-
-
-class Comparison:
-    """What key holders answered to one question, at the coordinator."""
-
-    def __init__(self, plan: pb.Plan, asked: pb.Compare, holders: Sequence[str]) -> None:
-        self._plan = plan
-        self._asked = asked
-        self._holders = frozenset(holders)
-        self._answers: dict[str, pb.Compared] = {}
-        self._unable: set[str] = set()
-
-    @property
-    def needed(self) -> int:
-        """Answers whose median no f liars among them can move."""
-        return 2 * self._plan.training.byzantine_sites + 1
-
-    @property
-    def complete(self) -> bool:
-        """Whether there are enough answers."""
-        return len(self._answers) >= self.needed
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether there can't be enough any more."""
-        return len(self._holders) - len(self._unable) < self.needed
-
-    def answered(self, holder: str, message: pb.Compared) -> None:
-        """Raises RemoteProtocolError when it is no answer to this question."""
-        if holder not in self._holders:
-            raise RemoteProtocolError(f"{holder} holds no key and can have decrypted nothing")
-        pairs = len(self._asked.sites) * (len(self._asked.sites) + 1) // 2
-        if len(message.products) != pairs or not set(message.imaginary) <= set(self._asked.sites):
-            raise RemoteProtocolError(
-                f"{holder} answers with {len(message.products)} products; asked were {pairs}"
-            )
-        self._answers.setdefault(holder, message)
-
-    def unable(self, holder: str) -> None:
-        """A holder that can't answer."""
-        if holder not in self._answers:
-            self._unable.add(holder)
-
-    def select(self, exponent: int) -> robust.Selection:
-        """The selection by the median of the answers. Raises ValueError."""
-        answers = list(self._answers.values())
-        products = [
-            statistics.median(column)
-            for column in zip(*(answer.products for answer in answers), strict=True)
-        ]
-        imaginary = [
-            site
-            for site in self._asked.sites
-            if 2 * sum(site in answer.imaginary for answer in answers) > len(answers)
-        ]
-        chosen = choose(self._plan, self._asked, products, imaginary, exponent)
-        told = {site: one_line(reason) for site, reason in chosen.rejected.items()}
-        return robust.Selection(chosen.kept, told)
+    told = {site: one_line(reason) for site, reason in chosen.rejected.items()}
+    return robust.Selection(chosen.kept, told)

@@ -1,44 +1,58 @@
-"""What the coordinator of one attempt knows and decides. PURE, like the protocol.
+"""What the coordinator of one attempt carries from site to site. PURE, like the protocol.
 
 The phases, in order:
 
-    prepare -> plan -> train -> aggregate -> (select or unmask) -> apply -> vote -> (commit)
+    prepare -> plan -> train -> aggregate -> (select ->) state -> open -> vote -> (commit)
 
-* prepare ends with a majority of the *manifest*, never of the responders. If a
-  promise carries an accepted value, that value is proposed again and everything
-  up to the vote is skipped: it may already be committed somewhere.
-* plan, train and aggregate end when every site asked has answered, or at the
-  phase's deadline with those that did, if they are ``min_participants``. Who did
-  not answer the plan in time is not waited for any longer, and a key that is not
-  there one phase after the plan ends the attempt: training would be in vain.
-* with a robust rule, updates wait until all are here; select has the key holders decrypt
-  their dot products (peers/gathering.py), and only what is selected is added.
-* apply hands out the sum; who is to decrypt it has it proven before (peers/proving.py).
-* vote ends with equal votes of a majority of the manifest.
+* prepare ends with the promises of a quorum of the *manifest*, never of the responders.
+  They are forwarded as they are; the plan follows from them. If one names a lock, its
+  version is stated again and everything up to the vote is skipped: it may already be
+  committed somewhere.
+* plan, train and aggregate end when every site asked has answered, or at the phase's
+  deadline with those that did, if they are enough. A key that is not there one phase
+  after the plan ends the attempt: training would be in vain.
+* with a robust rule, updates wait until all are here; a certified question has the key
+  holders decrypt their dot products, and only what is selected is added.
+* state ends with the signatures of a quorum under what was summed: nothing is opened before.
+* open ends when f + 1 sites have made the same version of it: that is the proof.
+* vote ends with equal votes of a quorum.
 
-The coordinator never holds the round's secret key: key holders are the
-participants without it (docs/decisions/0001). In masking mode there is no key; the
-steps that take its place, and the phase unmask, are those of peers/masking_steps.py.
+Nothing here decides: whatever it forwards, every site checks for itself. The coordinator
+never holds the round's secret key (docs/decisions/0001), and in masking mode it opens no
+more than any other contributor.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from peers import comparison
 from peers import effects as do
+from peers.bundle import (
+    Bundle,
+    Ground,
+    ManifestOf,
+    PlanFails,
+    Promised,
+    derive_plan,
+    make,
+    needed_contributors,
+    read_bundle,
+    too_dominant,
+)
 from peers.certificates import certificate_of
 from peers.errors import RemoteProtocolError
 from peers.gathering import Gathering
-from peers.manifest import FederationManifest
-from peers.masking_steps import MaskingSteps, is_masked
+from peers.masking_steps import MaskingSteps
 from peers.messages import one_line
-from peers.planning import common_scale, make_plan
 from peers.proving import Challenges
-from peers.roles import key_holders, value_of
+from peers.roles import is_masked, key_holders
+from peers.signing import Keys, Kind, digest_of, must_be, read, sign, verify
+from peers.statement import Known, read_lock, scale_digest, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
@@ -52,34 +66,42 @@ class Coordination:
     """One attempt as its coordinator sees it. Methods return effects."""
 
     site: str
-    round: int
-    attempt: int
-    parent_digest: bytes
-    run: pb.Run
+    ground: Ground
+    run: pb.Signed
     shape_digest: bytes
     shared_values: int
-    manifest: FederationManifest
+    keys: Keys
+    manifest_of: ManifestOf
     timing: Timing
     unix_ms: Callable[[], int]
     now: float
+    head_certificate: pb.Certificate | None = None
     phase: str = "prepare"
     deadline: float = 0.0
+    bundle: Bundle | None = None
     plan: pb.Plan | None = None
-    value: pb.VoteBody | None = None
-    head_certificate: pb.Certificate | None = None
-    _promises: dict[str, pb.Promise] = field(default_factory=dict)
+    plan_digest: bytes = b""
+    _promises: dict[str, Promised] = field(default_factory=dict)
     _refusals: dict[str, str] = field(default_factory=dict)
     _behind: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, pb.PlanAnswer] = field(default_factory=dict)
     _masking: MaskingSteps | None = None
-    _trained: dict[str, pb.Trained] = field(default_factory=dict)
+    _roster_digest: bytes = b""
+    _trained: dict[str, pb.Signed | None] = field(default_factory=dict)
+    _exponents: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _public_digest: bytes = b""
+    _commitment: pb.Signed | None = None
     _context_held: bool = False
     _updates: Gathering | None = None
-    _challenges: Challenges | None = None
     _extended: bool = False
+    _statement: Known | None = None
+    _signatures: dict[str, pb.Signature] = field(default_factory=dict)
+    _certificate: pb.StatementCertificate | None = None
+    _challenges: Challenges | None = None
+    _applied: dict[str, pb.Signed] = field(default_factory=dict)
     _unable: set[str] = field(default_factory=set)
-    _bound: set[int] = field(default_factory=set)
-    _proposed: pb.VoteBody | None = None
+    _proven: pb.Proven | None = None
+    _value: pb.VoteBody | None = None
     _votes: dict[str, pb.Vote] = field(default_factory=dict)
     _phases: list[tuple[str, float]] = field(default_factory=list)
     _phase_began: float = 0.0
@@ -88,21 +110,37 @@ class Coordination:
         self._phase_began = self.now
         self.deadline = self.now + self.timing.phase(self.attempt)
 
+    @property
+    def round(self) -> int:
+        """The round under way."""
+        return self.ground.round
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of it."""
+        return self.ground.attempt
+
     def answered(self, sender: str, message: do.Answer, now: float) -> list[do.Effect]:
         """A site answers; a vote is verified already."""
         match message:
-            case pb.Promise():
-                return self.promised(sender, message, now)
             case pb.PlanAnswer():
                 return self.plan_answered(sender, message, now)
+            case pb.KeyCommitted():
+                return self.key_committed(sender, message, now)
             case pb.Trained():
                 return self.trained(sender, message, now)
             case pb.MaskingAnswer():
                 return self.masking_answered(sender, message, now)
+            case pb.Contributed():
+                return self.contributed(sender, message, now)
+            case pb.Stated():
+                return self.stated(sender, message, now)
             case pb.Compared():
                 return self.compared(sender, message)
             case pb.Challenge():
                 return self._challenges.asked(sender, message) if self._challenges else []
+            case pb.AppliedSum():
+                return self.applied(sender, message, now)
             case pb.Vote():
                 return self.voted(message, now)
 
@@ -110,73 +148,87 @@ class Coordination:
         """Our own work for this attempt is done, or failed."""
         match event:
             case do.ContextHeld():  # in masking mode it tells of our own shares, as a participant
-                return [] if self._masking else self.context_held(now)
+                return [] if self._masking else self.context_held(event, now)
+            case do.MaskedSumStarted():
+                self._roster_digest = event.roster_digest
+                return self._key_ready(now)
             case do.UpdateArrived():
-                return self.update_arrived(event.site, now)
+                return self.update_arrived(event, now)
             case do.UpdateAdded():
                 return self.update_added(event.site, now)
             case do.UpdateRefused():
                 return self.update_refused(event.site, event.reason, now)
             case do.QuestionReady():
-                return self.question_ready(event)
+                return self.question_ready(event, now)
             case do.SumFinished():
                 return self.sum_finished(event, now)
-            case do.Unmasked():
-                return self._hand_out(event, now) if self.phase == "unmask" else []
             case do.ChallengeAnswered():
                 proof = pb.Proof(round=self.round, attempt=self.attempt, answer=event.answer)
                 return [do.Send(event.holder, proof)]
             case do.ChallengeRefused():
                 self._refusals[event.holder] = event.reason
-                return self._refused_to_apply(event.holder)
-            case do.WorkFailed(phase="key" | "aggregate" | "select" | "unmask" | "prove"):
+                return self._refused_to_open(event.holder)
+            case do.WorkFailed(phase="key" | "aggregate" | "select" | "prove"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
         return []
 
     # ---- prepare ---------------------------------------------------------------
 
-    def prepare(self) -> list[do.Effect]:
+    def prepare(self, own: pb.Promised) -> list[do.Effect]:
         """Ask every other enabled site for its promise."""
         message = pb.Prepare(
             round=self.round,
             attempt=self.attempt,
-            head_digest=self.parent_digest,
+            head_digest=self.ground.parent_digest,
             run=self.run,
             shape_digest=self.shape_digest,
-            manifest_version=self.manifest.version,
+            manifest_version=self.ground.manifest.version,
+            promise=own,
         )
-        return [do.Send(peer, message) for peer in self._others()]
+        return [do.Send(peer, message) for peer in self._enabled if peer != self.site]
 
-    def promised(self, sender: str, promise: pb.Promise, now: float) -> list[do.Effect]:
-        """A site promised; go on when all have answered, or soon after a majority."""
-        if self.phase != "prepare" or sender in self._promises:
+    def promised(self, promised: Promised, now: float) -> list[do.Effect]:
+        """A site promised; go on when all have answered, or soon after a quorum."""
+        if promised.site in self._promises:
             return []
-        self._promises[sender] = promise
+        if self.phase != "prepare":  # too late to count; it may still sign, and vote
+            late = self.bundle.message if self.bundle else None
+            return [do.Send(promised.site, late)] if late is not None else []
+        if objection := self._disagrees(promised.promise):
+            self._refusals[promised.site] = objection
+        else:
+            self._promises[promised.site] = promised
         if self._all_have_answered():
-            return self._plan_or_propose(now)
-        if len(self._promises) == self.manifest.majority:
+            return self._go(now)
+        if len(self._promises) == self.ground.manifest.quorum:
             self.deadline = min(self.deadline, now + self.timing.straggler(self.attempt))
         return []
+
+    def _disagrees(self, promise: pb.Promise) -> str:
+        if promise.manifest_digest != self.ground.manifest.digest:
+            return (
+                f"goes by manifest {promise.manifest_version}, here "
+                f"{self.ground.manifest.version} is in force: install the newer one at both (SIGHUP)"
+            )
+        if promise.parent_digest != self.ground.parent_digest:
+            return "builds on another version"
+        return "" if promise.run_digest == self._run_digest else "knows of another run"
+
+    @property
+    def _run_digest(self) -> bytes:
+        return hashlib.sha256(self.run.body).digest()
 
     def refused(self, sender: str, message: pb.AttemptFailed, now: float) -> list[do.Effect]:
         """A site can't go on; once all have answered there is nothing to wait for."""
         self._refusals[sender] = reason = message.reason
-        if message.manifest_version:
-            self._bound.add(message.manifest_version)
         if self.phase == "prepare" and self._all_have_answered():
-            return self._plan_or_propose(now)
+            return self._go(now)
         if self.phase in ("plan", "train"):
             return self._refused_before_scale(sender, reason, now)
         if self.phase == "aggregate" and self.expects_update(sender):
             return self.update_refused(sender, reason, now)
-        if self.phase == "select":
-            self._gathered.unable_to_compare(sender)
-            if self._gathered.hopeless:
-                raise AttemptFails(f"too few key holders could compare updates{self._why_not()}")
-        if self.phase == "unmask":
-            return self._masking_without(sender, now)
-        if self.phase in ("apply", "vote") and self.plan is not None:
-            return self._refused_to_apply(sender)
+        if self.phase in ("select", "open") and self.plan is not None:
+            return [*self._masking_without(sender, now), *self._refused_to_open(sender)]
         return []
 
     def _refused_before_scale(self, sender: str, reason: str, now: float) -> list[do.Effect]:
@@ -184,81 +236,65 @@ class Coordination:
             raise AttemptFails(f"the key dealer {sender} failed to {reason}")
         if sender not in self.participants:
             return []
-        self._trained[sender] = pb.Trained(failed=True, reason=reason)
+        self._trained[sender] = None
         masking = self._masking_without(sender, now)
         return [*masking, *(self._all_planned(now) or self._scale_if_all_trained(now))]
 
-    def _refused_to_apply(self, sender: str) -> list[do.Effect]:
-        """It can still fetch the version and vote, if another holder makes it."""
-        if sender not in key_holders(self._plan, self.site):
+    def _refused_to_open(self, sender: str) -> list[do.Effect]:
+        """It can still fetch the version and vote, if enough others make it."""
+        openers = self._openers()
+        if sender not in openers:
             return []
         self._unable.add(sender)
-        if self._proposed is not None:
-            proposal = pb.Accept(round=self.round, attempt=self.attempt, value=self._proposed)
-            return [do.Send(sender, proposal)]
-        if self._unable >= set(key_holders(self._plan, self.site)):
-            raise AttemptFails(f"no key holder could apply the sum{self._why_not()}")
+        left = len(openers) - len(self._unable)
+        if self.phase == "select" and left < comparison.answers_needed(self._plan):
+            raise AttemptFails(f"too few key holders could compare updates{self._why_not()}")
+        if self.phase == "open" and left < self._proving:
+            raise AttemptFails(
+                f"{left} sites could open the sum, {self._proving} prove it{self._why_not()}"
+            )
         return []
+
+    def _openers(self) -> set[str]:
+        """Who may open the sum."""
+        if self._masking is not None and self._statement is not None:
+            return set(self._statement.contributors)
+        return set(key_holders(self._plan))
+
+    @property
+    def _proving(self) -> int:
+        return self.ground.manifest.tolerated + 1
 
     def behind(self, sender: str, head_round: int) -> None:
         """A site has yet to learn of the last commit; it answers when it has."""
         self._behind[sender] = f"is behind, at round {head_round}"
 
     def _all_have_answered(self) -> bool:
-        return set(self._promises) | set(self._refusals) >= set(self.manifest.enabled_ids)
+        return set(self._promises) | set(self._refusals) >= set(self._enabled)
 
-    def _plan_or_propose(self, now: float) -> list[do.Effect]:
-        if len(self._promises) < self.manifest.majority:
+    def _go(self, now: float) -> list[do.Effect]:
+        quorum = self.ground.manifest.quorum
+        if len(self._promises) < quorum:
             raise AttemptFails(
-                f"{len(self._promises)} of {len(self.manifest.enabled_ids)} sites promised, "
-                f"a majority is {self.manifest.majority}{self._why_not()}"
+                f"{len(self._promises)} of {len(self._enabled)} sites promised, "
+                f"{quorum} decide{self._why_not()}"
             )
-        accepted = [p.accepted for p in self._promises.values() if p.HasField("accepted")]
-        if accepted:
-            self.value = max(accepted, key=lambda a: a.attempt).value
-            self._enter("vote", now, self.timing.phase(self.attempt))
-            proposal = pb.Accept(round=self.round, attempt=self.attempt, value=self.value)
-            return [do.Send(site, proposal) for site in self.manifest.enabled_ids]
-        return self._make_plan(now)
-
-    # ---- plan and key ------------------------------------------------------------
-
-    def _make_plan(self, now: float) -> list[do.Effect]:
-        training = self.run.plan
-        willing = {
-            site: promise
-            for site, promise in self._promises.items()
-            if promise.willing
-            and promise.num_examples > 0
-            and promise.shape_digest == self.shape_digest
-        }
-        needed = comparison.participants_needed(training)
-        if len(willing) < needed:
-            raise AttemptFails(
-                f"{len(willing)} of {len(self.manifest.enabled_ids)} sites can train, "
-                f"the plan needs {needed}{self._why_not()}"
-            )
-        if objection := comparison.objection(training, len(willing)):
-            raise AttemptFails(objection)
-        self.plan = make_plan(
-            pb.Plan(
-                round=self.round,
-                attempt=self.attempt,
-                parent_digest=self.parent_digest,
-                training=training,
-                shape_digest=self.shape_digest,
-                manifest_version=self.manifest.version,
-                train_deadline_ms=min(round(self.timing.train(self.attempt) * 1000), 86_400_000),
-            ),
-            self.site,
-            willing,
-            self.head_certificate,
-        )
+        message = make(self.ground, self.run, self._promises.values())
+        self.bundle = read_bundle(message, self.ground, self.keys, self.manifest_of)
+        bundles = [do.Send(site, message) for site in sorted(self._promises)]
+        if self.bundle.lock is not None:
+            return [*bundles, *self._restate(self.bundle, now)]
+        try:
+            self.plan = derive_plan(self.bundle, self.ground, self.head_certificate)
+        except PlanFails as error:
+            raise AttemptFails(f"{error}{self._why_not()}") from error
+        self.plan_digest = digest_of(self.plan)
         self._updates = Gathering(self.plan)
         self._masking = MaskingSteps(self.plan) if is_masked(self.plan) else None
         self._enter("plan", now, self.timing.phase(self.attempt))
-        plans = [do.Send(site, self.plan) for site in sorted(self._promises)]
-        return [do.Coordinate(self.plan), *plans]
+        return [do.Coordinate(self.plan), *bundles]
+
+    # ---- plan and key ------------------------------------------------------------
 
     def plan_answered(self, sender: str, answer: pb.PlanAnswer, now: float) -> list[do.Effect]:
         """A participant took or declined the plan; a declining key dealer ends the attempt."""
@@ -286,17 +322,46 @@ class Coordination:
 
     def expects_context(self, sender: str) -> bool:
         """Whether the key dealer's public context belongs here now."""
-        waiting = self.phase in ("plan", "train") and not self._context_held
+        waiting = self.phase in ("plan", "train") and not self._public_digest
         return waiting and self.plan is not None and sender == self.plan.key_dealer
 
-    def context_held(self, now: float) -> list[do.Effect]:
-        """The public context is here: updates can be added from now on."""
-        if not self._context_held:
-            self._context_held = True
-            if self.phase == "train":
-                self.deadline = self._phase_began + self.timing.train(self.attempt)
-            # Runs beside training, so it is a span since the plan, not a phase.
-            self._phases.append(("key", now - self._phase_began))
+    def key_committed(
+        self, sender: str, message: pb.KeyCommitted, now: float
+    ) -> list[do.Effect]:
+        """The dealer's word on the key, which everybody will hold it to."""
+        if self.plan is None or self._commitment is not None or not self.plan.key_dealer:
+            return []
+        manifest, signed = self.ground.manifest, message.commitment
+        told = read(self.keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, signed, manifest)
+        dealer = signed.site == sender == self.plan.key_dealer
+        must_be(dealer, sender, "commits itself to a key that it does not deal")
+        must_be(told.plan_digest == self.plan_digest, sender, "deals a key for another plan")
+        self._commitment = signed
+        return self._key_ready(now)
+
+    def context_held(self, event: do.ContextHeld, now: float) -> list[do.Effect]:
+        """The public context is here."""
+        self._public_digest = self._public_digest or event.digest
+        return self._key_ready(now)
+
+    def _key_ready(self, now: float) -> list[do.Effect]:
+        """With key and commitment, or the sharers' roster, updates can be added from now on."""
+        if self._context_held:
+            return []
+        if self._masking is None:
+            if self._commitment is None or not self._public_digest:
+                return []
+            told = pb.KeyCommitment.FromString(self._commitment.body)
+            if told.public_digest != self._public_digest:
+                dealer = self._plan.key_dealer
+                raise AttemptFails(f"the key dealer {dealer} sent another key than it signed")
+        elif not self._roster_digest:
+            return []
+        self._context_held = True
+        if self.phase == "train":
+            self.deadline = self._phase_began + self.timing.train(self.attempt)
+        # Runs beside training, so it is a span since the plan, not a phase.
+        self._phases.append(("key", now - self._phase_began))
         return self._scale_if_all_trained(now)
 
     # ---- masking -----------------------------------------------------------------
@@ -323,7 +388,7 @@ class Coordination:
             return []
         if steps.complete:
             return self._pass_on(steps, now)
-        if self.phase == "unmask" and steps.heard >= steps.threshold:
+        if self.phase == "open" and steps.heard >= steps.threshold:
             self.deadline = min(self.deadline, now + self.timing.straggler(self.attempt))
         return []
 
@@ -337,8 +402,6 @@ class Coordination:
         effects = steps.pass_on()
         if self.phase != "plan":
             self.deadline = now + self.timing.phase(self.attempt)
-        if step == "shares":
-            return [*effects, *self.context_held(now)]
         return effects
 
     # ---- train -------------------------------------------------------------------
@@ -347,9 +410,16 @@ class Coordination:
         """A participant has trained, or says that it could not."""
         if self.plan is None or sender not in self.participants or sender in self._trained:
             return []
-        if message.failed:
+        if message.HasField("exponents"):
+            signed = message.exponents
+            told = read(self.keys, Kind.EXPONENTS, pb.Exponents, signed, self.ground.manifest)
+            must_be(signed.site == sender, sender, "reports another site's training")
+            must_be(told.plan_digest == self.plan_digest, sender, "trained for another plan")
+            self._trained[sender] = signed
+            self._exponents[sender] = tuple(told.scale_exponents)
+        else:
+            self._trained[sender] = None
             self._refusals[sender] = message.reason
-        self._trained[sender] = message
         return self._all_planned(now) or self._scale_if_all_trained(now)
 
     def _scale_if_all_trained(self, now: float) -> list[do.Effect]:
@@ -360,27 +430,24 @@ class Coordination:
         return []
 
     def _scale(self, now: float) -> list[do.Effect]:
-        """One fixed-point scale for all: the largest exponent of each group."""
+        """Pass on what all have told: one fixed-point scale follows from it."""
         if not self._context_held:
             raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
-        reports = {site: m for site, m in self._trained.items() if not m.failed}
+        told = {site: signed for site, signed in self._trained.items() if signed is not None}
         if self._masking is not None:  # who has shared no secrets can't be in the sum
-            reports = {s: m for s, m in reports.items() if s in self._masking.sharers}
-        self._need(len(reports), "have trained")
+            told = {site: one for site, one in told.items() if site in self._masking.sharers}
+        self._need(len(told), "have trained")
         try:
-            exponents, rejected = common_scale(self._plan, reports)
+            exponents, rejected = scale_of(self._plan, {s: self._exponents[s] for s in told})
         except ValueError as error:
             raise AttemptFails(str(error)) from error
         self._reject(rejected)
-        reports = {site: m for site, m in reports.items() if site not in rejected}
-        self._need(len(reports), "can contribute")
-        self._gathered.ask(sorted(reports), exponents)
+        asked = sorted(set(told) - set(rejected))
+        self._need(len(asked), "can contribute")
+        self._gathered.ask(asked, exponents)
         self._enter("aggregate", now, self.timing.phase(self.attempt))
         message = pb.Scale(
-            round=self.round,
-            attempt=self.attempt,
-            scale_exponents=exponents,
-            contributors=self._gathered.asked,
+            round=self.round, attempt=self.attempt, exponents=[told[s] for s in sorted(told)]
         )
         # To all who promised: who is not asked learns that the attempt goes on.
         return [do.Send(site, message) for site in sorted(self._promises)]
@@ -391,11 +458,31 @@ class Coordination:
         """Whether an encrypted update of this site belongs here now."""
         return self.phase == "aggregate" and self._gathered.expects(sender)
 
-    def update_arrived(self, sender: str, now: float) -> list[do.Effect]:
-        """An update is here, whole."""
-        if not self.expects_update(sender):
+    def contributed(self, sender: str, message: pb.Contributed, now: float) -> list[do.Effect]:
+        """A participant's word on its upload, which may be here already."""
+        if self.phase != "aggregate" or sender not in self._gathered.asked:
             return []
-        return self._gathered.arrived(sender) or self._go_on(now)
+        signed = message.contribution
+        kind, manifest = Kind.CONTRIBUTION, self.ground.manifest
+        told = read(self.keys, kind, pb.Contribution, signed, manifest)
+        must_be(signed.site == sender, sender, "brings another site's contribution")
+        agreed = (self.plan_digest, scale_digest(self._gathered.exponents))
+        if (told.plan_digest, told.scale_digest) != agreed:
+            return self.update_refused(sender, "contributes to another plan or scale", now)
+        return self._joined(sender, self._gathered.signed(sender, signed, told), now)
+
+    def update_arrived(self, event: do.UpdateArrived, now: float) -> list[do.Effect]:
+        """An update is here, whole; its owner's word on it may be still to come."""
+        if not self.expects_update(event.site):
+            return []
+        return self._joined(event.site, self._gathered.arrived(event.site, event.digest), now)
+
+    def _joined(
+        self, sender: str, effects: list[do.Effect] | None, now: float
+    ) -> list[do.Effect]:
+        if effects is None:
+            return self.update_refused(sender, "uploaded something else than it signed", now)
+        return effects or self._go_on(now)
 
     def update_added(self, sender: str, now: float) -> list[do.Effect]:
         """An update is in the sum."""
@@ -430,23 +517,40 @@ class Coordination:
         self._enter("select", now, self.timing.phase(self.attempt))
         return self._gathered.compare()
 
-    def question_ready(self, event: do.QuestionReady) -> list[do.Effect]:
-        """The products are written: to the key holders with them."""
-        if self.phase != "select":
+    def question_ready(self, event: do.QuestionReady, now: float) -> list[do.Effect]:
+        """The products are written: which, is certified before anybody decrypts them."""
+        if self.phase != "select" or self._statement is not None:
             return []
         self._reject(dict(event.refused))
         self._need(len(event.sites), "can contribute")
-        holders = key_holders(self._plan, self.site)
-        return self._gathered.question(event, holders, self._promises)
+        self._gathered.asked = event.sites
+        question = self._about(pb.QUESTION, event.digest, event.sites)
+        question.byzantine_sites = self._gathered.still_byzantine
+        return self._state(Known.of(question), now)
 
     def compared(self, sender: str, message: pb.Compared) -> list[do.Effect]:
-        """A key holder's numbers: with enough of them, select, and add what is selected."""
-        if self.phase != "select" or not self._gathered.answered(sender, message):
+        """A key holder's numbers: with enough equal ones, select, and add what is selected."""
+        question = self._gathered.question if self._updates else None
+        if self.phase != "select" or question is None or self._gathered.selected:
+            return []
+        signed = message.products
+        must_be(
+            signed.site == sender in key_holders(self._plan),
+            sender,
+            "holds no key and can have decrypted nothing",
+        )
+        told = read(self.keys, Kind.PRODUCTS, pb.Products, signed, self.ground.manifest)
+        must_be(told.question_digest == question.digest, sender, "answers another question")
+        answers = self._gathered.answered(signed, comparison.answers_needed(self._plan))
+        if not answers:
             return []
         try:
-            self._reject(self._gathered.select())
+            exponent = max(self._gathered.exponents)
+            chosen = comparison.choose(self._plan, question, told, exponent)
         except ValueError as error:
             raise AttemptFails(str(error)) from error
+        self._gathered.select(chosen)
+        self._reject(dict(chosen.rejected))
         self._need(len(self._gathered.asked), "are left in the sum")
         return self._gathered.add_selected()
 
@@ -454,123 +558,219 @@ class Coordination:
         self._gathered.reject(rejected)
         self._refusals |= {site: f"rejected, {reason}" for site, reason in rejected.items()}
 
-    # ---- the sum -----------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------
 
     def sum_finished(self, finished: do.SumFinished, now: float) -> list[do.Effect]:
-        """The sum is written: to the key holders with it. A masked one is opened first."""
+        """The sum is written: what it is made of is signed before it is opened."""
         if self.phase not in ("aggregate", "select"):
             return []
+        statement = self._about(pb.SUM, finished.sum_digest, sorted(self._gathered.added))
+        if objection := too_dominant(self._plan, self._gathered.added):
+            raise AttemptFails(objection)
         if self._masking is not None:
-            self._enter("unmask", now, self.timing.phase(self.attempt))
-            return self._masking.conclude(self._gathered.added, self._promises)
-        return self._hand_out(finished, now)
+            statement.dropouts.extend(self._masking.conclude(self._gathered.added))
+        if self._gathered.question is not None:
+            statement.question_digest = self._gathered.question.digest
+            statement.answers.extend(self._gathered.answers)
+        return self._state(Known.of(statement), now)
 
-    def _hand_out(self, finished: do.SumFinished | do.Unmasked, now: float) -> list[do.Effect]:
-        self._enter("apply", now, self.timing.phase(self.attempt))
-        message = self._gathered.claim(finished)
-        holders = key_holders(self._plan, self.site)
-        self._challenges = Challenges(self._plan, holders)
-        sending = do.SendSum(tuple(site for site in holders if site != self.site), message)
-        return [sending, *(do.Send(site, message) for site in holders if site == self.site)]
+    def _about(
+        self, kind: pb.StatementKind.ValueType, digest: bytes, sites: Iterable[str]
+    ) -> pb.Statement:
+        statement = self._statement_of(kind)
+        statement.plan.CopyFrom(self._plan)
+        statement.scale_exponents.extend(self._gathered.exponents)
+        statement.contributions.extend(self._gathered.contributions[site] for site in sites)
+        statement.rejected.extend(sorted(self._gathered.rejected))
+        statement.sum_digest = digest
+        if self._commitment is not None:
+            statement.commitment.CopyFrom(self._commitment)
+        statement.roster_digest = self._roster_digest
+        return statement
+
+    def _statement_of(self, kind: pb.StatementKind.ValueType) -> pb.Statement:
+        ground = self.ground
+        return pb.Statement(
+            federation_id=ground.federation_id,
+            manifest_digest=ground.manifest.digest,
+            manifest_version=ground.manifest.version,
+            round=ground.round,
+            attempt=ground.attempt,
+            parent_digest=ground.parent_digest,
+            run_digest=self._run_digest,
+            bundle_digest=self.bundle.digest if self.bundle else b"",
+            kind=kind,
+        )
+
+    def _restate(self, bundle: Bundle, now: float) -> list[do.Effect]:
+        """A version that may be committed somewhere goes first."""
+        if bundle.lock is None:
+            raise AssertionError("nothing to restate")
+        statement = self._statement_of(pb.RESTATED)
+        statement.root_digest = bundle.lock.root.digest
+        statement.model_digest = bundle.lock.applied.model_digest
+        return self._state(Known.of(statement), now)
+
+    def _state(self, known: Known, now: float) -> list[do.Effect]:
+        self._statement, self._signatures, self._certificate = known, {}, None
+        if known.message.kind != pb.QUESTION:
+            self._enter("state", now, self.timing.phase(self.attempt))
+        else:
+            self.deadline = now + self.timing.phase(self.attempt)
+        message = pb.State(round=self.round, attempt=self.attempt, statement=known.raw)
+        effects: list[do.Effect] = []
+        for site in sorted(self._promises):
+            # Who has not answered the plan may not have the bundle, and can't sign without.
+            if self.plan is not None and self.bundle and site not in self._answers:
+                effects.append(do.Send(site, self.bundle.message))
+            effects.append(do.Send(site, message))
+        return effects
+
+    def stated(self, sender: str, message: pb.Stated, now: float) -> list[do.Effect]:
+        """A site signed the statement; with a quorum it is certain."""
+        known = self._statement
+        if known is None or self._certificate is not None:
+            return []
+        if message.statement_digest != known.digest or sender in self._signatures:
+            return []
+        signature, manifest = message.signature, self.ground.manifest
+        must_be(signature.site == sender, sender, "brings another site's signature")
+        verify(self.keys, Kind.STATEMENT, known.raw, signature, manifest)
+        self._signatures[sender] = signature
+        if len(self._signatures) < manifest.quorum:
+            return []
+        self._certificate = pb.StatementCertificate(
+            statement=known.raw,
+            signatures=[self._signatures[site] for site in sorted(self._signatures)],
+        )
+        return self._certified(known, self._certificate, now)
+
+    def _certified(
+        self, known: Known, certificate: pb.StatementCertificate, now: float
+    ) -> list[do.Effect]:
+        if known.message.kind == pb.RESTATED and self.bundle and self.bundle.lock:
+            lock = pb.Lock(
+                certificate=certificate,
+                root=self.bundle.lock.root.raw,
+                proof=self.bundle.lock.message.proof,
+            )
+            return self._prove(lock, now)
+        message = pb.Certified(round=self.round, attempt=self.attempt, certificate=certificate)
+        if known.message.kind == pb.QUESTION:
+            self.deadline = now + self.timing.phase(self.attempt)
+            self._gathered.question = known
+            self._statement = None
+            holders = key_holders(self._plan)
+            sending: do.Effect = do.SendProducts(tuple(holders), message)
+        else:
+            self._enter("open", now, self.timing.phase(self.attempt))
+            holders = sorted(self._openers() - {self.site})
+            self._challenges = Challenges(self._plan)
+            sending = do.SendSum(tuple(holders), message)
+            if self._masking is not None:
+                self._masking.open(known.contributors)
+        others = [do.Send(site, message) for site in sorted(set(self._promises) - set(holders))]
+        return [sending, *others]
+
+    # ---- open --------------------------------------------------------------------
+
+    def applied(self, sender: str, message: pb.AppliedSum, now: float) -> list[do.Effect]:
+        """Somebody has opened the sum; f + 1 equal versions prove it."""
+        known = self._statement
+        if self.phase != "open" or known is None or self._certificate is None:
+            return []
+        signed = message.applied
+        must_be(signed.site == sender, sender, "brings what another site applied")
+        told = read(self.keys, Kind.APPLIED, pb.Applied, signed, self.ground.manifest)
+        must_be(told.root_digest == known.digest, sender, "applied another sum")
+        self._applied.setdefault(sender, signed)
+        tally = Counter(one.body for one in self._applied.values())
+        body, count = tally.most_common(1)[0]
+        if count < self._proving:
+            return self._refused_to_open("") if self._hopeless(tally) else []
+        proof = [self._applied[s] for s in sorted(self._applied) if self._applied[s].body == body]
+        return self._prove(pb.Lock(certificate=self._certificate, proof=proof), now)
+
+    def _hopeless(self, tally: Counter[bytes]) -> bool:
+        left = len(self._openers() - self._unable - set(self._applied))
+        if max(tally.values()) + left >= self._proving:
+            return False
+        seen = ", ".join(
+            f"{site} {pb.Applied.FromString(one.body).model_digest.hex()[:12]}"
+            for site, one in sorted(self._applied.items())
+        )
+        raise AttemptFails(f"those who opened the sum differ, no version is proven: {seen}")
+
+    def _prove(self, lock: pb.Lock, now: float) -> list[do.Effect]:
+        self._enter("vote", now, self.timing.phase(self.attempt))
+        held = read_lock(lock, self.keys, self.manifest_of)
+        self._value = value_of(held, self.ground.manifest)
+        self._proven = pb.Proven(round=self.round, attempt=self.attempt, lock=lock)
+        return [do.Send(site, self._proven) for site in self._enabled]
 
     # ---- vote --------------------------------------------------------------------
 
     def voted(self, vote: pb.Vote, now: float) -> list[do.Effect]:
-        """A verified vote: at the first, get the version; at a majority, commit."""
-        if self.phase not in ("apply", "vote") or vote.site in self._votes:
+        """A verified vote: at a quorum, commit."""
+        if self.phase != "vote" or vote.site in self._votes:
             return []
-        self._check_value(vote)
+        if vote.body != self._value:
+            raise RemoteProtocolError(f"{vote.site} votes for something else than was proven")
         self._votes[vote.site] = vote
-        result: list[do.Effect] = []
-        if self.phase == "apply":
-            self._enter("vote", now, self.timing.phase(self.attempt))
-            self._proposed = vote.body
-            holders = set(key_holders(self._plan, self.site)) - self._unable
-            holders -= self._challenges.silent if self._challenges else set()
-            proposal = pb.Accept(round=self.round, attempt=self.attempt, value=vote.body)
-            result = [
-                do.Send(site, proposal) for site in self.manifest.enabled_ids if site not in holders
-            ]
-        return result + self._commit_if_majority(now)
-
-    def _check_value(self, vote: pb.Vote) -> None:
-        """A vote is for what this attempt is about; only the model digest is the voter's word."""
-        expected = self.value
-        if expected is None:
-            expected = value_of(
-                self._plan,
-                vote.body.federation_id,
-                self.contributors(),
-                vote.body.model_digest,
-                tuple(self._gathered.rejected),
-            )
-        if vote.body != expected:
-            raise RemoteProtocolError(f"{vote.site} votes for something else than was proposed")
-
-    def _commit_if_majority(self, now: float) -> list[do.Effect]:
-        tally = Counter(_key(vote.body) for vote in self._votes.values())
-        winner, count = tally.most_common(1)[0]
-        open_votes = len(self.manifest.enabled_ids) - len(self._votes)
-        if count + open_votes < self.manifest.majority:
-            raise AttemptFails(f"votes differ, no majority is possible: {self._describe_votes()}")
         # Our own vote is waited for, so that the coordinator too has the version.
-        own = self._votes.get(self.site)
-        if count < self.manifest.majority or own is None or _key(own.body) != winner:
+        if len(self._votes) < self.ground.manifest.quorum or self.site not in self._votes:
             return []
         self._enter("commit", now, math.inf)
-        equal = [self._votes[s] for s in sorted(self._votes) if _key(self._votes[s].body) == winner]
+        equal = [self._votes[site] for site in sorted(self._votes)]
         certificate = certificate_of(self.attempt, equal, self.unix_ms())
-        commit = pb.Commit(certificate=certificate, report=self._report(equal))
-        return [do.Send(site, commit) for site in self.manifest.enabled_ids]
+        commit = pb.Commit(certificate=certificate, report=self._report(vote.body))
+        return [do.Send(site, commit) for site in self._enabled]
 
-    def _report(self, votes: list[pb.Vote]) -> pb.RoundReport:
-        losses = [vote.mean_loss for vote in votes if not math.isnan(vote.mean_loss)]
+    def _report(self, body: pb.VoteBody) -> pb.RoundReport:
         return pb.RoundReport(
             round=self.round,
             attempt=self.attempt,
             coordinator=self.site,
             key_dealer=self.plan.key_dealer if self.plan else "",
-            contributors=votes[0].body.contributors,
+            contributors=body.contributors,
             phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
             shared_values=self.shared_values,
-            mean_loss=losses[0] if losses else math.nan,
+            mean_loss=body.mean_loss,
             noise_multiplier=self.plan.noise_multiplier if self.plan else 0.0,
             clip_norm=self.plan.clip_norm if self.plan else 0.0,
             rejections=self._updates.rejections() if self._updates else (),
         )
 
-    def failed(self, reason: str) -> pb.AttemptFailed:
-        """This attempt is over: why, and by which manifest the next one should go."""
-        accepted = any(promise.HasField("accepted") for promise in self._promises.values())
-        return pb.AttemptFailed(
+    def failed(self, reason: str) -> pb.EndedAttempt:
+        """This attempt is over, in this coordinator's own words."""
+        ended = pb.Ended(
+            federation_id=self.ground.federation_id,
             round=self.round,
             attempt=self.attempt,
             reason=one_line(reason),
-            manifest_version=self.manifest.version if accepted else min(self._bound, default=0),
         )
+        return pb.EndedAttempt(ended=sign(self.keys, Kind.ENDED, ended))
 
     # ---- deadlines -----------------------------------------------------------------
 
     def timeout(self, now: float) -> list[do.Effect]:
         """The phase's deadline has passed: go on with those that answered, or fail."""
         if self.phase == "prepare":
-            return self._plan_or_propose(now)
+            return self._go(now)
         if self.phase == "plan":
             heard = {site: answer.accepted for site, answer in self._answers.items()}
-            heard |= {site: not message.failed for site, message in self._trained.items()}
+            heard |= {site: signed is not None for site, signed in self._trained.items()}
             absent = sorted(set(self.participants) - heard.keys())
             self._refusals |= dict.fromkeys(absent, "did not answer the plan")
             self._need(sum(heard.values()), "took the plan")
             left = [e for site in absent for e in self._masking_without(site, now)]
             return [*left, *self._begin_training(now)]
-        if self.phase == "train" and self._masking and not self._context_held:
+        if self.phase == "train" and self._masking and self._masking.step is not None:
             return self._pass_on(self._masking, now)
         if self.phase == "train":
             return self._scale(now)
-        if self.phase == "unmask" and self._masking and self._masking.step is not None:
+        if self.phase == "open" and self._masking and self._masking.step is not None:
             return self._pass_on(self._masking, now)
-        if self.phase == "unmask":
-            raise AttemptFails("the masked sum was not opened in time")
         if self.phase == "aggregate":
             # A site whose update is not in the sum by now is no contributor.
             if self._extended:
@@ -579,10 +779,20 @@ class Coordination:
             self.deadline = now + self.timing.phase(self.attempt)
             self._gathered.cut_off()
             return self._compare(now) if self._gathered.robust else self._finish()
-        if self.phase == "select":
-            raise AttemptFails("updates were not compared and summed in time")
-        silent = sorted(set(self.manifest.enabled_ids) - set(self._votes))
-        raise AttemptFails(f"no majority of votes in time; none came from {', '.join(silent)}")
+        raise AttemptFails(self._too_slow())
+
+    def _too_slow(self) -> str:
+        """What did not come in time, and from whom."""
+        if self.phase == "select" and self._statement is None:
+            return "updates were not compared and summed in time"
+        if self.phase in ("select", "state"):
+            silent = sorted(set(self._enabled) - set(self._signatures))
+            return f"no quorum signed in time; none came from {', '.join(silent)}{self._why_not()}"
+        if self.phase == "open":
+            silent = sorted(self._openers() - set(self._applied))
+            return f"the sum was not opened in time by {', '.join(silent)}{self._why_not()}"
+        silent = sorted(set(self._enabled) - set(self._votes))
+        return f"no quorum of votes in time; none came from {', '.join(silent)}"
 
     def contributors(self) -> tuple[str, ...]:
         """Whose updates are in the sum so far."""
@@ -605,38 +815,44 @@ class Coordination:
             raise AssertionError(f"phase {self.phase} without a plan")
         return self.plan
 
+    @property
+    def _enabled(self) -> tuple[str, ...]:
+        return self.ground.manifest.enabled_ids
+
     def _enter(self, phase: str, now: float, allowance: float) -> None:
         self._phases.append((self.phase, now - self._phase_began))
         self.phase, self._phase_began, self.deadline = phase, now, now + allowance
 
     def _need(self, count: int, what: str) -> None:
-        masked = self._masking.threshold if self._masking else 2
-        minimum = max(masked, self._plan.training.min_participants)
-        minimum += self._gathered.still_byzantine
+        plan = self._plan
+        # A sum that is repeated is the same sum: nobody may be missing.
+        least = len(plan.participants) if plan.scale_exponents else needed_contributors(plan)
+        minimum = least + self._gathered.still_byzantine
         if count < minimum:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 
     def _why_not(self) -> str:
         reasons = dict(self._refusals)
-        for site, promise in self._promises.items():
+        for site, promised in self._promises.items():
+            promise = promised.promise
             if not promise.willing:
                 reasons[site] = promise.reason or "not willing to train"
             elif promise.shape_digest != self.shape_digest:
                 reasons[site] = "its retriever differs (encoder or adaptation)"
-        for site in self.manifest.enabled_ids:
+        for site in self._enabled:
             if self.phase == "prepare" and site not in self._promises:
                 reasons.setdefault(site, self._behind.get(site, "did not answer"))
         return "".join(f"; {site}: {reasons[site]}" for site in sorted(reasons))
 
-    def _describe_votes(self) -> str:
-        return ", ".join(
-            f"{site} {vote.body.model_digest.hex()[:12]}"
-            for site, vote in sorted(self._votes.items())
-        )
 
-    def _others(self) -> list[str]:
-        return [site for site in self.manifest.enabled_ids if site != self.site]
+def scale_of(
+    plan: pb.Plan, exponents: dict[str, tuple[int, ...]]
+) -> tuple[tuple[int, ...], dict[str, str]]:
+    """The scale that follows from what participants told, and who is left out of it.
 
+    A sum that is repeated has its scale already. Raises ValueError.
+    """
+    if plan.scale_exponents:
+        return tuple(plan.scale_exponents), {}
+    return comparison.common_scale(plan, exponents)
 
-def _key(body: pb.VoteBody) -> bytes:
-    return body.SerializeToString(deterministic=True)

@@ -11,43 +11,56 @@ arrives late is recognised and dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from peers.manifest import FederationManifest
 from proto import federation_pb2 as pb
 
 Body = (
-    pb.Run
+    pb.RunWish
     | pb.Prepare
-    | pb.Promise
-    | pb.Nack
+    | pb.Promised
     | pb.Behind
     | pb.Ahead
-    | pb.Plan
+    | pb.Bundle
     | pb.PlanAnswer
+    | pb.KeyCommitted
     | pb.Trained
     | pb.Scale
-    | pb.Apply
-    | pb.Accept
-    | pb.Vote
-    | pb.Commit
-    | pb.AttemptFailed
-    | pb.MaskingOrder
-    | pb.MaskingAnswer
-    | pb.Compare
+    | pb.Contributed
+    | pb.State
+    | pb.Stated
+    | pb.Certified
     | pb.Compared
     | pb.Challenge
     | pb.Proof
+    | pb.MaskingOrder
+    | pb.MaskingAnswer
+    | pb.Openings
+    | pb.AppliedSum
+    | pb.Proven
+    | pb.Vote
+    | pb.Commit
+    | pb.AttemptFailed
+    | pb.EndedAttempt
+    | pb.Evidence
+    | pb.Recall
+    | pb.Remembered
 )
 
 # Those of them that go to an attempt's coordinator.
 Answer = (
-    pb.Promise
-    | pb.PlanAnswer
+    pb.PlanAnswer
+    | pb.KeyCommitted
     | pb.Trained
-    | pb.MaskingAnswer
+    | pb.Contributed
+    | pb.Stated
     | pb.Compared
     | pb.Challenge
+    | pb.MaskingAnswer
+    | pb.AppliedSum
     | pb.Vote
 )
 
@@ -56,15 +69,21 @@ Answer = (
 class Durable:
     """What a site must still know after a crash.
 
-    ``promised`` is the greatest attempt promised for round ``head_round + 1``
-    (-1: none); ``accepted`` the attempt and value voted for in that round.
+    ``promised`` is the greatest attempt entered in round ``head_round + 1`` (-1: none).
+    ``state`` is what it has signed in that round; ``signed_run`` the run under way, or
+    the last one, as the site that wanted it signed it.
     """
 
     head_round: int
     head_digest: bytes
     promised: int = -1
-    accepted: pb.Accepted | None = None
-    run: pb.Run | None = None
+    state: pb.RoundState = field(default_factory=pb.RoundState)
+    signed_run: pb.Signed | None = None
+
+    @cached_property
+    def run(self) -> pb.Run | None:
+        """The run, read; its signature was checked when it was taken."""
+        return pb.Run.FromString(self.signed_run.body) if self.signed_run else None
 
 
 # ---- events ------------------------------------------------------------------
@@ -149,15 +168,45 @@ class LocalTrained(Worked):
 
 
 @dataclass(frozen=True)
+class KeyDealt(Worked):
+    """This key dealer has made the round's key: SHA-256 of its public and its secret part."""
+
+    public_digest: bytes
+    secret_digest: bytes
+
+
+@dataclass(frozen=True)
 class ContextHeld(Worked):
-    """The round's context (secret at a key holder, public at the coordinator) is here."""
+    """What an update is hidden with is here.
+
+    ``digest``: SHA-256 of the round's context (secret at a key holder, public at the
+    coordinator); in masking mode, when everyone's shares are here, the roster's.
+    """
+
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class MaskedSumStarted(Worked):
+    """The coordinator is ready to add masked inputs under this roster."""
+
+    roster_digest: bytes
+
+
+@dataclass(frozen=True)
+class UpdateReady(Worked):
+    """This site's update is hidden, and on its way: what it signs of it."""
+
+    upload_digest: bytes
+    nonce: bytes = b""
 
 
 @dataclass(frozen=True)
 class UpdateArrived(Worked):
-    """A contributor's encrypted update is here, whole and verified."""
+    """A contributor's encrypted update is here, whole; SHA-256 of it."""
 
     site: str
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -194,10 +243,9 @@ class ProductsDecrypted(Worked):
 
 @dataclass(frozen=True)
 class SumFinished(Worked):
-    """The encrypted sum is written; its digest, and the contributors' nonces (`Challenge`)."""
+    """The encrypted or masked sum is written; SHA-256 of it."""
 
     sum_digest: bytes
-    nonces: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -238,18 +286,16 @@ class Masked(Worked):
 
 
 @dataclass(frozen=True)
-class Unmasked(Worked):
-    """The masked sum is open and written; this is its digest."""
+class Opened(Worked):
+    """The sum of a certified statement is opened and applied; the new version is on disk.
 
-    sum_digest: bytes
+    ``next_clip_norm``: what its noised count makes of the clip norm; 0: the norm is fixed.
+    """
 
-
-@dataclass(frozen=True)
-class Applied(Worked):
-    """The sum is decrypted and applied; the new version is on disk."""
-
+    root_digest: bytes
     model_digest: bytes
     mean_loss: float
+    next_clip_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -276,13 +322,6 @@ class VersionMissing:
 
 
 @dataclass(frozen=True)
-class VoteSigned:
-    """This site's vote, signed."""
-
-    vote: pb.Vote
-
-
-@dataclass(frozen=True)
 class CertificatesArrived:
     """Certificates of rounds after our head, oldest first, from ``site``."""
 
@@ -299,7 +338,10 @@ Event = (
     | ManifestChanged
     | PeerAhead
     | LocalTrained
+    | KeyDealt
     | ContextHeld
+    | MaskedSumStarted
+    | UpdateReady
     | UpdateArrived
     | UpdateAdded
     | UpdateRefused
@@ -311,12 +353,10 @@ Event = (
     | ChallengeAnswered
     | ChallengeRefused
     | Masked
-    | Unmasked
-    | Applied
+    | Opened
     | WorkFailed
     | VersionHere
     | VersionMissing
-    | VoteSigned
     | CertificatesArrived
 )
 
@@ -357,7 +397,10 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class DealKey:
-    """Make the round key; public part to the coordinator, secret part sealed to each holder."""
+    """Make the round key; public part to the coordinator, secret part sealed to each holder.
+
+    Answer with `KeyDealt` before either is sent.
+    """
 
     plan: pb.Plan
     coordinator: str
@@ -373,6 +416,16 @@ class Mask:
     round: int
     attempt: int
     order: pb.MaskingOrder | None
+
+
+@dataclass(frozen=True)
+class OpenShares:
+    """Give this site's shares for the one certified outcome; ends with `Masked`."""
+
+    round: int
+    attempt: int
+    survivors: tuple[str, ...]
+    dropouts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -394,13 +447,18 @@ class Train:
 
 @dataclass(frozen=True)
 class EncryptUpdate:
-    """Quantise, encrypt, and send the update to the coordinator."""
+    """Quantise, hide and send the update to the coordinator; answer with `UpdateReady`.
+
+    ``draw``: the attempt in which the integers were drawn. Those that are kept of it are
+    sent again, bit by bit.
+    """
 
     round: int
     attempt: int
     coordinator: str
     weight: float
     scale_exponents: tuple[int, ...]
+    draw: int = 0
 
 
 @dataclass(frozen=True)
@@ -423,10 +481,10 @@ class CompareUpdates:
 
 @dataclass(frozen=True)
 class SendProducts:
-    """Stream the encrypted products to the key holders, then this message to each."""
+    """Send the certified question to each key holder, and behind it stream the products."""
 
     holders: tuple[str, ...]
-    compare: pb.Compare
+    certified: pb.Certified
 
 
 @dataclass(frozen=True)
@@ -448,22 +506,11 @@ class FinishSum:
 
 
 @dataclass(frozen=True)
-class Unmask:
-    """Open the masked sum with these sites' shares, and write it."""
-
-    round: int
-    attempt: int
-    survivors: tuple[str, ...]
-    dropouts: tuple[str, ...]
-    opened: dict[str, pb.MaskingAnswer]
-
-
-@dataclass(frozen=True)
 class SendSum:
-    """Send this message to each key holder, and behind it stream the sum."""
+    """Send the certified statement to each of these sites, and behind it stream the sum."""
 
     holders: tuple[str, ...]
-    apply: pb.Apply
+    certified: pb.Certified
 
 
 @dataclass(frozen=True)
@@ -493,19 +540,23 @@ class AnswerChallenge:
 
 @dataclass(frozen=True)
 class ApplySum:
-    """Decrypt the sum, check its proof, apply it to the parent, persist the new version.
+    """Open the sum of a certified statement, apply it to the parent, persist the new version.
 
-    ``answer``: the coordinator's, to our challenge; empty in masking mode.
+    ``answer``: the coordinator's, to our challenge; ``opened``: in masking mode the
+    shares of each site. Ends with `Opened`.
     """
 
     round: int
     attempt: int
+    root_digest: bytes
     scale_exponents: tuple[int, ...]
     total_weight: float
     parent_digest: bytes
     sum_digest: bytes
-    contributors: int = 0
+    contributors: tuple[str, ...]
+    dropouts: tuple[str, ...] = ()
     answer: bytes = b""
+    opened: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -517,12 +568,10 @@ class FetchVersion:
 
 
 @dataclass(frozen=True)
-class SignVote:
-    """Sign this vote with the site's key."""
+class Accuse:
+    """Keep this evidence, for people: a site has signed two things that exclude each other."""
 
-    attempt: int
-    body: pb.VoteBody
-    mean_loss: float
+    evidence: pb.Evidence
 
 
 @dataclass(frozen=True)
@@ -578,6 +627,7 @@ Effect = (
     | Coordinate
     | DealKey
     | Mask
+    | OpenShares
     | StartMaskedSum
     | Train
     | EncryptUpdate
@@ -586,14 +636,13 @@ Effect = (
     | SendProducts
     | DecryptProducts
     | FinishSum
-    | Unmask
     | SendSum
     | Challenge
     | AnswerChallenge
     | ApplySum
     | FetchVersion
-    | SignVote
     | FetchCertificates
+    | Accuse
     | Adopt
     | Progress
 )

@@ -1,18 +1,19 @@
 """The updates of one attempt at its coordinator: asked for, compared, in the sum. PURE.
 
-Without a robust rule an update is added as it arrives. With one, updates wait until
-all are here; the key holders decrypt their dot products (peers/comparison.py), and
-only what is selected is added.
+An update counts once it is here and its owner has signed that this is it. Without a
+robust rule it is added then. With one, updates wait until all are here; the key holders
+decrypt their dot products (peers/comparison.py), and only what is selected is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peers import comparison
 from peers import effects as do
-from peers.comparison import Comparison
+from peers.robust import Selection
+from peers.statement import Known
 from proto import federation_pb2 as pb
 
 
@@ -22,18 +23,25 @@ class Gathering:
 
     ``asked``: sites whose updates are waited for or in the sum, sorted.
     ``exponents``: the common fixed-point scale, one a parameter group.
+    ``contributions``: what each has signed of its upload.
     ``added``: sites whose updates are in the sum.
     ``rejected``: whom the plan's robust rule keeps out, and why.
+    ``question``: the certified one; ``answers``: the equal ones that decided.
     """
 
     plan: pb.Plan
     asked: tuple[str, ...] = ()
     exponents: tuple[int, ...] = ()
+    contributions: dict[str, pb.Signed] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
     rejected: dict[str, str] = field(default_factory=dict)
+    question: Known | None = None
+    answers: list[pb.Signed] = field(default_factory=list)
+    _uploads: dict[str, bytes] = field(default_factory=dict)
+    _promised: dict[str, bytes] = field(default_factory=dict)
     _here: set[str] = field(default_factory=set)
+    _told: dict[str, pb.Signed] = field(default_factory=dict)
     _comparing: bool = False
-    _comparison: Comparison | None = None
     _selected: bool = False
     _finishing: bool = False
 
@@ -46,12 +54,26 @@ class Gathering:
         waiting = not self._comparing and not self._finishing
         return waiting and site in self.asked and site not in self.added
 
-    def arrived(self, site: str) -> list[do.Effect]:
-        """An update is here, whole: add it; under a robust rule it waits for the others."""
-        if self.robust:
-            self._here.add(site)
+    def arrived(self, site: str, digest: bytes) -> list[do.Effect] | None:
+        """An update is here, whole; None when it is not what its owner signed."""
+        self._uploads.setdefault(site, digest)
+        return self._whole(site)
+
+    def signed(
+        self, site: str, contribution: pb.Signed, told: pb.Contribution
+    ) -> list[do.Effect] | None:
+        """Its owner has signed it; None when that is not what is here."""
+        self.contributions.setdefault(site, contribution)
+        self._promised.setdefault(site, told.upload_digest)
+        return self._whole(site)
+
+    def _whole(self, site: str) -> list[do.Effect] | None:
+        if site not in self._uploads or site not in self._promised or site in self._here:
             return []
-        return [do.AddUpdate(self.plan.round, self.plan.attempt, site)]
+        if self._uploads[site] != self._promised[site]:
+            return None
+        self._here.add(site)
+        return [] if self.robust else [do.AddUpdate(self.plan.round, self.plan.attempt, site)]
 
     def without(self, site: str) -> None:
         """This site's update will not come, or is no good."""
@@ -66,7 +88,7 @@ class Gathering:
     @property
     def robust(self) -> bool:
         """Whether updates are compared before they are summed."""
-        return comparison.is_robust(self.plan.training)
+        return comparison.compares(self.plan)
 
     @property
     def to_be_compared(self) -> bool:
@@ -85,11 +107,6 @@ class Gathering:
             return 0
         return max(0, self.plan.training.byzantine_sites - len(self.rejected))
 
-    @property
-    def hopeless(self) -> bool:
-        """Whether too few key holders are left to compare updates."""
-        return self._comparison is not None and not self._selected and self._comparison.hopeless
-
     def reject(self, rejected: Mapping[str, str]) -> None:
         """These sites' updates are kept out."""
         self.rejected.update(rejected)
@@ -99,46 +116,19 @@ class Gathering:
         self._comparing = True
         return [do.CompareUpdates(self.plan.round, self.plan.attempt, self.asked)]
 
-    def question(
-        self, event: do.QuestionReady, holders: Sequence[str], everyone: Iterable[str]
-    ) -> list[do.Effect]:
-        """The products go to the key holders; the others hear that the attempt goes on."""
-        if not self._comparing or self._comparison is not None:
-            return []
-        self.asked = event.sites
-        message = pb.Compare(
-            round=self.plan.round,
-            attempt=self.plan.attempt,
-            sites=self.asked,
-            products_digest=event.digest,
-            byzantine_sites=self.still_byzantine,
-        )
-        self._comparison = Comparison(self.plan, message, holders)
-        others = [do.Send(site, message) for site in sorted(set(everyone) - set(holders))]
-        return [do.SendProducts(tuple(holders), message), *others]
+    def answered(self, signed: pb.Signed, needed: int) -> list[pb.Signed]:
+        """A key holder's answer; as many equal ones as are needed, once there are."""
+        self._told.setdefault(signed.site, signed)
+        told = self._told.values()
+        equal = [one for one in told if one.body == signed.body]
+        if len(equal) >= needed:
+            self.answers = sorted(equal, key=lambda one: one.site)
+            return self.answers
+        return []
 
-    def unable_to_compare(self, holder: str) -> None:
-        """A key holder that can't answer."""
-        if self._comparison is not None:
-            self._comparison.unable(holder)
-
-    def answered(self, holder: str, message: pb.Compared) -> bool:
-        """A key holder's numbers; true when there are enough of them to select now.
-
-        Raises RemoteProtocolError when they are no answer to what was asked.
-        """
-        if self._comparison is None or self._selected:
-            return False
-        self._comparison.answered(holder, message)
-        return self._comparison.complete
-
-    def select(self) -> dict[str, str]:
-        """Keep what the rule keeps; who is rejected, and why. Raises ValueError."""
-        if self._comparison is None:
-            raise AssertionError("nothing was compared")
-        selection = self._comparison.select(max(self.exponents))
+    def select(self, selection: Selection) -> None:
+        """Keep what the rule keeps."""
         self._selected, self.asked = True, selection.kept
-        return dict(selection.rejected)
 
     def add_selected(self) -> list[do.Effect]:
         """Add what was selected."""
@@ -162,19 +152,6 @@ class Gathering:
             return []
         self._finishing = True
         return [do.FinishSum(self.plan.round, self.plan.attempt)]
-
-    def claim(self, finished: do.SumFinished | do.Unmasked) -> pb.Apply:
-        """What key holders are told of the sum."""
-        nonces = dict(finished.nonces) if isinstance(finished, do.SumFinished) else {}
-        return pb.Apply(
-            round=self.plan.round,
-            attempt=self.plan.attempt,
-            contributors=sorted(self.added),
-            sum_digest=finished.sum_digest,
-            scale_exponents=self.exponents,
-            rejected=sorted(self.rejected),
-            nonces=[nonces[site] for site in sorted(nonces)],
-        )
 
     def rejections(self) -> list[pb.Rejection]:
         """What the round's report tells of those who were kept out."""

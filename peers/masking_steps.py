@@ -1,7 +1,7 @@
 """The steps of masking in an attempt: who has answered, what is passed on. PURE.
 
     keys -> shares            beside training, behind the plan
-    outcome -> opening        behind the masked inputs
+    opening                   behind the certified sum
 
 The coordinator collects each step's answers and passes all of them on; what they
 mean, and whether they may be believed, is decided where the arithmetic is
@@ -19,21 +19,8 @@ from dataclasses import dataclass, field
 from peers import effects as do
 from peers.errors import RemoteProtocolError
 from peers.roles import threshold_of
+from peers.statement import Known
 from proto import federation_pb2 as pb
-
-# What is waited for: answers to a step; "dealt" and "opened" wait for nobody.
-_NEXT = {pb.KEYS: pb.SHARES, pb.OUTCOME: pb.OPENING}
-
-
-def is_masked(plan: pb.Plan | None) -> bool:
-    """Whether a plan hides updates by masks."""
-    return plan is not None and plan.training.mode == pb.MASKING
-
-
-def is_beside_training(order: object) -> bool:
-    """Whether what is ordered belongs to the time of training, and waits for nothing else."""
-    return isinstance(order, pb.MaskingOrder) and order.step in (pb.KEYS, pb.SHARES)
-
 
 @dataclass
 class MaskingSteps:
@@ -41,9 +28,8 @@ class MaskingSteps:
 
     plan: pb.Plan
     step: pb.MaskingStep.ValueType | None = pb.KEYS
-    outcome: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     sharers: tuple[str, ...] = ()
-    _everyone: tuple[str, ...] = ()
+    _survivors: tuple[str, ...] = ()
     _due: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
     _heard: dict[str, pb.MaskingAnswer] = field(default_factory=dict)
@@ -93,14 +79,14 @@ class MaskingSteps:
         if self.step == pb.SHARES:
             return set(self._keys) - {sender}
         if self.step == pb.OPENING:
-            return {*self.outcome[0], *self.outcome[1]}
+            return set(self.sharers)
         return {sender}
 
     def pass_on(self) -> list[do.Effect]:
         """This step is over: tell those who answered it what all have answered."""
         step, heard, self._heard = self.step, self._heard, {}
         self._due = set(heard)
-        self.step = _NEXT.get(step) if step is not None else None
+        self.step = pb.SHARES if step == pb.KEYS else None
         if step == pb.KEYS:
             self._keys = {site: heard[site].items[0] for site in sorted(heard)}
             return self._to_all(heard, pb.KEYS, self._keys.values())
@@ -114,28 +100,19 @@ class MaskingSteps:
             return start + [
                 do.Send(to, self._order(pb.SHARES, _for_site(to, heard))) for to in self.sharers
             ]
-        if step == pb.OUTCOME:
-            # Who was slow to sign may still open: the more answer, the more may be lost.
-            self._due = set(self.outcome[0]) - self._gone
-            signatures = [heard[site].items[0] for site in sorted(heard)]
-            return self._to_all(self._everyone, pb.OPENING, signatures)
-        answers = tuple(heard[site] for site in sorted(heard))
-        at = (self.plan.round, self.plan.attempt)
-        return [do.Unmask(*at, *self.outcome, dict(zip(sorted(heard), answers, strict=True)))]
+        opened = [pb.Opened(site=site, items=heard[site].items) for site in sorted(heard)]
+        at = {"round": self.plan.round, "attempt": self.plan.attempt}
+        openings = pb.Openings(**at, opened=opened)
+        return [do.Send(site, openings) for site in self._survivors]
 
-    def conclude(self, contributors: Iterable[str], everyone: Iterable[str]) -> list[do.Effect]:
-        """The inputs are in: these are in the sum, who else has shared secrets is not.
+    def conclude(self, contributors: Iterable[str]) -> tuple[str, ...]:
+        """The inputs are in: these are in the sum; who else has shared secrets is not."""
+        return tuple(sorted(set(self.sharers) - set(contributors)))
 
-        Who is not asked for anything hears it as well: the attempt goes on.
-        """
-        self._everyone = tuple(sorted(everyone))
-        survivors = tuple(sorted(contributors))
-        dropouts = tuple(sorted(set(self.sharers) - set(survivors)))
-        self.outcome, self.step = (survivors, dropouts), pb.OUTCOME
+    def open(self, survivors: tuple[str, ...]) -> None:
+        """The sum is certified: those who are in it open their shares."""
+        self._survivors, self.step = survivors, pb.OPENING
         self._due = set(survivors) - self._gone
-        order = self._order(pb.OUTCOME, [pb.MaskingItem(site=site) for site in survivors])
-        order.dropouts.extend(dropouts)
-        return [do.Send(site, order) for site in self._everyone]
 
     def _to_all(
         self,
@@ -169,10 +146,9 @@ class MaskingPart:
 
     site: str
     plan: pb.Plan
-    outcome: tuple[str, ...] = ()
     _taken: set[int] = field(default_factory=set)
     _busy: bool = False
-    _waiting: list[pb.MaskingOrder] = field(default_factory=list)
+    _waiting: list[do.Mask | do.OpenShares] = field(default_factory=list)
 
     def begin(self) -> list[do.Effect]:
         """Make the attempt's keys."""
@@ -180,16 +156,21 @@ class MaskingPart:
         return [do.Mask(self.plan.round, self.plan.attempt, None)]
 
     def ordered(self, order: pb.MaskingOrder) -> list[do.Effect]:
-        """Do the next step. Raises RemoteProtocolError for a sum of fewer than agreed."""
+        """Do the next step."""
         if order.step in self._taken:
             return []
-        if order.step == pb.OUTCOME:
-            self._check(order)
-            self.outcome = tuple(item.site for item in order.items)
         self._taken.add(order.step)
-        if order.step in (pb.OUTCOME, pb.OPENING) and self.site not in self.outcome:
-            return []  # a sum that we are not in: others open it
-        self._waiting.append(order)
+        self._waiting.append(do.Mask(order.round, order.attempt, order))
+        return self._next()
+
+    def certified(self, known: Known) -> list[do.Effect]:
+        """The sum that we are in is certified: open our shares for it, and for no other."""
+        if pb.OPENING in self._taken:
+            return []
+        self._taken.add(pb.OPENING)
+        at = (self.plan.round, self.plan.attempt)
+        dropouts = tuple(known.message.dropouts)
+        self._waiting.append(do.OpenShares(*at, known.contributors, dropouts))
         return self._next()
 
     def done(self) -> list[do.Effect]:
@@ -201,15 +182,4 @@ class MaskingPart:
         if self._busy or not self._waiting:
             return []
         self._busy = True
-        order = self._waiting.pop(0)
-        return [do.Mask(order.round, order.attempt, order)]
-
-    def _check(self, order: pb.MaskingOrder) -> None:
-        survivors = [item.site for item in order.items]
-        needed = max(threshold_of(self.plan), self.plan.training.min_participants)
-        known = {participant.site for participant in self.plan.participants}
-        if len(survivors) < needed or not {*survivors, *order.dropouts} <= known:
-            raise RemoteProtocolError(
-                f"a sum of {', '.join(survivors)} is to be opened; "
-                f"the plan needs at least {needed} of its participants"
-            )
+        return [self._waiting.pop(0)]

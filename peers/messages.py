@@ -292,6 +292,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "draw": _ATTEMPT,
         "scale_exponents": each(number(-126, 127), 0, 4096),
         "bundle_digest": _DIGEST,
+        "full_weight": number(1),
     },
     pb.PlanAnswer: {**_AT, "accepted": free, "reason": _REASON},
     pb.KeyCommitment: {

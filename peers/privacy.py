@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 from crypto.privacy import Mechanism, NoiseTerms, scheduled_multiplier
 from crypto.quantize import CryptoError
@@ -15,27 +14,26 @@ def of_round(
 ) -> tuple[float, float]:
     """Noise multiplier and clip norm of a round; zeros without differential privacy.
 
-    What they depend on, the noised loss and count of the round before, stands in
-    the votes of its certificate: whoever coordinates the next round has it.
+    What they depend on, the noised loss and count of the round before, is in the body
+    that all voted on: every site has it, and has the same. Of a round of a time when it
+    was not, nothing is known.
     """
     if not training.HasField("privacy"):
         return 0.0, 0.0
     privacy = training.privacy
     step = max(0, round_ - privacy.first_round)
-    votes = list(head.votes) if head is not None else []
-    losses = [vote.mean_loss for vote in votes if not math.isnan(vote.mean_loss)]
+    last = head.body if head is not None and head.body.rules else None
     multiplier = scheduled_multiplier(
         base=privacy.noise_multiplier,
         floor=privacy.noise_floor,
         decay=privacy.noise_decay,
         threshold=privacy.loss_threshold,
         step=step,
-        last_loss=statistics.median_low(losses) if losses else math.nan,
+        last_loss=last.mean_loss if last is not None else math.nan,
     )
-    adapted = [vote.next_clip_norm for vote in votes if vote.next_clip_norm]
-    if not (privacy.clip_quantile and step and adapted):
+    if last is None or not (privacy.clip_quantile and step and last.next_clip_norm):
         return multiplier, privacy.clip_norm
-    return multiplier, statistics.median_low(adapted)
+    return multiplier, last.next_clip_norm
 
 
 def terms_of(plan: pb.Plan) -> NoiseTerms | None:

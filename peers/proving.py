@@ -1,37 +1,35 @@
-"""The proof of a sum in one attempt: what is claimed, asked and answered. PURE.
+"""The proof of a sum in one attempt: what is certified, asked and answered. PURE.
 
-    apply (a claim) -> challenge -> proof -> the sum is decrypted and applied
+    a certified statement -> challenge -> proof -> the sum is decrypted and applied
 
 The order is what makes it a proof (docs/decisions/0014): a coordinator that is told
-a challenge has said before which sum it will be held to. So a key holder takes one
-claim an attempt, tells its challenge behind it, and applies nothing unproven. In
-masking mode the sum is opened by shares and proven by nothing: it waits for claim
-and sum alone.
+a challenge has been held, by the signatures of a quorum, to one sum before. In masking
+mode there is no key and nothing is proven: every contributor takes off the masks of the
+certified sum by itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from crypto.checksum import NONCE_BYTES, Check
+from crypto.checksum import Check
 from peers import effects as do
 from peers.errors import RemoteProtocolError
-from peers.masking_steps import is_masked
-from peers.roles import key_holders
+from peers.roles import is_masked, key_holders
+from peers.statement import Known, weights_of
 from proto import federation_pb2 as pb
 
-_LABEL = b"hanse-sum-check-plan-v1\0"
+_LABEL = b"hanse-sum-check-plan-v2\0"
 
 
-def check_of(plan: pb.Plan, federation_id: str, coordinator: str, site: str) -> Check:
+def check_of(plan: pb.Plan, federation_id: str, site: str) -> Check:
     """What all sites of the plan's attempt must agree on, as ``site`` sees it."""
     agreed = hashlib.sha256(_LABEL)
     agreed.update(hashlib.sha256(federation_id.encode()).digest())
     agreed.update(plan.SerializeToString(deterministic=True))
-    holders = tuple(sorted(key_holders(plan, coordinator)))
-    return Check(site, coordinator, holders, agreed.digest())
+    holders = tuple(sorted(key_holders(plan)))
+    return Check(site, plan.coordinator, holders, agreed.digest())
 
 
 @dataclass
@@ -39,17 +37,11 @@ class Challenges:
     """At the coordinator: which key holders have asked for the proof of the sum."""
 
     plan: pb.Plan
-    holders: Sequence[str]
     _asked: set[str] = field(default_factory=set)
-
-    @property
-    def silent(self) -> set[str]:
-        """Who has asked for nothing; in masking mode nobody has to."""
-        return set() if is_masked(self.plan) else set(self.holders) - self._asked
 
     def asked(self, holder: str, message: pb.Challenge) -> list[do.Effect]:
         """A challenge; each holder is answered once. Raises RemoteProtocolError."""
-        if holder not in self.holders or is_masked(self.plan):
+        if is_masked(self.plan) or holder not in key_holders(self.plan):
             raise RemoteProtocolError(f"{holder} asks for the proof of a sum and holds no key")
         if holder in self._asked:
             return []
@@ -59,61 +51,71 @@ class Challenges:
 
 @dataclass
 class Opening:
-    """At a key holder: the claim, the sum and its proof, whatever comes first.
-
-    ``claim`` is set once; what is applied, and voted for, is what it says.
-    """
+    """At a site that opens the sum: its statement, the sum and its proof, in any order."""
 
     plan: pb.Plan
-    coordinator: str
-    claim: pb.Apply | None = None
+    known: Known | None = None
     sum_here: bool = False
     _told: bool = False
     _answer: bytes = b""
+    _opened: pb.Openings | None = None
     _begun: bool = False
 
-    def check(self, message: pb.Apply) -> None:
-        """Raises RemoteProtocolError unless it is the first claim, with a nonce for each site."""
-        if self.claim is not None:
-            raise RemoteProtocolError(f"{self.coordinator} claims a second sum in one attempt")
-        expected = [0 if site == self.coordinator else NONCE_BYTES for site in message.contributors]
-        if [len(nonce) for nonce in message.nonces] != ([] if is_masked(self.plan) else expected):
-            raise RemoteProtocolError(
-                f"{self.coordinator} claims a sum that its nonces could not prove"
-            )
-
-    def claimed(self, message: pb.Apply) -> list[do.Effect]:
-        """The claim is fixed: ask for its proof."""
-        self.claim = message
+    def certified(self, known: Known) -> list[do.Effect]:
+        """The statement is certain: from now on its sum, and no other, is opened."""
+        self.known = known
         if is_masked(self.plan):
             return []
-        nonces = tuple(zip(message.contributors, message.nonces, strict=True))
-        at = (message.round, message.attempt)
-        return [do.Challenge(*at, self.coordinator, message.sum_digest, nonces)]
+        nonces = tuple(
+            (signed.site, pb.Contribution.FromString(signed.body).nonce)
+            for signed in known.message.contributions
+        )
+        at = (self.plan.round, self.plan.attempt)
+        return [do.Challenge(*at, self.plan.coordinator, known.message.sum_digest, nonces)]
 
     def challenging(self, event: do.Challenging) -> list[do.Effect]:
-        """Our challenge, made behind the claim: tell it, once."""
-        if self.claim is None or self._told:
+        """Our challenge, made behind the statement: tell it, once."""
+        if self.known is None or self._told:
             return []
         self._told = True
         message = pb.Challenge(round=event.round, attempt=event.attempt, challenge=event.challenge)
-        return [do.Send(self.coordinator, message)]
+        return [do.Send(self.plan.coordinator, message)]
 
     def proven(self, message: pb.Proof) -> None:
         """The coordinator's answer. Raises RemoteProtocolError when nothing was asked."""
         if not self._told:
-            raise RemoteProtocolError(f"{self.coordinator} proves a sum before it was challenged")
+            raise RemoteProtocolError(
+                f"{self.plan.coordinator} proves a sum before it was challenged"
+            )
         self._answer = self._answer or message.answer
 
-    def begin(self) -> pb.Apply | None:
-        """What to apply, once, as soon as everything is here."""
-        here = self.sum_here and (is_masked(self.plan) or self._answer)
-        if self.claim is None or self._begun or not here:
-            return None
-        self._begun = True
-        return self.claim
+    def shares_opened(self, message: pb.Openings) -> None:
+        """Everybody's shares; the first ones count."""
+        self._opened = self._opened or message
 
-    @property
-    def answer(self) -> bytes:
-        """What the coordinator answered; empty in masking mode."""
-        return self._answer
+    def begin(self) -> list[do.Effect]:
+        """Open the sum, once, as soon as everything is here."""
+        known, opened = self.known, self._opened
+        ready = opened is not None if is_masked(self.plan) else bool(self._answer)
+        if known is None or self._begun or not (self.sum_here and ready):
+            return []
+        self._begun = True
+        weights = weights_of(known.message)
+        return [
+            do.ApplySum(
+                self.plan.round,
+                self.plan.attempt,
+                root_digest=known.digest,
+                scale_exponents=tuple(known.message.scale_exponents),
+                total_weight=sum(weights[site] for site in known.contributors),
+                parent_digest=self.plan.parent_digest,
+                sum_digest=known.message.sum_digest,
+                contributors=known.contributors,
+                dropouts=tuple(known.message.dropouts),
+                answer=self._answer,
+                opened={
+                    one.site: {item.site: item.content for item in one.items}
+                    for one in (opened.opened if opened is not None else ())
+                },
+            )
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
-from peers.policy import Policy
+from peers.policy import Policy, weakening
 from proto import federation_pb2 as pb
 
 
@@ -13,14 +13,30 @@ class RunRefused(Exception):
     """A run that a person asked for can't start; the text says why."""
 
 
-def supersedes(run: pb.Run, known: pb.Run | None) -> bool:
-    """Of two runs the greater (generation, target round, run_id) stands, at every site alike.
+def stands_over(run: pb.Run, known: pb.Run | None, head_round: int) -> bool:
+    """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
-    A site that was away numbers its run like the one that it missed. It has caught up
-    with the rounds of that one, so its own goes farther: what people asked for is not
-    lost to a run that is over.
+    Of two runs the greater (generation, target round, run_id) stands. A site that was
+    away numbers its run like the one that it missed. It has caught up with the rounds of
+    that one, so its own goes farther: what people asked for is not lost to a run that is
+    over. But while a run has rounds left, another site's run with a weaker protection
+    does not stand over it, in whichever order the two are seen. Stopping is always possible.
     """
-    return known is None or _rank(run) > _rank(known)
+    if known is None:
+        return True
+    if run == known:
+        return False
+    if _rank(run) > _rank(known):
+        return not weakens(run, known, head_round)
+    return bool(weakens(known, run, head_round))
+
+
+def weakens(run: pb.Run, unfinished: pb.Run, head_round: int) -> str:
+    """Why a run may not take the place of another site's unfinished one; empty when it may."""
+    over = unfinished.target_round <= head_round or run.target_round <= head_round
+    if over or run.requested_by == unfinished.requested_by:
+        return ""
+    return weakening(run.plan, unfinished.plan)
 
 
 def _rank(run: pb.Run) -> tuple[int, int, str]:
@@ -44,24 +60,32 @@ def requested(
         raise RunRefused(_under_way(head.run))
     if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):
         raise RunRefused(refusal)
-    return following(head.run, site, wish.run_id, head.head_round + wish.rounds, wish.plan)
+    target = head.head_round + wish.rounds
+    return following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
 
 
 def stopped(run_id: str, head: do.Durable, site: str) -> pb.Run:
     """The end of the run under way, as a run to where we are. Raises RunRefused."""
     if head.run is None or not is_active(head):
         raise RunRefused("no run is under way")
-    return following(head.run, site, run_id, head.head_round, head.run.plan)
+    run = head.run
+    return following(run, site, run.federation_id, run_id, head.head_round, run.plan)
 
 
 def following(
-    known: pb.Run | None, site: str, run_id: str, target_round: int, plan: pb.TrainingPlan
+    known: pb.Run | None,
+    site: str,
+    federation_id: str,
+    run_id: str,
+    target_round: int,
+    plan: pb.TrainingPlan,
 ) -> pb.Run:
     """A run that supersedes the one known; a target at or below the head means stop."""
     return pb.Run(
         generation=known.generation + 1 if known else 1,
         run_id=run_id,
         requested_by=site,
+        federation_id=federation_id,
         target_round=target_round,
         plan=plan,
     )
@@ -69,6 +93,8 @@ def following(
 
 def objection(plan: pb.TrainingPlan, manifest: FederationManifest) -> str:
     """Why this manifest can't carry such a run; empty when it can."""
+    if manifest.objection:
+        return manifest.objection
     sites = len(manifest.enabled_ids)
     if plan.min_participants > sites:
         return (

@@ -1562,6 +1562,7 @@ class Plan(_message.Message):
     DRAW_FIELD_NUMBER: _builtins.int
     SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
     BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
+    FULL_WEIGHT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """the round it belongs to; >= 1"""
     attempt: _builtins.int
@@ -1590,6 +1591,8 @@ class Plan(_message.Message):
     """attempt in which the integers to be summed were drawn; <= attempt"""
     bundle_digest: _builtins.bytes
     """32 bytes: of the promises that it follows from"""
+    full_weight: _builtins.int
+    """num_examples that weigh 1; >= 1"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
         """sorted by site; 2 .. 256"""
@@ -1622,10 +1625,11 @@ class Plan(_message.Message):
         draw: _builtins.int = ...,
         scale_exponents: _abc.Iterable[_builtins.int] | None = ...,
         bundle_digest: _builtins.bytes = ...,
+        full_weight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bundle_digest", b"bundle_digest", "clip_norm", b"clip_norm", "coordinator", b"coordinator", "draw", b"draw", "faulty_sites", b"faulty_sites", "key_dealer", b"key_dealer", "least_complexity", b"least_complexity", "manifest_version", b"manifest_version", "most_complexity", b"most_complexity", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "scale_exponents", b"scale_exponents", "shape_digest", b"shape_digest", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bundle_digest", b"bundle_digest", "clip_norm", b"clip_norm", "coordinator", b"coordinator", "draw", b"draw", "faulty_sites", b"faulty_sites", "full_weight", b"full_weight", "key_dealer", b"key_dealer", "least_complexity", b"least_complexity", "manifest_version", b"manifest_version", "most_complexity", b"most_complexity", "noise_multiplier", b"noise_multiplier", "parent_digest", b"parent_digest", "participants", b"participants", "round", b"round", "scale_exponents", b"scale_exponents", "shape_digest", b"shape_digest", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

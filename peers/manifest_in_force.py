@@ -1,0 +1,83 @@
+"""Which federation manifest a site goes by. PURE.
+
+A newer one takes effect with the next attempt, and never an older one again: votes under
+it could be of a site that was expelled since. A round goes on under the newer one where
+it was: what may be committed somewhere travels as a lock, whose proof is verified under
+the manifest that it was made under.
+
+At most one step goes into force between two committed rounds (one site comes or goes, or
+f changes by one). Then a quorum of either manifest shares an honest site with any quorum
+of the other, and that site votes for no second version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from peers.manifest import FederationManifest
+from proto import federation_pb2 as pb
+
+
+class ManifestInForce:
+    """The manifest in force at a site, and the newest that it has."""
+
+    def __init__(
+        self,
+        newest: FederationManifest,
+        past: Callable[[int], FederationManifest | None],
+        head: pb.Certificate | None,
+        entered: int = 0,
+    ) -> None:
+        """``past`` knows manifests that were installed, or learnt, here.
+
+        ``entered``: the version under which this site promised last in the round under way.
+        """
+        self.newest = newest
+        self.current = newest
+        self.waiting = ""  # why the newest is not in force, and what to do
+        self._past = past
+        self._committed: FederationManifest | None = None
+        self.new_round(head)
+        if self._committed is not None and entered > self._committed.version:
+            self.current = past(entered) or self.current
+            self._step()
+
+    def install(self, newest: FederationManifest) -> bool:
+        """A newer one is here; whether it is in force now."""
+        before = self.current
+        self.newest = newest
+        self._step()
+        return self.current != before
+
+    def new_round(self, head: pb.Certificate | None) -> None:
+        """A round is committed: from its manifest on, one step may be made.
+
+        Before the first round, and behind rounds of old, any manifest will do.
+        """
+        ruled = head is not None and head.body.rules
+        self._committed = self._past(head.body.manifest_version) if head and ruled else None
+        self.current = self._committed or self.newest
+        self._step()
+
+    def _step(self) -> None:
+        """The newest that is one step at most from the last round's, and from today's."""
+        self.waiting = ""
+        if self._committed is None:
+            self.current = self.newest
+            return
+        for version in range(self.newest.version, self.current.version, -1):
+            known = self.newest if version == self.newest.version else self._past(version)
+            if known is None:
+                continue
+            reason = known.step_from(self._committed) or known.step_from(self.current)
+            if not reason:
+                self.current = known
+                return
+            self.waiting = self.waiting or reason
+
+    def known(self, version: int) -> FederationManifest | None:
+        """A manifest by its version, to verify with."""
+        for manifest in (self.current, self.newest):
+            if manifest.version == version:
+                return manifest
+        return self._past(version)

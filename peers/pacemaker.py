@@ -1,0 +1,71 @@
+"""Which attempt a site is in, and when it goes on to the next. PURE.
+
+A site enters attempt t + 1, never a later one, when its patience for t is over or t's
+coordinator has ended it; further only when f + 1 sites have signed promises for later
+attempts, of which one is honest. So nobody can push honest attempts aside, numbers can't
+run away, a coordinator that is dead stops nothing, and a site that was away catches up
+over any distance. (Left out in a model, each rule stalled: tests/models/pacemaker.py.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from peers.timing import Timing
+
+
+class Pacemaker:
+    """The attempt that this site is in, and how long it stays.
+
+    ``until`` is when it is this site's turn to act (seconds, monotonic); infinity
+    when it waits for nothing.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self.until = math.inf
+        self.part_lost = False  # what it did in this attempt went with a restart
+        self._timing = timing
+        self._seen: set[str] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waited for."""
+        return self.until == math.inf
+
+    def nothing(self) -> None:
+        """Wait for nothing, until somebody says something."""
+        self.until, self.part_lost = math.inf, False
+        self._seen.clear()
+
+    def restarted(self, now: float) -> None:
+        """A moment later, when peers can be reached; unless we hear of progress before."""
+        self.until, self.part_lost = now + self._timing.retry(0), True
+
+    def entered(self, attempt: int, now: float) -> None:
+        """An attempt begins here, whether its coordinator has said anything or not."""
+        self._seen.clear()
+        self.part_lost = False
+        self.until = now + self._timing.patience(attempt)
+
+    def ended(self, attempt: int, now: float) -> None:
+        """Its coordinator has ended the attempt: the next one after a moment."""
+        self.until = min(self.until, now + self._timing.retry(attempt))
+
+    def got_on(self, what: str, attempt: int, now: float, *, train: bool = False) -> None:
+        """The attempt got on: its next sign of life may take this long.
+
+        Each kind of sign counts once, so that nobody holds an attempt up by repeating one.
+        """
+        if what in self._seen:
+            return
+        self._seen.add(what)
+        self.part_lost = False
+        silent = self._timing.patience(attempt, 1 if train else 3)
+        self.until = now + silent + (self._timing.train(attempt) if train else 0.0)
+
+
+def reached(promised: Mapping[str, int], tolerated: int) -> int:
+    """The latest attempt that f + 1 of these sites have promised, or later ones; -1: none."""
+    attempts = sorted(promised.values(), reverse=True)
+    return attempts[tolerated] if len(attempts) > tolerated else -1
