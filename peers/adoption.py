@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from peers import effects as do
+from peers.certificates import check_follows
 from peers.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 
@@ -29,18 +30,28 @@ class Adoption:
         """Whether a verified commit waits for its version."""
         return bool(self._waiting)
 
-    def committed(self, commit: pb.Commit, head: do.Durable, everyone: Sequence[str]) -> do.Effects:
-        """The coordinator says that a round is committed."""
+    def committed(
+        self,
+        commit: pb.Commit,
+        head: do.Durable,
+        last: pb.Certificate | None,
+        everyone: Sequence[str],
+    ) -> do.Effects:
+        """The coordinator says that a round is committed; ``last`` is our head's certificate."""
         round_ = commit.certificate.body.round
         if round_ <= head.head_round:
             return []
         if round_ > head.head_round + 1:
             voters = [v.site for v in commit.certificate.votes if v.site != self._site]
             return [do.FetchCertificates(voters[0], head.head_round)] if voters else []
-        return self._adopt_when_here((commit,), head, everyone)
+        return self._adopt_when_here((commit,), head, last, everyone)
 
     def certificates(
-        self, found: Sequence[pb.Certificate], head: do.Durable, everyone: Sequence[str]
+        self,
+        found: Sequence[pb.Certificate],
+        head: do.Durable,
+        last: pb.Certificate | None,
+        everyone: Sequence[str],
     ) -> do.Effects:
         """A peer sent certificates of rounds that we may have missed, oldest first."""
         fresh = [c for c in found if c.body.round > head.head_round]
@@ -48,10 +59,14 @@ class Adoption:
         if not fresh or fresh[-1].body.round <= known:
             return []
         commits = tuple(pb.Commit(certificate=c) for c in fresh)
-        return self._adopt_when_here(commits, head, everyone)
+        return self._adopt_when_here(commits, head, last, everyone)
 
     def _adopt_when_here(
-        self, commits: Commits, head: do.Durable, everyone: Sequence[str]
+        self,
+        commits: Commits,
+        head: do.Durable,
+        last: pb.Certificate | None,
+        everyone: Sequence[str],
     ) -> do.Effects:
         """Verify each certificate and the chain from our head, then get the version."""
         parent, round_ = head.head_digest, head.head_round
@@ -61,7 +76,9 @@ class Adoption:
                 raise RemoteProtocolError(
                     f"the certificate of round {body.round} does not follow round {round_}"
                 )
+            check_follows(commit.certificate, last)
             self._verify(commit.certificate)
+            last = commit.certificate
             parent, round_ = body.model_digest, body.round
         self._waiting = commits
         voters = [vote.site for vote in commits[-1].certificate.votes]

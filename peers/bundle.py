@@ -17,7 +17,7 @@ from peers import comparison, privacy
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.roles import coordinator_of, is_masked, next_after, threshold_of
-from peers.signing import Keys, Kind, must_be, read
+from peers.signing import Keys, Kind, must_be, name_of, read
 from peers.statement import HeldLock, Known, read_contributions, read_lock
 from proto import federation_pb2 as pb
 
@@ -79,7 +79,7 @@ class Bundle:
     @property
     def run_digest(self) -> bytes:
         """SHA-256 of the run as it was signed."""
-        return hashlib.sha256(self.message.run.body).digest()
+        return name_of(self.message.run)
 
 
 # ---- promises ------------------------------------------------------------------
@@ -152,9 +152,7 @@ def make(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bun
     return message
 
 
-def read_bundle(
-    message: pb.Bundle, ground: Ground, keys: Keys, manifest_of: ManifestOf
-) -> Bundle:
+def read_bundle(message: pb.Bundle, ground: Ground, keys: Keys, manifest_of: ManifestOf) -> Bundle:
     """Check a bundle. Raises CertificateError or RemoteProtocolError.
 
     Its promises are of a quorum, all of this attempt and one run; of the locks that they
@@ -162,7 +160,7 @@ def read_bundle(
     """
     lead = ground.coordinator
     run = read_run(message.run, keys, ground.manifest)
-    run_digest = hashlib.sha256(message.run.body).digest()
+    run_digest = name_of(message.run)
     agreed = (
         ground.federation_id,
         ground.manifest.digest,
@@ -246,7 +244,7 @@ def _repeated(
 ) -> pb.Statement | None:
     lead = ground.coordinator
     digest = _to_be_repeated(promises, ground.manifest.tolerated)
-    shown = hashlib.sha256(message.stated.body).digest() if message.HasField("stated") else None
+    shown = name_of(message.stated) if message.HasField("stated") else None
     must_be(shown == digest, lead, "does not show the sum that has to be made again")
     if digest is None:
         return None
@@ -398,4 +396,3 @@ def too_dominant(plan: pb.Plan, contributors: Iterable[str]) -> str:
         "of those who are left, one site weighs so much that the sum would tell its update: "
         "it is drawn again without those who dropped out"
     )
-

@@ -115,9 +115,7 @@ def wild(plan: pb.Plan, exponents: Mapping[str, Sequence[int]]) -> dict[str, str
     return rejected
 
 
-def choose(
-    plan: pb.Plan, question: Known, answer: pb.Products, exponent: int
-) -> robust.Selection:
+def choose(plan: pb.Plan, question: Known, answer: pb.Products, exponent: int) -> robust.Selection:
     """Apply the plan's rule to what key holders decrypted for a certified question.
 
     ``exponent`` is that of the common scale, so that people read norms of updates; it

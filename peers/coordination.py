@@ -24,7 +24,6 @@ more than any other contributor.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -51,7 +50,7 @@ from peers.masking_steps import MaskingSteps
 from peers.messages import one_line
 from peers.proving import Challenges
 from peers.roles import is_masked, key_holders
-from peers.signing import Keys, Kind, digest_of, must_be, read, sign, verify
+from peers.signing import Keys, Kind, digest_of, must_be, name_of, read, sign, verify
 from peers.statement import Known, read_lock, scale_digest, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
@@ -207,8 +206,8 @@ class Coordination:
     def _disagrees(self, promise: pb.Promise) -> str:
         if promise.manifest_digest != self.ground.manifest.digest:
             return (
-                f"goes by manifest {promise.manifest_version}, here "
-                f"{self.ground.manifest.version} is in force: install the newer one at both (SIGHUP)"
+                f"goes by manifest {promise.manifest_version}, the coordinator by "
+                f"{self.ground.manifest.version}: install the newer one at both (SIGHUP)"
             )
         if promise.parent_digest != self.ground.parent_digest:
             return "builds on another version"
@@ -216,7 +215,7 @@ class Coordination:
 
     @property
     def _run_digest(self) -> bytes:
-        return hashlib.sha256(self.run.body).digest()
+        return name_of(self.run)
 
     def refused(self, sender: str, message: pb.AttemptFailed, now: float) -> list[do.Effect]:
         """A site can't go on; once all have answered there is nothing to wait for."""
@@ -325,9 +324,7 @@ class Coordination:
         waiting = self.phase in ("plan", "train") and not self._public_digest
         return waiting and self.plan is not None and sender == self.plan.key_dealer
 
-    def key_committed(
-        self, sender: str, message: pb.KeyCommitted, now: float
-    ) -> list[do.Effect]:
+    def key_committed(self, sender: str, message: pb.KeyCommitted, now: float) -> list[do.Effect]:
         """The dealer's word on the key, which everybody will hold it to."""
         if self.plan is None or self._commitment is not None or not self.plan.key_dealer:
             return []
@@ -477,9 +474,7 @@ class Coordination:
             return []
         return self._joined(event.site, self._gathered.arrived(event.site, event.digest), now)
 
-    def _joined(
-        self, sender: str, effects: list[do.Effect] | None, now: float
-    ) -> list[do.Effect]:
+    def _joined(self, sender: str, effects: list[do.Effect] | None, now: float) -> list[do.Effect]:
         if effects is None:
             return self.update_refused(sender, "uploaded something else than it signed", now)
         return effects or self._go_on(now)
@@ -855,4 +850,3 @@ def scale_of(
     if plan.scale_exponents:
         return tuple(plan.scale_exponents), {}
     return comparison.common_scale(plan, exponents)
-

@@ -65,15 +65,24 @@ class ManifestInForce:
         if self._committed is None:
             self.current = self.newest
             return
-        for version in range(self.newest.version, self.current.version, -1):
+        while (step := self._next_step()) is not None:
+            self.current = step
+
+    def _next_step(self) -> FederationManifest | None:
+        before = self.current
+        for version in range(self.newest.version, before.version, -1):
             known = self.newest if version == self.newest.version else self._past(version)
             if known is None:
                 continue
-            reason = known.step_from(self._committed) or known.step_from(self.current)
+            # Under a manifest with too few sites no round can run: it is passed through.
+            reason = known.step_from(before)
+            if not before.objection and self._committed is not None:
+                reason = known.step_from(self._committed) or reason
             if not reason:
-                self.current = known
-                return
+                self.waiting = ""
+                return known
             self.waiting = self.waiting or reason
+        return None
 
     def known(self, version: int) -> FederationManifest | None:
         """A manifest by its version, to verify with."""

@@ -22,6 +22,7 @@ from peers.roles import threshold_of
 from peers.statement import Known
 from proto import federation_pb2 as pb
 
+
 @dataclass
 class MaskingSteps:
     """The coordinator's view. ``step`` is the one whose answers are collected, None: none."""

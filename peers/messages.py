@@ -476,7 +476,9 @@ def _push_frame(path: str, push: pb.PushFrame) -> None:
 
 def _envelope(path: str, envelope: pb.Envelope) -> None:
     if envelope.WhichOneof("body") is None:
-        raise refuse(f"{path}.body", "missing", f"one message of protocol version {PROTOCOL_VERSION}")
+        raise refuse(
+            f"{path}.body", "missing", f"one message of protocol version {PROTOCOL_VERSION}"
+        )
 
 
 def _training_plan(path: str, plan: pb.TrainingPlan) -> None:

@@ -1,13 +1,14 @@
 """What a participant of one attempt knows and does. PURE, like the protocol.
 
-    plan -> (key) -> train -> encrypt -> (compare) -> claim -> proof -> apply -> vote
+    plan -> (key) -> train -> encrypt -> (compare) -> state -> open -> vote
 
-In masking mode the key's place is taken by keys and shares, and between the update
-and the sum the site helps to open it (peers/masking_steps.py); then all apply.
+In masking mode the key's place is taken by keys and shares, and every contributor takes
+the masks off the certified sum by itself (peers/masking_steps.py).
 
-The round's context may come before or after training is done, so encryption
-begins when both are here and the coordinator has told the common scale. Key
-holders are the participants other than the coordinator; only they apply.
+The round's context may come before or after training is done, so encryption begins when
+both are here and the others' exponents have been passed on. Key holders are the
+participants other than the coordinator. Before this site signs a statement it holds it
+against what it has seen itself: its own contribution, its scale, its key.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from dataclasses import dataclass, field
 
 from peers import comparison
 from peers import effects as do
+from peers.bundle import Ground, needed_contributors, too_dominant
+from peers.coordination import scale_of
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
-from peers.masking_steps import MaskingPart, is_masked
+from peers.masking_steps import MaskingPart
 from peers.messages import one_line
 from peers.proving import Opening
-from peers.robust import Selection
-from peers.roles import key_holders, value_of, weights
+from peers.roles import is_masked, key_holders, weights
+from peers.signing import Keys, Kind, digest_of, must_be, read, sign
+from peers.statement import Known, check_selection, read_contributions, scale_digest
 from proto import federation_pb2 as pb
 
-Order = pb.Scale | pb.MaskingOrder | pb.Compare | pb.Apply | pb.Proof
+Order = pb.Scale | pb.MaskingOrder | pb.Certified | pb.Proof | pb.Openings
 
 
 @dataclass
@@ -33,77 +37,64 @@ class Participation:
     """One attempt as a participant sees it. Methods return effects."""
 
     site: str
-    coordinator: str
-    federation_id: str
+    ground: Ground
     plan: pb.Plan
-    context_held: bool = False
-    _trained: bool = False
-    _scale: pb.Scale | None = None
+    keys: Keys
+    context_digest: bytes = b""
+    _reported: tuple[int, ...] | None = None
+    _exponents: tuple[int, ...] | None = None
     _encrypting: bool = False
-    _compare: pb.Compare | None = None
-    _selection: Selection | None = None
+    _contribution: pb.Signed | None = None
+    _question: Known | None = None
     _opening: Opening = field(init=False)
     _masking: MaskingPart | None = None
 
     def __post_init__(self) -> None:
-        self._opening = Opening(self.plan, self.coordinator)
+        self._opening = Opening(self.plan)
         if is_masked(self.plan):
             self._masking = MaskingPart(self.site, self.plan)
+        self.plan_digest = digest_of(self.plan)
 
-    def objection(
-        self, head_digest: bytes, shape_digest: bytes, manifest: FederationManifest
-    ) -> str:
-        """What is wrong with the plan, as this site sees it; empty when nothing is."""
-        participants = {p.site for p in self.plan.participants}
-        if self.plan.parent_digest != head_digest:
-            return "the plan starts from a version that is not this site's head"
-        if self.plan.manifest_version != manifest.version:
-            return f"the plan is for manifest {self.plan.manifest_version}"
-        if not participants <= set(manifest.enabled_ids):
-            return "the plan names participants that the manifest does not"
-        dealer, others = self.plan.key_dealer, participants - {self.coordinator}
-        if dealer not in ({""} if self._masking else others):
-            return "the key dealer must be a participant other than the coordinator"
-        if len(participants) < max(2, self.plan.training.min_participants):
-            return "the plan has fewer participants than it says it needs"
-        if objection := comparison.objection(self.plan.training, len(participants)):
-            return objection
-        if self.plan.shape_digest != shape_digest:
-            return "this site's retriever differs (encoder or adaptation)"
-        # A coordinator that counts itself without the plan's clip would outweigh everybody.
-        most = self.plan.training.max_num_examples
-        if over := [p.site for p in self.plan.participants if p.num_examples > most]:
-            return f"the plan counts more examples of {over[0]} than its own bound, {most}"
-        return ""
+    @property
+    def coordinator(self) -> str:
+        """Who carries this attempt."""
+        return self.plan.coordinator
 
     def expects(self, sender: str, kind: pb.BlobKind.ValueType) -> bool:
         """Whether such a large object from this sender belongs to our part just now."""
-        from_dealer = sender == self.plan.key_dealer and not self.context_held
         if kind == pb.SEALED_CONTEXT:
+            from_dealer = sender == self.plan.key_dealer and not self.context_digest
             return from_dealer and self.holds_key
-        if kind == pb.ENCRYPTED_PRODUCTS and not comparison.is_robust(self.plan.training):
+        if sender != self.coordinator or not self._opens:
             return False
-        if kind == pb.ENCRYPTED_SUM and self._opening.sum_here:
-            return False
-        from_coordinator = (pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS)
-        return kind in from_coordinator and self.holds_key and sender == self.coordinator
+        if kind == pb.ENCRYPTED_PRODUCTS:
+            return comparison.compares(self.plan) and self._question is not None
+        return kind == pb.ENCRYPTED_SUM and self._takes_sum
+
+    @property
+    def _takes_sum(self) -> bool:
+        return self._opening.known is not None and not self._opening.sum_here
 
     # ---- key, train ------------------------------------------------------------
 
     def worked(self, event: do.Worked) -> list[do.Effect]:
         """Local work is done, or failed."""
         match event:
+            case do.KeyDealt():
+                return self.key_dealt(event)
             case do.ContextHeld():
-                return [*self.key_arrived(), *(self._masking.done() if self._masking else [])]
+                return [*self.key_arrived(event), *(self._masking.done() if self._masking else [])]
             case do.LocalTrained():
-                return self.trained(event)
+                return self.trained(event.scale_exponents)
             case do.Masked() if self._masking:
                 return [do.Send(self.coordinator, event.answer), *self._masking.done()]
+            case do.UpdateReady():
+                return self.update_ready(event)
             case do.ProductsDecrypted():
                 return self.decrypted(event)
-            case do.SumArrived() | do.Unmasked():  # the coordinator of a masked sum has it
+            case do.SumArrived():
                 self._opening.sum_here = True
-                return self._apply_when_ready()
+                return self._opening.begin()
             case do.Challenging():
                 return self._opening.challenging(event)
             case do.WorkFailed():
@@ -115,7 +106,11 @@ class Participation:
         effects: list[do.Effect] = [do.Send(self.coordinator, self._answer(""))]
         if self.site == self.plan.key_dealer:
             effects.append(do.DealKey(self.plan, self.coordinator))
-        effects.append(do.Train(self.plan, weights(self.plan)[self.site]))
+        effects.append(do.Coordinate(self.plan))
+        if self.plan.scale_exponents:  # what this site sends is kept: nothing is trained anew
+            effects += self.trained(tuple(self.plan.scale_exponents))
+        else:
+            effects.append(do.Train(self.plan, weights(self.plan)[self.site]))
         if self._masking is not None:
             effects += self._masking.begin()
         return [*effects, self._progress("train")]
@@ -127,18 +122,32 @@ class Participation:
             self._progress("waiting", message=f"declined the plan: {objection}"),
         ]
 
-    def key_arrived(self) -> list[do.Effect]:
+    def key_dealt(self, event: do.KeyDealt) -> list[do.Effect]:
+        """We have made the round's key: commit ourselves to it, for all to compare."""
+        told = pb.KeyCommitment(
+            plan_digest=self.plan_digest,
+            public_digest=event.public_digest,
+            secret_digest=event.secret_digest,
+        )
+        signed = sign(self.keys, Kind.KEY_COMMITMENT, told)
+        message = pb.KeyCommitted(round=event.round, attempt=event.attempt, commitment=signed)
+        return [do.Send(self.coordinator, message)]
+
+    def key_arrived(self, event: do.ContextHeld) -> list[do.Effect]:
         """The round's context is held: secret at a key holder, public at the coordinator."""
-        self.context_held = True
+        self.context_digest = event.digest
         return self._encrypt_when_ready()
 
-    def trained(self, event: do.LocalTrained) -> list[do.Effect]:
+    def trained(self, exponents: tuple[int, ...]) -> list[do.Effect]:
         """Training is done; only the scale exponents of the update are told."""
-        if self._trained:
+        if self._reported is not None:
             return []
-        self._trained = True
+        self._reported = exponents
+        told = pb.Exponents(plan_digest=self.plan_digest, scale_exponents=exponents)
         message = pb.Trained(
-            round=event.round, attempt=event.attempt, scale_exponents=event.scale_exponents
+            round=self.plan.round,
+            attempt=self.plan.attempt,
+            exponents=sign(self.keys, Kind.EXPONENTS, told),
         )
         return [do.Send(self.coordinator, message), *self._encrypt_when_ready()]
 
@@ -146,11 +155,9 @@ class Participation:
         """Our part failed: say so at once, so that nobody waits for the deadline."""
         reason = one_line(f"{event.phase}: {event.reason}")
         message: do.Body
-        if event.phase == "train" and not self._trained:
-            self._trained = True
-            message = pb.Trained(
-                round=event.round, attempt=event.attempt, failed=True, reason=reason
-            )
+        if event.phase == "train" and self._reported is None:
+            self._reported = ()
+            message = pb.Trained(round=event.round, attempt=event.attempt, reason=reason)
         else:
             message = pb.AttemptFailed(round=event.round, attempt=event.attempt, reason=reason)
         return [
@@ -159,33 +166,50 @@ class Participation:
         ]
 
     def ordered(self, message: Order) -> list[do.Effect]:
-        """The coordinator says what comes next."""
+        """The coordinator passes something on; a certificate is verified already."""
         match message:
             case pb.Scale():
                 return self.scale(message)
             case pb.MaskingOrder():
                 return self._masking.ordered(message) if self._masking else []
-            case pb.Compare():
-                return self.compare(message)
-            case pb.Apply():
-                return self.apply(message)
             case pb.Proof():
                 self._opening.proven(message)
-                return self._apply_when_ready()
+                return self._opening.begin()
+            case pb.Openings():
+                self._opening.shares_opened(message)
+                return self._opening.begin()
+        return []
 
     # ---- encrypt ---------------------------------------------------------------
 
     def scale(self, message: pb.Scale) -> list[do.Effect]:
-        """The common scale is known."""
-        if self._scale is not None:
+        """What all have told is known: the scale follows from it."""
+        if self._exponents is not None or not self._reported:
             return []
-        self._scale = message
+        told: dict[str, tuple[int, ...]] = {}
+        participants = weights(self.plan)
+        for signed in message.exponents:
+            manifest = self.ground.manifest
+            one = read(self.keys, Kind.EXPONENTS, pb.Exponents, signed, manifest)
+            right = one.plan_digest == self.plan_digest and signed.site in participants
+            must_be(right, self.coordinator, f"passes on what {signed.site} told of another plan")
+            told[signed.site] = tuple(one.scale_exponents)
+        ours = told.get(self.site)
+        if ours is None:
+            return []  # the attempt goes on without us
+        must_be(ours == self._reported, self.coordinator, "passes on exponents that are not ours")
+        try:
+            exponents, rejected = scale_of(self.plan, told)
+        except ValueError as error:
+            raise RemoteProtocolError(f"{self.coordinator}: {error}") from error
+        if self.site in rejected:
+            reason = rejected[self.site]
+            return [self._progress("waiting", message=f"our update is left out: {reason}")]
+        self._exponents = exponents
         return self._encrypt_when_ready()
 
     def _encrypt_when_ready(self) -> list[do.Effect]:
-        if self._scale is None or self._encrypting or not (self.context_held and self._trained):
-            return []
-        if self.site not in self._scale.contributors:
+        if self._exponents is None or self._encrypting or not self.context_digest:
             return []
         self._encrypting = True
         return [
@@ -195,122 +219,116 @@ class Participation:
                 self.plan.attempt,
                 self.coordinator,
                 weights(self.plan)[self.site],
-                tuple(self._scale.scale_exponents),
+                self._exponents,
+                self.plan.draw,
             ),
         ]
 
-    # ---- compare ---------------------------------------------------------------
-
-    def compare(self, message: pb.Compare) -> list[do.Effect]:
-        """The products of updates are here: decrypt them. Once: other signs would tell more."""
-        if not self.holds_key or message == self._compare:
+    def update_ready(self, event: do.UpdateReady) -> list[do.Effect]:
+        """The update is on its way: sign what it is, for whom and on which scale."""
+        if self._contribution is not None or self._exponents is None:
             return []
-        sites = set(message.sites)
-        needed = max(2, self.plan.training.min_participants)
-        if self._compare is not None or not comparison.is_robust(self.plan.training):
-            raise RemoteProtocolError(f"{self.coordinator} asks for dot products out of turn")
-        if len(sites) < needed or not sites <= set(weights(self.plan)):
-            raise RemoteProtocolError(
-                f"{self.coordinator} compares {sorted(sites)}; "
-                f"the plan needs at least {needed} of its participants"
-            )
-        if message.byzantine_sites > self.plan.training.byzantine_sites:
-            raise RemoteProtocolError(f"{self.coordinator} looks for more than the plan's f")
-        self._compare = message
-        asked = do.DecryptProducts(
-            message.round, message.attempt, tuple(message.sites), message.products_digest
+        told = pb.Contribution(
+            plan_digest=self.plan_digest,
+            scale_digest=scale_digest(self._exponents),
+            upload_digest=event.upload_digest,
+            nonce=event.nonce,
         )
-        return [self._progress("select"), asked]
-
-    def decrypted(self, event: do.ProductsDecrypted) -> list[do.Effect]:
-        """Tell the numbers, and remember what they lead to."""
-        if self._compare is None:
-            return []
-        asked = self._compare
-        try:
-            chosen = comparison.choose(self.plan, asked, event.products, event.imaginary, 0)
-        except ValueError as error:
-            return self.failed(do.WorkFailed(event.round, event.attempt, "select", str(error)))
-        self._selection = chosen
-        message = pb.Compared(
-            round=event.round,
-            attempt=event.attempt,
-            products=event.products,
-            imaginary=event.imaginary,
+        self._contribution = sign(self.keys, Kind.CONTRIBUTION, told)
+        message = pb.Contributed(
+            round=event.round, attempt=event.attempt, contribution=self._contribution
         )
         return [do.Send(self.coordinator, message)]
 
-    def _check_selection(self, message: pb.Apply) -> None:
-        """The coordinator must have selected what these very numbers lead to."""
-        ours = self._selection
-        if set(message.rejected) & set(message.contributors):
-            raise RemoteProtocolError(f"{self.coordinator} sums updates that it rejects")
-        if ours is not None and (
-            tuple(message.contributors) != ours.kept
-            or not set(ours.rejected) <= set(message.rejected)
-        ):
-            raise RemoteProtocolError(
-                f"{self.coordinator} sums the updates of {list(message.contributors)}; "
-                f"by their dot products it would be those of {list(ours.kept)}"
-            )
+    # ---- state -----------------------------------------------------------------
 
-    # ---- apply -----------------------------------------------------------------
+    def check_own(self, statement: pb.Statement) -> None:
+        """Hold a statement against what this site knows. Raises RemoteProtocolError."""
+        lead = self.coordinator
+        ours = {one.site: one for one in statement.contributions}.get(self.site)
+        if ours is not None:
+            must_be(ours == self._contribution, lead, "states another contribution than ours")
+            same = tuple(statement.scale_exponents) == self._exponents
+            must_be(same, lead, "states another scale than follows from what all told")
+        if self._masking is not None:
+            same = self.context_digest in (b"", statement.roster_digest)
+            must_be(same, lead, "states other public keys than those of our shares")
+        elif self.holds_key and self.context_digest:
+            told = read(
+                self.keys,
+                Kind.KEY_COMMITMENT,
+                pb.KeyCommitment,
+                statement.commitment,
+                self.ground.manifest,
+            )
+            same = told.secret_digest == self.context_digest
+            must_be(same, self.plan.key_dealer, "dealt us another key than it signed")
+
+    # ---- compare ---------------------------------------------------------------
+
+    def certified(self, known: Known) -> list[do.Effect]:
+        """A quorum has signed it, and it agrees with what we know: answer, or open."""
+        contributors = known.contributors
+        if known.message.kind == pb.QUESTION:
+            if self._question is not None or not self.holds_key:
+                self._question = self._question or known
+                return []
+            self._question = known
+            at = (self.plan.round, self.plan.attempt)
+            asked = do.DecryptProducts(*at, contributors, known.message.sum_digest)
+            return [self._progress("select"), asked]
+        if self._opening.known is not None or not self._opens_sum(known):
+            return []
+        effects = self._opening.certified(known)
+        if self._masking is not None:
+            effects += self._masking.certified(known)
+            # What the coordinator has summed is with it already.
+            self._opening.sum_here = self.site == self.coordinator
+        progress = self._progress("open", contributors=contributors)
+        return [progress, *effects, *self._opening.begin()]
+
+    def _opens_sum(self, known: Known) -> bool:
+        if self._masking is not None:
+            return self.site in known.contributors and bool(self.context_digest)
+        return self.holds_key and bool(self.context_digest)
+
+    def decrypted(self, event: do.ProductsDecrypted) -> list[do.Effect]:
+        """Sign the numbers, and tell them."""
+        if self._question is None:
+            return []
+        told = pb.Products(
+            question_digest=self._question.digest,
+            products=event.products,
+            imaginary=event.imaginary,
+        )
+        signed = sign(self.keys, Kind.PRODUCTS, told)
+        message = pb.Compared(round=event.round, attempt=event.attempt, products=signed)
+        return [do.Send(self.coordinator, message)]
+
+    @property
+    def question(self) -> Known | None:
+        """The certified question, in a robust round."""
+        return self._question
 
     @property
     def holds_key(self) -> bool:
         """Whether this site may decrypt the sum."""
-        return self.site in key_holders(self.plan, self.coordinator)
+        return not is_masked(self.plan) and self.site in key_holders(self.plan)
 
-    def apply(self, message: pb.Apply) -> list[do.Effect]:
-        """The coordinator says what it summed: from now on it is held to that."""
-        if not self.holds_key or message == self._opening.claim:
-            return []
-        weight = weights(self.plan)
-        contributors = sorted(set(message.contributors))
-        needed = max(2, self.plan.training.min_participants)
-        # A key holder decrypts sums only: never a "sum" of fewer than agreed.
-        if len(contributors) < needed or not set(contributors) <= set(weight):
-            raise RemoteProtocolError(
-                f"{self.coordinator} asks to decrypt a sum of {contributors}; "
-                f"the plan needs at least {needed} of its participants"
-            )
-        if self._masking and self._masking.outcome not in ((), tuple(contributors)):
-            raise RemoteProtocolError(f"{self.coordinator} sends another sum than was opened")
-        self._check_selection(message)
-        self._opening.check(message)
-        progress = self._progress("apply", contributors=tuple(contributors))
-        return [progress, *self._opening.claimed(message), *self._apply_when_ready()]
+    @property
+    def _opens(self) -> bool:
+        return self.holds_key or self._masking is not None
 
-    def _apply_when_ready(self) -> list[do.Effect]:
-        """Claim, sum and proof are here: decrypt the sum and apply it to the parent."""
-        claim = self._opening.begin()
-        if claim is None:
-            return []
-        weight = weights(self.plan)
-        return [
-            do.ApplySum(
-                claim.round,
-                claim.attempt,
-                tuple(claim.scale_exponents),
-                sum(weight[site] for site in claim.contributors),
-                self.plan.parent_digest,
-                claim.sum_digest,
-                len(claim.contributors),
-                self._opening.answer,
-            )
-        ]
-
-    def applied(self, event: do.Applied) -> pb.VoteBody | None:
-        """The new version is on our disk: this is what we vote for."""
-        claim = self._opening.claim
-        if claim is None:
+    def opened(self, event: do.Opened) -> pb.Applied | None:
+        """The new version is on our disk: what we sign of it, once."""
+        known = self._opening.known
+        if known is None or known.digest != event.root_digest:
             return None
-        return value_of(
-            self.plan,
-            self.federation_id,
-            sorted(claim.contributors),
-            event.model_digest,
-            tuple(claim.rejected),
+        return pb.Applied(
+            root_digest=event.root_digest,
+            model_digest=event.model_digest,
+            mean_loss=event.mean_loss,
+            next_clip_norm=event.next_clip_norm,
         )
 
     def _answer(self, objection: str) -> pb.PlanAnswer:
@@ -333,3 +351,95 @@ class Participation:
             contributors,
             message,
         )
+
+
+def plan_objection(plan: pb.Plan, site: str, head_digest: bytes, shape_digest: bytes) -> str:
+    """What is wrong with a derived plan, as this site sees it; empty when nothing is."""
+    participants = {p.site for p in plan.participants}
+    if site not in participants:
+        return "this site takes no part"
+    if plan.parent_digest != head_digest:
+        return "the plan starts from a version that is not this site's head"
+    if plan.shape_digest != shape_digest:
+        return "this site's retriever differs (encoder or adaptation)"
+    return ""
+
+
+def check_statement(
+    known: Known,
+    ground: Ground,
+    bundle_digest: bytes,
+    run_digest: bytes,
+    plan: pb.Plan | None,
+    keys: Keys,
+    question: Known | None,
+    expelled: frozenset[str],
+) -> None:
+    """Whether a new sum, or a question, is what every site can see that it should be.
+
+    Witnesses check it, too. Raises RemoteProtocolError, CertificateError.
+    """
+    statement, lead, manifest = known.message, ground.coordinator, ground.manifest
+    check_ground(statement, ground, bundle_digest, run_digest)
+    must_be(plan is not None, lead, "states a sum where a version has to be restated")
+    must_be(statement.plan == plan, lead, "states another plan than follows from the promises")
+    read_contributions(statement, keys, manifest)
+    sites = known.contributors
+    _check_who(statement, sites, manifest, expelled)
+    if not is_masked(plan):
+        commitment = statement.commitment
+        told = read(keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, manifest)
+        dealt = commitment.site == statement.plan.key_dealer
+        must_be(dealt and told.plan_digest == digest_of(statement.plan), lead, "states no key")
+    if statement.kind == pb.QUESTION:
+        must_be(comparison.compares(statement.plan), lead, "compares without a robust rule")
+        return
+    check_selection(statement, question, keys, manifest)
+
+
+def check_ground(
+    statement: pb.Statement, ground: Ground, bundle_digest: bytes, run_digest: bytes
+) -> None:
+    """Raises RemoteProtocolError unless a statement is of this attempt and its promises."""
+    said = (
+        statement.federation_id,
+        statement.manifest_digest,
+        statement.manifest_version,
+        statement.round,
+        statement.attempt,
+        statement.parent_digest,
+        statement.bundle_digest,
+        statement.run_digest,
+    )
+    agreed = (
+        ground.federation_id,
+        ground.manifest.digest,
+        ground.manifest.version,
+        ground.round,
+        ground.attempt,
+        ground.parent_digest,
+        bundle_digest,
+        run_digest,
+    )
+    must_be(said == agreed, ground.coordinator, "makes a statement of another attempt")
+
+
+def _check_who(
+    statement: pb.Statement,
+    sites: tuple[str, ...],
+    manifest: FederationManifest,
+    expelled: frozenset[str],
+) -> None:
+    """Whose updates are in it: enough, nobody stands out, nobody is expelled."""
+    plan, lead = statement.plan, statement.plan.coordinator
+    participants = {one.site for one in plan.participants}
+    everyone = {*sites, *statement.rejected, *statement.dropouts}
+    must_be(everyone <= participants, lead, "states a sum of sites that take no part")
+    must_be(not set(sites) & set(statement.rejected), lead, "sums updates that it rejects")
+    must_be(not set(sites) & set(statement.dropouts), lead, "asks for both secrets of a site")
+    needed = len(participants) if plan.scale_exponents else needed_contributors(plan)
+    must_be(len(sites) >= needed, lead, f"states a sum of {len(sites)}; the plan needs {needed}")
+    must_be(not (objection := too_dominant(plan, sites)), lead, f"states a sum: {objection}")
+    gone = sorted(expelled & set(sites))
+    must_be(not gone, lead, f"states a sum with the update of {', '.join(gone)}, expelled since")
+    must_be(all(map(manifest.enabled, sites)), lead, "states a sum of sites that are not enabled")

@@ -56,13 +56,16 @@ def digest_of(message: Message) -> bytes:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
+def name_of(signed: pb.Signed) -> bytes:
+    """SHA-256 (32 bytes) of what was signed: the name of a run, or of a statement."""
+    return hashlib.sha256(signed.body).digest()
+
+
 def sign(keys: Keys, kind: Kind, message: Message) -> pb.Signed:
     """This site says ``message`` for good."""
     body = message.SerializeToString(deterministic=True)
     by = keys.sign(kind.value + body)
-    return pb.Signed(
-        body=body, site=by.site, signature=by.signature, certificate=by.certificate
-    )
+    return pb.Signed(body=body, site=by.site, signature=by.signature, certificate=by.certificate)
 
 
 def sign_bytes(keys: Keys, kind: Kind, body: bytes) -> pb.Signature:

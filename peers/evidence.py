@@ -1,0 +1,144 @@
+"""Two signatures of one site that contradict each other: kept, passed on, shown. PURE.
+
+A site signs one promise an attempt, one sum, one question, one version of a sum, one
+vote. Who has signed two breaks the protocol, or runs twice on one state; which of these
+is for people to find out. Until then nobody waits for the attempts that it leads.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final
+
+from peers.certificates import vote_payload
+from peers.errors import RemoteProtocolError
+from peers.manifest import FederationManifest
+from peers.messages import parse
+from peers.signing import Keys, Kind, must_be, read
+from proto import federation_pb2 as pb
+
+_REMEMBERED: Final = 4096  # of a round, more than its attempts say
+
+_SIGNED_AS: Final = {
+    pb.TWO_PROMISES: (Kind.PROMISE, pb.Promise),
+    pb.TWO_STATEMENTS: (Kind.STATEMENT, pb.Statement),
+    pb.TWO_APPLIED: (Kind.APPLIED, pb.Applied),
+}
+
+WORDS: Final = {
+    pb.TWO_PROMISES: "two promises of one attempt",
+    pb.TWO_STATEMENTS: "two statements of one attempt",
+    pb.TWO_APPLIED: "two versions of one sum",
+    pb.TWO_VOTES: "two votes of one attempt",
+}
+
+
+class Heard:
+    """What sites have signed in the round under way, as far as this one has seen it."""
+
+    def __init__(self) -> None:
+        self._signed: OrderedDict[Hashable, pb.Signed] = OrderedDict()
+
+    def forget(self) -> None:
+        """Another round begins."""
+        self._signed.clear()
+
+    def note(self, kind: pb.EvidenceKind.ValueType, signed: pb.Signed) -> pb.Evidence | None:
+        """Remember what was verified; evidence when it contradicts what was before."""
+        about = (kind, signed.site, _about(kind, signed.body))
+        known = self._signed.setdefault(about, signed)
+        if len(self._signed) > _REMEMBERED:
+            self._signed.popitem(last=False)
+        if known.body == signed.body or _same_vote(kind, known, signed):
+            return None
+        return pb.Evidence(kind=kind, first=known, second=signed)
+
+    def vote(self, vote: pb.Vote) -> pb.Evidence | None:
+        """As `note`, of a vote whose signature was verified."""
+        return self.note(pb.TWO_VOTES, _wrapped(vote))
+
+    def latest_promise(self, site: str) -> pb.Signed | None:
+        """The promise of the latest attempt that this site has signed."""
+        promises = [
+            (about[2], signed)
+            for about, signed in self._signed.items()
+            if isinstance(about, tuple) and about[:2] == (pb.TWO_PROMISES, site)
+        ]
+        return max(promises, key=lambda one: one[0])[1] if promises else None
+
+    def latest_statement(self, site: str) -> pb.Signed | None:
+        """The last sum that this site has stated, or restated."""
+        found = [
+            (about[2], signed)
+            for about, signed in self._signed.items()
+            if isinstance(about, tuple)
+            and about[:2] == (pb.TWO_STATEMENTS, site)
+            and not about[2][2]
+        ]
+        return max(found, key=lambda one: one[0])[1] if found else None
+
+    def latest_vote(self, site: str) -> pb.Vote | None:
+        """The vote of the latest attempt that this site has cast."""
+        votes = [
+            (about[2], signed)
+            for about, signed in self._signed.items()
+            if isinstance(about, tuple) and about[:2] == (pb.TWO_VOTES, site)
+        ]
+        return pb.Vote.FromString(max(votes, key=lambda one: one[0])[1].body) if votes else None
+
+
+def _about(kind: pb.EvidenceKind.ValueType, body: bytes) -> Hashable:
+    """What a site may sign only one of."""
+    if kind == pb.TWO_PROMISES:
+        promise = pb.Promise.FromString(body)
+        return promise.round, promise.attempt
+    if kind == pb.TWO_STATEMENTS:
+        statement = pb.Statement.FromString(body)
+        return statement.round, statement.attempt, statement.kind == pb.QUESTION
+    if kind == pb.TWO_APPLIED:
+        return pb.Applied.FromString(body).root_digest
+    vote = pb.Vote.FromString(body)
+    return vote.body.round, vote.attempt
+
+
+def _same_vote(kind: pb.EvidenceKind.ValueType, first: pb.Signed, second: pb.Signed) -> bool:
+    """Votes differ by what they say: each signature of the same words has other bytes."""
+    if kind != pb.TWO_VOTES:
+        return False
+    return pb.Vote.FromString(first.body).body == pb.Vote.FromString(second.body).body
+
+
+def _wrapped(vote: pb.Vote) -> pb.Signed:
+    return pb.Signed(
+        body=vote.SerializeToString(deterministic=True),
+        site=vote.site,
+        signature=vote.signature,
+        certificate=vote.certificate,
+    )
+
+
+def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManifest) -> str:
+    """The site that contradicts itself.
+
+    Raises CertificateError, RemoteProtocolError when this shows no such thing.
+    """
+    first, second, kind = evidence.first, evidence.second, evidence.kind
+    site = first.site
+    must_be(second.site == site, site, "and another site are accused together")
+    if kind == pb.TWO_VOTES:
+        for one in (first, second):
+            vote = parse(pb.Vote, one.body)
+            by = pb.Signature(
+                site=vote.site, signature=vote.signature, certificate=vote.certificate
+            )
+            must_be(vote.site == site, site, "is accused of another site's vote")
+            keys.verify(vote_payload(vote.body, vote.attempt), by, manifest, past=True)
+    else:
+        label, as_a = _SIGNED_AS[kind]
+        for one in (first, second):
+            read(keys, label, as_a, one, manifest, past=True)
+    same = first.body == second.body or _same_vote(kind, first, second)
+    if same or _about(kind, first.body) != _about(kind, second.body):
+        raise RemoteProtocolError(f"{site} is accused of what does not contradict itself")
+    return site
