@@ -36,11 +36,15 @@ class ManifestInForce:
         self.current = newest
         self.waiting = ""  # why the newest is not in force, and what to do
         self._past = past
-        self._committed: FederationManifest | None = None
+        self._committed = self._of_head(head)
         self.new_round(head)
         if self._committed is not None and entered > self._committed.version:
             self.current = past(entered) or self.current
             self._step()
+
+    def _of_head(self, head: pb.Certificate | None) -> FederationManifest | None:
+        ruled = head is not None and head.body.rules
+        return self._past(head.body.manifest_version) if head and ruled else None
 
     def install(self, newest: FederationManifest) -> bool:
         """A newer one is here; whether it is in force now."""
@@ -54,8 +58,7 @@ class ManifestInForce:
 
         Before the first round, and behind rounds of old, any manifest will do.
         """
-        ruled = head is not None and head.body.rules
-        self._committed = self._past(head.body.manifest_version) if head and ruled else None
+        self._committed = self._of_head(head)
         self.current = self._committed or self.newest
         self._step()
 

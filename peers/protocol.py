@@ -68,10 +68,6 @@ from peers.statement import HeldLock, Known, read_certificate, read_lock, value_
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
-_OTHER_MANIFEST = (
-    "has another manifest than the coordinator: install the newer one at both (SIGHUP)"
-)
-
 
 class Protocol:
     """One site's part in all rounds. Feed it events in `step`, carry out its effects."""
