@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from crypto.parameters import PRODUCT_PRECISION, CkksParameters, parameters_of
@@ -102,17 +103,19 @@ def wild(plan: pb.Plan, exponents: Mapping[str, Sequence[int]]) -> dict[str, str
     The lower median, each site once: as long as fewer than half of them lie it is an
     honest site's, or between two. By weight, a liar with a large one would be the median.
     """
-    weight = weights(plan)
-    rejected: dict[str, str] = {}
-    largest = {site: max(own) - math.log2(weight[site]) for site, own in exponents.items()}
+    examples = {one.site: one.num_examples for one in plan.participants}
+    # Exact, so that every site leaves out the same ones.
+    largest = {
+        site: Fraction(plan.full_weight, examples[site]) * Fraction(2) ** max(own)
+        for site, own in exponents.items()
+    }
     middle = statistics.median_low(largest.values())
-    for site, own in largest.items():
-        if own > middle + MOST_BITS_ABOVE:
-            rejected[site] = (
-                f"its largest change is 2^{own:.0f}, the median site's 2^{middle:.0f}; "
-                f"at most 2^{MOST_BITS_ABOVE} times as much can be summed"
-            )
-    return rejected
+    return {
+        site: f"its largest change is {float(own):.1e}, the median site's {float(middle):.1e}; "
+        f"at most {1 << MOST_BITS_ABOVE} times as much can be summed"
+        for site, own in largest.items()
+        if own > middle * (1 << MOST_BITS_ABOVE)
+    }
 
 
 def choose(plan: pb.Plan, question: Known, answer: pb.Products, exponent: int) -> robust.Selection:

@@ -463,11 +463,12 @@ class EncryptUpdate:
 
 @dataclass(frozen=True)
 class AddUpdate:
-    """Add an update that has arrived to the sum."""
+    """Add an update that has arrived to the sum, if its tags have the nonce that was signed."""
 
     round: int
     attempt: int
     site: str
+    nonce: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Gathering:
     question: Known | None = None
     answers: list[pb.Signed] = field(default_factory=list)
     _uploads: dict[str, bytes] = field(default_factory=dict)
-    _promised: dict[str, bytes] = field(default_factory=dict)
+    _promised: dict[str, pb.Contribution] = field(default_factory=dict)
     _here: set[str] = field(default_factory=set)
     _told: dict[str, pb.Signed] = field(default_factory=dict)
     _comparing: bool = False
@@ -64,16 +64,20 @@ class Gathering:
     ) -> list[do.Effect] | None:
         """Its owner has signed it; None when that is not what is here."""
         self.contributions.setdefault(site, contribution)
-        self._promised.setdefault(site, told.upload_digest)
+        self._promised.setdefault(site, told)
         return self._whole(site)
 
     def _whole(self, site: str) -> list[do.Effect] | None:
         if site not in self._uploads or site not in self._promised or site in self._here:
             return []
-        if self._uploads[site] != self._promised[site]:
+        if self._uploads[site] != self._promised[site].upload_digest:
             return None
         self._here.add(site)
-        return [] if self.robust else [do.AddUpdate(self.plan.round, self.plan.attempt, site)]
+        return [] if self.robust else [self._add(site)]
+
+    def _add(self, site: str) -> do.AddUpdate:
+        nonce = self._promised[site].nonce
+        return do.AddUpdate(self.plan.round, self.plan.attempt, site, nonce)
 
     def without(self, site: str) -> None:
         """This site's update will not come, or is no good."""
@@ -132,8 +136,7 @@ class Gathering:
 
     def add_selected(self) -> list[do.Effect]:
         """Add what was selected."""
-        at = (self.plan.round, self.plan.attempt)
-        return [do.AddUpdate(*at, site) for site in self.asked]
+        return [self._add(site) for site in self.asked]
 
     # ---- the sum -----------------------------------------------------------------
 

@@ -117,6 +117,7 @@ class Protocol:
         self._plan: pb.Plan | None = None
         self._part: Participation | None = None
         self._question: Known | None = None
+        self._state_early: pb.State | None = None  # came before its bundle
         self._pending: HeldLock | None = None
         self._prepares: dict[str, pb.Prepare] = {}
         self._promises: dict[str, Promised] = {}
@@ -246,7 +247,7 @@ class Protocol:
                 wish = runs.requested(event, self.durable, self.site, self._policy, self.manifest)
                 self._announce(wish)
             case do.StopRequested(run_id):
-                self._announce(runs.stopped(run_id, self.durable, self.site))
+                self._announce(runs.stopped(run_id, self.durable, self.site, self.manifest))
             case do.ManifestChanged():
                 self._change_manifest(event)
             case do.PeerAhead(site, head_round):
@@ -304,7 +305,7 @@ class Protocol:
 
     @property
     def _active(self) -> bool:
-        return runs.is_active(self.durable)
+        return runs.is_active(self.durable, self.manifest)
 
     def _announce(self, run: pb.Run) -> None:
         signed = sign(self._keys, Kind.RUN, run)
@@ -318,16 +319,18 @@ class Protocol:
         if known is not None and known.body == signed.body:
             return
         run = read_run(signed, self._keys, self.manifest)
-        if runs.stands_over(run, self.run, self.head_round):
+        if runs.stands_over(run, self.run, self.head_round, self.manifest):
             self._take_run(signed, run)
             return
         if known is not None:
             self._emit(do.Send(sender, pb.RunWish(run=known)))
-        if self.run is not None and (why := runs.weakens(run, self.run, self.head_round)):
+        if self.run is not None and (
+            why := runs.weakens(run, self.run, self.head_round, self.manifest)
+        ):
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
 
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
-        if not runs.stands_over(run, self.run, self.head_round):
+        if not runs.stands_over(run, self.run, self.head_round, self.manifest):
             return
         was_active = self._active
         self._persist(replace(self.durable, signed_run=signed))
@@ -388,7 +391,7 @@ class Protocol:
     def _leave(self) -> None:
         """Nothing of an earlier attempt counts any more."""
         self._coordination = self._bundle = self._plan = self._part = None
-        self._question = self._pending = None
+        self._question = self._pending = self._state_early = None
 
     def _enter(self, attempt: int, *, tell_all: bool = False) -> None:
         """Promise an attempt: its coordinator hears of it, on a timeout everybody does."""
@@ -667,8 +670,13 @@ class Protocol:
             self._note(pb.TWO_PROMISES, signed)
         self._bundle = bundle
         self._got_on("bundle", train=True)
-        if bundle.lock is not None:
-            return
+        if bundle.lock is None:
+            self._take_plan(sender, bundle)
+        if self._state_early is not None:
+            self._on_state(sender, self._state_early)
+
+    def _take_plan(self, sender: str, bundle: Bundle) -> None:
+        """Derive the plan, and take our part in it unless our policy is against it."""
         try:
             self._plan = plan = derive_plan(bundle, self._ground, self._head_certificate)
         except PlanFails as error:
@@ -736,6 +744,9 @@ class Protocol:
         """Sign what the attempt is about: once, and only what follows from its promises."""
         if not self._from_lead(sender, message.round, message.attempt) or self._recalling:
             return
+        if self._bundle is None:
+            self._state_early = message
+            return
         known = Known.parse(message.statement)
         question = known.message.kind == pb.QUESTION
         signed = self._stated_in(message.attempt, question=question)
@@ -761,7 +772,7 @@ class Protocol:
         """Raises RemoteProtocolError, CertificateError unless it is to be signed here."""
         bundle, lead = self._bundle, self._ground.coordinator
         if bundle is None:
-            raise RemoteProtocolError(f"{lead} states something before it showed its promises")
+            raise LocalProtocolError("a statement is held against no bundle")
         if known.message.kind == pb.RESTATED:
             check_ground(known.message, self._ground, bundle.digest, bundle.run_digest)
             named = (known.message.root_digest, known.message.model_digest)

@@ -11,6 +11,7 @@ certified sum by itself.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 
 from crypto.checksum import Check
@@ -107,7 +108,7 @@ class Opening:
                 self.plan.attempt,
                 root_digest=known.digest,
                 scale_exponents=tuple(known.message.scale_exponents),
-                total_weight=sum(weights[site] for site in known.contributors),
+                total_weight=math.fsum(weights[site] for site in known.contributors),
                 parent_digest=self.plan.parent_digest,
                 sum_digest=known.message.sum_digest,
                 contributors=known.contributors,

@@ -9,11 +9,18 @@ from peers.policy import Policy, weakening
 from proto import federation_pb2 as pb
 
 
+# A run's number may be so far above the one that is known. A site that was away catches
+# up over any real distance, and nobody can use the numbers up: that takes 2^42 runs.
+FARTHEST = 1 << 20
+
+
 class RunRefused(Exception):
     """A run that a person asked for can't start; the text says why."""
 
 
-def stands_over(run: pb.Run, known: pb.Run | None, head_round: int) -> bool:
+def stands_over(
+    run: pb.Run, known: pb.Run | None, head_round: int, manifest: FederationManifest
+) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
     Of two runs the greater (generation, target round, run_id) stands. A site that was
@@ -21,20 +28,24 @@ def stands_over(run: pb.Run, known: pb.Run | None, head_round: int) -> bool:
     that one, so its own goes farther: what people asked for is not lost to a run that is
     over. But while a run has rounds left, another site's run with a weaker protection
     does not stand over it, in whichever order the two are seen. Stopping is always possible.
+    A number that is absurdly far ahead is no run.
     """
+    if run.generation > (known.generation if known is not None else 0) + FARTHEST:
+        return False
     if known is None:
         return True
     if run == known:
         return False
     if _rank(run) > _rank(known):
-        return not weakens(run, known, head_round)
-    return bool(weakens(known, run, head_round))
+        return not weakens(run, known, head_round, manifest)
+    return bool(weakens(known, run, head_round, manifest))
 
 
-def weakens(run: pb.Run, unfinished: pb.Run, head_round: int) -> str:
+def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:
     """Why a run may not take the place of another site's unfinished one; empty when it may."""
     over = unfinished.target_round <= head_round or run.target_round <= head_round
-    if over or run.requested_by == unfinished.requested_by:
+    gone = not manifest.enabled(unfinished.requested_by)
+    if over or gone or run.requested_by == unfinished.requested_by:
         return ""
     return weakening(run.plan, unfinished.plan)
 
@@ -43,9 +54,14 @@ def _rank(run: pb.Run) -> tuple[int, int, str]:
     return run.generation, run.target_round, run.run_id
 
 
-def is_active(head: do.Durable) -> bool:
-    """Whether the run that is known has rounds left."""
-    return head.run is not None and head.run.target_round > head.head_round
+def is_active(head: do.Durable, manifest: FederationManifest) -> bool:
+    """Whether the run that is known has rounds left; it ends with who asked for it."""
+    run = head.run
+    return (
+        run is not None
+        and run.target_round > head.head_round
+        and manifest.enabled(run.requested_by)
+    )
 
 
 def requested(
@@ -56,7 +72,7 @@ def requested(
     manifest: FederationManifest,
 ) -> pb.Run:
     """The run that a person at this site asks for. Raises RunRefused."""
-    if is_active(head):
+    if is_active(head, manifest):
         raise RunRefused(_under_way(head.run))
     if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):
         raise RunRefused(refusal)
@@ -64,9 +80,9 @@ def requested(
     return following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
 
 
-def stopped(run_id: str, head: do.Durable, site: str) -> pb.Run:
+def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManifest) -> pb.Run:
     """The end of the run under way, as a run to where we are. Raises RunRefused."""
-    if head.run is None or not is_active(head):
+    if head.run is None or not is_active(head, manifest):
         raise RunRefused("no run is under way")
     run = head.run
     return following(run, site, run.federation_id, run_id, head.head_round, run.plan)

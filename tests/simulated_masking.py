@@ -1,8 +1,7 @@
 """The crypto workers of a simulated federation in masking mode: the rules, without arithmetic.
 
 What the real ones hold by their secrets is held here by claims: a site opens one
-outcome an attempt, signed by a threshold, and never both secrets of a site; the sum
-is opened by a threshold of those who are in it.
+outcome an attempt, of as many as the threshold, and never both secrets of a site.
 """
 
 from __future__ import annotations
@@ -20,46 +19,37 @@ _At = tuple[str, int, int]
 class SimulatedMasking:
     """All sites' workers; a crash of a site forgets what its worker held."""
 
-    def __init__(self) -> None:
+    def __init__(self, plans: dict[tuple[int, int], pb.Plan]) -> None:
         self._outcomes: dict[_At, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self.plans: dict[tuple[int, int], pb.Plan] = {}
-        self.unmasked: list[do.Unmask] = []
+        self._plans = plans
 
-    def step(self, site: str, effect: do.Mask) -> do.Masked | do.ContextHeld:
+    def roster(self, at: tuple[int, int]) -> bytes:
+        """The digest of everyone's keys."""
+        return hashlib.sha256(f"roster {at}".encode()).digest()
+
+    def step(self, site: str, effect: do.Mask | do.OpenShares) -> do.Masked | do.ContextHeld:
         """What the worker of ``site`` makes of an order."""
-        order = effect.order
         at = (effect.round, effect.attempt)
+        if isinstance(effect, do.OpenShares):
+            return self._open(site, at, effect)
+        order = effect.order
         if order is None:
             return do.Masked(*at, self._answer(at, pb.KEYS, {site: bytes(97)}))
         others = [item.site for item in order.items if item.site != site]
-        match order.step:
-            case pb.KEYS:
-                return do.Masked(*at, self._answer(at, pb.SHARES, dict.fromkeys(others, bytes(82))))
-            case pb.SHARES:
-                return do.ContextHeld(*at)
-            case pb.OUTCOME:
-                outcome = tuple(item.site for item in order.items), tuple(order.dropouts)
-                claim(site in outcome[0], f"{site}: opens a sum that it is not in")
-                claim(not set(outcome[0]) & set(outcome[1]), f"{site}: both secrets are asked for")
-                known = self._outcomes.setdefault((site, *at), outcome)
-                claim(known == outcome, f"{site}: two outcomes in {at}")
-                return do.Masked(*at, self._answer(at, pb.OUTCOME, {site: bytes(70)}))
-            case _:
-                survivors, dropouts = self._outcomes[site, *at]
-                signed = {item.site for item in order.items}
-                claim(signed <= set(survivors), f"{site}: signed by who is not in the sum")
-                needed = threshold_of(self.plans[at])
-                claim(len(signed) >= needed, f"{site}: opens for {len(signed)} signatures")
-                shares = dict.fromkeys([*survivors, *dropouts], bytes(33))
-                return do.Masked(*at, self._answer(at, pb.OPENING, shares))
+        if order.step == pb.KEYS:
+            return do.Masked(*at, self._answer(at, pb.SHARES, dict.fromkeys(others, bytes(82))))
+        return do.ContextHeld(*at, self.roster(at))
 
-    def unmask(self, _site: str, effect: do.Unmask) -> do.Unmasked:
-        """What the coordinator's worker makes of the shares."""
-        at = (effect.round, effect.attempt)
-        claim(len(effect.opened) >= threshold_of(self.plans[at]), f"{at}: opened by too few")
-        claim(set(effect.opened) <= set(effect.survivors), f"{at}: opened by a dropout")
-        self.unmasked.append(effect)
-        return do.Unmasked(*at, hashlib.sha256(repr(effect.survivors).encode()).digest())
+    def _open(self, site: str, at: tuple[int, int], effect: do.OpenShares) -> do.Masked:
+        outcome = effect.survivors, effect.dropouts
+        claim(site in outcome[0], f"{site}: opens a sum that it is not in")
+        claim(not set(outcome[0]) & set(outcome[1]), f"{site}: both secrets are asked for")
+        known = self._outcomes.setdefault((site, *at), outcome)
+        claim(known == outcome, f"{site}: two outcomes in {at}")
+        needed = threshold_of(self._plans[at])
+        claim(len(outcome[0]) >= needed, f"{site}: opens a sum of {len(outcome[0])}")
+        shares = dict.fromkeys([*outcome[0], *outcome[1]], bytes(33))
+        return do.Masked(*at, self._answer(at, pb.OPENING, shares))
 
     def _answer(
         self, at: tuple[int, int], step: pb.MaskingStep.ValueType, contents: dict[str, bytes]

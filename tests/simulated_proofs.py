@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 
 from peers import effects as do
+from peers.roles import threshold_of
 from proto import federation_pb2 as pb
 from tests.scenarios.invariants import claim
 
@@ -25,10 +26,14 @@ class SimulatedProofs:
         self._random = chance
         self._added: dict[_At, set[str]] = defaultdict(set)
         self._sums: dict[_At, bytes] = {}
+        self.sums: dict[_At, bytes] = {}  # the digest of each sum, as its coordinator wrote it
         self._claims: dict[_At, do.Challenge] = {}
 
-    def add(self, site: str, effect: do.AddUpdate) -> do.UpdateAdded:
-        """The coordinator has an update in its sum."""
+    def add(self, site: str, effect: do.AddUpdate) -> do.UpdateAdded | do.UpdateRefused:
+        """The coordinator has an update in its sum, unless its owner signed other tags."""
+        at = (effect.round, effect.attempt)
+        if effect.nonce and effect.nonce != _nonce(effect.site, at):
+            return do.UpdateRefused(*at, effect.site, "other tags than were signed")
         self._added[site, effect.round, effect.attempt].add(effect.site)
         return do.UpdateAdded(effect.round, effect.attempt, effect.site)
 
@@ -36,14 +41,14 @@ class SimulatedProofs:
         """The coordinator's sum is written; in masking mode nothing proves it."""
         at = (effect.round, effect.attempt)
         digest = self._random.randbytes(32)
-        if self._is_masked(*at):
-            return do.SumFinished(*at, digest)
-        nonces = tuple(
-            (one, b"" if one == site else hashlib.sha256(f"{one} {at}".encode()).digest()[:16])
-            for one in sorted(self._added[site, *at])
-        )
-        self._sums[site, *at] = _sum(digest, nonces)
-        return do.SumFinished(*at, digest, nonces)
+        self.sums[site, *at] = digest
+        if not self._is_masked(*at):
+            nonces = tuple(
+                (one, b"" if one == site else _nonce(one, at))
+                for one in sorted(self._added[site, *at])
+            )
+            self._sums[site, *at] = _sum(digest, nonces)
+        return do.SumFinished(*at, digest)
 
     def challenge(self, site: str, effect: do.Challenge) -> do.Challenging:
         """A key holder binds itself to a claim."""
@@ -58,23 +63,31 @@ class SimulatedProofs:
         answer = _answer(effect.challenge, self._sums[site, *at])
         return do.ChallengeAnswered(*at, effect.holder, answer)
 
-    def applies(self, site: str, effect: do.ApplySum) -> None:
-        """Before a sum is decrypted: it is proven, and the proof is of this very claim."""
+    def applies(self, site: str, effect: do.ApplySum) -> str:
+        """Why a real worker refuses to open it; empty when the proof is of this very sum."""
         at = (effect.round, effect.attempt)
         if self._is_masked(*at):
             claim(not effect.answer, f"{site}: a masked sum with a proof")
-            return
+            needed = threshold_of(self._plans[at])
+            fits = len(effect.opened) >= needed and set(effect.opened) <= set(effect.contributors)
+            return "" if fits else f"{site}: opened by {sorted(effect.opened)}"
         known = self._claims.get((site, *at))
         if known is None:
-            claim(False, f"{site}: applies a sum that it took no claim of")
-            return
+            return f"{site}: applies a sum that it never challenged"
+        named = tuple(one for one, _ in known.nonces)
+        same = (effect.sum_digest, effect.contributors) == (known.sum_digest, named)
+        claim(same, f"{site}: applies another sum")
         right = _answer(_challenge(site, *at), _sum(known.sum_digest, known.nonces))
-        claim(effect.answer == right, f"{site}: applies a sum without the proof of its claim")
-        same = (known.sum_digest, len(known.nonces))
-        claim((effect.sum_digest, effect.contributors) == same, f"{site}: applies another sum")
+        if effect.answer == right:
+            return ""
+        return f"{site}: applies a sum without the proof of its claim"
 
     def _is_masked(self, round_: int, attempt: int) -> bool:
         return self._plans[round_, attempt].training.mode == pb.MASKING
+
+
+def _nonce(site: str, at: tuple[int, int]) -> bytes:
+    return hashlib.sha256(f"{site} {at}".encode()).digest()[:16]
 
 
 def _sum(digest: bytes, nonces: tuple[tuple[str, bytes], ...]) -> bytes:

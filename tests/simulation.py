@@ -16,8 +16,9 @@ invariants of tests/scenarios/invariants.py are checked at every write, message
 and vote; a run is a function of its seed.
 
 Signatures are stood in for by a digest with a site's name in it: what the
-protocol needs of them is that nobody votes for another, and the transport and
-crypto tests hold that with real keys.
+protocol needs of them is that nobody signs for another, and the transport and
+crypto tests hold that with real keys. A site that lies (tests/scenarios/liars.py) signs
+with its own name whatever it likes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 from peers import effects as do
-from peers.certificates import CertificateError
+from peers.certificates import CertificateError, vote_payload
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
 from peers.policy import Policy
@@ -41,7 +42,8 @@ from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Clock, Faults
-from tests.scenarios.invariants import Disk, Watch
+from tests.scenarios.invariants import Disk, Watch, claim
+from tests.scenarios.liars import Character, Liar
 from tests.scenarios.updates import products_of
 from tests.simulated_masking import SimulatedMasking
 from tests.simulated_proofs import SimulatedProofs
@@ -70,10 +72,31 @@ def plan(min_participants: int = 2, mode: pb.Mode.ValueType = pb.CKKS) -> pb.Tra
     )
 
 
-def signature(site: str, attempt: int, body: pb.VoteBody) -> bytes:
-    return hashlib.sha256(
-        b"%s %d " % (site.encode(), attempt) + body.SerializeToString(deterministic=True)
-    ).digest()
+def signature(site: str, payload: bytes) -> bytes:
+    return hashlib.sha256(site.encode() + b" " + payload).digest()
+
+
+class SimulatedKeys:
+    """A site's key, and whom it believes."""
+
+    def __init__(self, site: str) -> None:
+        self.site = site
+
+    def sign(self, payload: bytes) -> pb.Signature:
+        return pb.Signature(
+            site=self.site,
+            signature=signature(self.site, payload),
+            certificate=self.site.encode(),
+        )
+
+    def verify(
+        self, payload: bytes, signed: pb.Signature, manifest: FederationManifest, *, past: bool
+    ) -> None:
+        """Certificates do not expire here."""
+        if not manifest.enabled(signed.site):
+            raise CertificateError(f"{signed.site} is not enabled in manifest {manifest.version}")
+        if signed.signature != signature(signed.site, payload):
+            raise CertificateError(f"bad signature of {signed.site}")
 
 
 class World:
@@ -91,11 +114,15 @@ class World:
         record: bool = True,
         copies: bool = True,
         mode: pb.Mode.ValueType = pb.CKKS,
+        faulty_sites: int = 0,
     ) -> None:
         """``copies``: a receiver gets a message of its own, as over a network."""
         names = string.ascii_lowercase[:sites]
         self.manifest = FederationManifest(
-            FEDERATION, 1, tuple(ManifestSite(name, f"{name}:1", True) for name in names)
+            FEDERATION,
+            1,
+            tuple(ManifestSite(name, f"{name}:1", True) for name in names),
+            faulty_sites,
         )
         self.manifests = {1: self.manifest}
         self.installed = dict.fromkeys(names, self.manifest)
@@ -110,14 +137,18 @@ class World:
         self.willing: dict[str, bool] = {}
         self.training = plan(self.min_participants, mode)
         self.updates: dict[str, tuple[float, ...]] = {}  # else HONEST (tests/scenarios/updates.py)
-        self.liars: set[str] = set()  # key holders that say they decrypted something else
+        self.liars: dict[str, Liar] = {}
+        self.misreading: set[str] = set()  # key holders that say they decrypted something else
         self.failing: set[tuple[str, str]] = set()
         self.blocked: dict[tuple[str, str], int] = {}
         self.disks: dict[str, Disk] = {}
         self.machines: dict[str, Protocol] = {}
         self.watch = Watch(self.disks, self.manifests)
-        self.masking = SimulatedMasking()
-        self.proofs = SimulatedProofs(self.masking.plans, self.random)
+        self.plans: dict[tuple[int, int], pb.Plan] = {}
+        self.sums: dict[bytes, bytes] = {}  # of a drawn sum: what was first made of it
+        self.kept: dict[tuple[str, int, int], bytes] = {}  # a site's integers of a round and draw
+        self.masking = SimulatedMasking(self.plans)
+        self.proofs = SimulatedProofs(self.plans, self.random)
         self._copies = copies
         self._skewed = skewed
         self._machine = machine
@@ -214,7 +245,7 @@ class World:
             shape_digest=SHAPE,
             shared_values=2,
             unix_ms=lambda: round(self.now * 1000),
-            own_certificate=name.encode(),
+            keys=SimulatedKeys(name),
             policy=POLICY,
             timing=TIMING,
             verify_vote=self._verify_vote,
@@ -227,6 +258,16 @@ class World:
         self.set_willing(name, self.willing.get(name, True))
         self._carry_out_all(name, machine.start(clock.local(self.now)))
         self._arm(name)
+
+    def make_liar(self, name: str, chance: random.Random) -> None:
+        """From now on this site lies."""
+        keys = SimulatedKeys(name)
+        self.liars[name] = Liar(name, keys, self, chance, Character.drawn(chance))
+        self.watch.liars.add(name)
+
+    def tell(self, sender: str, to: str, body: do.Body) -> None:
+        """A liar says something that its machine did not."""
+        self._post(sender, to, body)
 
     def set_willing(self, name: str, willing: bool) -> None:
         """Whether a site trains."""
@@ -358,12 +399,15 @@ class World:
                 self._attempts[name] += 1
             case do.DealKey(deal_plan, coordinator):
                 self._work(name, "key", deal_plan, self._deal, name, deal_plan, coordinator)
-            case do.Mask():
+            case do.Coordinate(known_plan):
+                self.plans[known_plan.round, known_plan.attempt] = known_plan
+            case do.Mask() | do.OpenShares():
                 self._work(name, "mask", effect, self._job, self.masking.step, name, effect)
-            case do.Unmask():
-                self._work(name, "unmask", effect, self._job, self.masking.unmask, name, effect)
+            case do.StartMaskedSum():
+                at = (effect.plan.round, effect.plan.attempt)
+                started = do.MaskedSumStarted(*at, self.masking.roster(at))
+                self._work(name, "key", effect.plan, self._feed, name, started)
             case do.Train(train_plan):
-                self.masking.plans[train_plan.round, train_plan.attempt] = train_plan
                 done = do.LocalTrained(train_plan.round, train_plan.attempt, (1, 2))
                 self._work(name, "train", train_plan, self._feed, name, done)
             case do.EncryptUpdate():
@@ -374,24 +418,33 @@ class World:
                 digest = self.random.randbytes(32)
                 asked = do.QuestionReady(round_, attempt, sites, (), digest)
                 self._work(name, "select", effect, self._feed, name, asked)
-            case do.SendProducts(holders, compare):
-                kind = pb.ENCRYPTED_PRODUCTS
+            case do.SendProducts(holders, certified):
                 for holder in holders:
-                    self._push_blob(name, holder, kind, compare, self._send, compare)
+                    self._send(name, holder, certified)
+                    kind = pb.ENCRYPTED_PRODUCTS
+                    self._push_blob(name, holder, kind, certified, self._nothing)
             case do.DecryptProducts():
                 self._work(name, "select", effect, self._decrypt, name, effect)
             case do.FinishSum():
                 self._work(name, "aggregate", effect, self._job, self.proofs.finish, name, effect)
-            case do.SendSum(holders, apply):
+            case do.SendSum(holders, certified):
+                digest = self.proofs.sums[name, certified.round, certified.attempt]
                 for holder in holders:
-                    self._send(name, holder, apply)
-                    self._push_blob(name, holder, pb.ENCRYPTED_SUM, apply, self._sum, apply)
+                    self._send(name, holder, certified)
+                    kind = pb.ENCRYPTED_SUM
+                    self._push_blob(name, holder, kind, certified, self._sum, certified, digest)
             case do.ApplySum():
-                self.watch.decrypts(name, effect.round, effect.attempt)
-                self.proofs.applies(name, effect)
-                self._work(name, "apply", effect, self._apply, name, effect)
-            case do.SignVote():
-                self._vote(name, effect)
+                self.watch.opens(name, effect.root_digest)
+                lead = self.plans[effect.round, effect.attempt].coordinator
+                wrong = self.proofs.applies(name, effect)
+                claim(not wrong or self.liars.keys() & {name, lead}, wrong)
+                if wrong:  # the worker refuses it
+                    failed = do.WorkFailed(effect.round, effect.attempt, "apply", wrong)
+                    self._work(name, "apply", effect, self._feed, name, failed)
+                else:
+                    self._work(name, "apply", effect, self._apply, name, effect)
+            case do.Accuse(evidence):
+                self.watch.accused(name, evidence.first.site)
             case do.FetchVersion():
                 self._fetch(name, effect)
             case do.FetchCertificates(site, after):
@@ -409,6 +462,13 @@ class World:
 
     def _send(self, sender: str, to: str, body: do.Body) -> None:
         self.watch.sent(sender, body, self.steps)
+        if sender in self.liars:
+            for whom, what in self.liars[sender].said(to, body):
+                self._post(sender, whom, what)
+        else:
+            self._post(sender, to, body)
+
+    def _post(self, sender: str, to: str, body: do.Body) -> None:
         faults, chance = self.faults, self.random.random
         lost = faults.drop
         if faults.scarce and type(body).__name__ == faults.scarce:
@@ -433,14 +493,19 @@ class World:
             return
         if self.recording:
             self._say(f"{sender} -> {to}: {type(body).__name__} {_place(body)}")
-        self._feed(to, do.Received(sender, body))
+        if to in self.liars:
+            self.liars[to].heard(sender, body)
+            self._feed(to, do.Received(sender, body))
+            self.liars[to].schemes()
+        else:
+            self._feed(to, do.Received(sender, body))
 
     def _push_blob(
         self,
         sender: str,
         to: str,
         kind: pb.BlobKind.ValueType,
-        at: pb.Plan | pb.Apply | pb.Compare | do.EncryptUpdate,
+        at: pb.Plan | pb.Certified | do.EncryptUpdate,
         arrived: Callable[..., None],
         *arguments: object,
         pause: float = 0.1,
@@ -480,7 +545,7 @@ class World:
         | do.AnswerChallenge
         | do.ApplySum
         | do.Mask
-        | do.Unmask,
+        | do.OpenShares,
         done: Callable[..., None],
         *arguments: object,
     ) -> None:
@@ -504,60 +569,69 @@ class World:
             done(*arguments)
 
     def _deal(self, dealer: str, deal_plan: pb.Plan, coordinator: str) -> None:
+        at = (deal_plan.round, deal_plan.attempt)
+        dealt = do.KeyDealt(*at, _key_of(deal_plan, "public"), _key_of(deal_plan, "secret"))
+        self._feed(dealer, dealt)
         self._push_blob(dealer, coordinator, pb.PUBLIC_CONTEXT, deal_plan, self._key, deal_plan)
-        for holder in key_holders(deal_plan, coordinator):
+        for holder in key_holders(deal_plan):
             if holder == dealer:
                 self._key(dealer, dealer, deal_plan)
             else:
                 self._push_blob(dealer, holder, pb.SEALED_CONTEXT, deal_plan, self._key, deal_plan)
 
     def _key(self, _dealer: str, holder: str, deal_plan: pb.Plan) -> None:
-        self._feed(holder, do.ContextHeld(deal_plan.round, deal_plan.attempt))
+        part = "public" if holder == deal_plan.coordinator else "secret"
+        held = do.ContextHeld(deal_plan.round, deal_plan.attempt, _key_of(deal_plan, part))
+        self._feed(holder, held)
 
     def _job(self, job: Callable[[str, Any], do.Event], name: str, effect: do.Effect) -> None:
         self._feed(name, job(name, effect))
 
-    def _sum(self, _sender: str, to: str, apply: pb.Apply) -> None:
-        self._feed(to, do.SumArrived(apply.round, apply.attempt, apply.sum_digest))
+    def _sum(self, _sender: str, to: str, certified: pb.Certified, digest: bytes) -> None:
+        self._feed(to, do.SumArrived(certified.round, certified.attempt, digest))
+
+    def _nothing(self, _sender: str, to: str) -> None:
+        """Products are decrypted when the certified question is here."""
 
     def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
+        """Integers that were drawn in a round once are sent again, bit by bit."""
+        at = (effect.round, effect.attempt)
+        drawn = (name, effect.round, effect.draw)
+        if self.plans[at].scale_exponents and drawn not in self.kept:
+            self._feed(name, do.WorkFailed(*at, "encrypt", "nothing is kept"))
+            return
+        self.kept.setdefault(drawn, self.random.randbytes(8))
+        digest = hashlib.sha256(b"%r %d" % (drawn, effect.attempt) + self.kept[drawn]).digest()
+        masked = self.plans[at].training.mode == pb.MASKING
+        tagged = not masked and effect.coordinator != name
+        nonce = hashlib.sha256(f"{name} {at}".encode()).digest()[:16] if tagged else b""
+        self._feed(name, do.UpdateReady(*at, digest, nonce))
         if effect.coordinator == name:
-            self._uploaded(name, name, effect)
+            self._uploaded(name, name, effect, digest)
         else:
-            self._push_blob(
-                name, effect.coordinator, pb.ENCRYPTED_UPDATE, effect, self._uploaded, effect
-            )
+            kind = pb.ENCRYPTED_UPDATE
+            self._push_blob(name, effect.coordinator, kind, effect, self._uploaded, effect, digest)
 
-    def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate) -> None:
-        self._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender))
+    def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate, digest: bytes) -> None:
+        self._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender, digest))
 
     def _decrypt(self, name: str, effect: do.DecryptProducts) -> None:
         products = products_of(self.updates, effect.sites)
-        if name in self.liars:
+        if name in self.misreading:
             products = tuple(self.random.uniform(-1e15, 1e15) for _ in products)
         self._feed(name, do.ProductsDecrypted(effect.round, effect.attempt, products, ()))
 
     def _apply(self, name: str, effect: do.ApplySum) -> None:
+        """The version is a function of whose integers were summed, and of what they were."""
+        draw = self.plans[effect.round, effect.attempt].draw
+        kept = [self.kept.get((site, effect.round, draw), b"") for site in effect.contributors]
         digest = hashlib.sha256(
-            b"%d %d %r" % (effect.round, effect.attempt, effect.total_weight)
-            + effect.parent_digest
-            + effect.sum_digest
+            b"%d %r" % (effect.round, effect.total_weight) + effect.parent_digest + b"".join(kept)
         ).digest()
         self.disks[name].versions.add(digest)
-        applied = do.Applied(effect.round, effect.attempt, digest, 1.0)
+        opened = do.Opened(effect.round, effect.attempt, effect.root_digest, digest, 1.0)
         self._at(name, 0.001, self._unless_over, name, self._attempts[name], self._feed,
-                 (name, applied))  # fmt: skip
-
-    def _vote(self, name: str, effect: do.SignVote) -> None:
-        self.watch.voted(name, effect.attempt, effect.body)
-        vote = pb.Vote(
-            attempt=effect.attempt,
-            body=effect.body,
-            site=name,
-            signature=signature(name, effect.attempt, effect.body),
-            mean_loss=effect.mean_loss,
-        )
-        self._at(name, 0.001, self._feed, name, do.VoteSigned(vote))
+                 (name, opened))  # fmt: skip
 
     def _fetch(self, name: str, effect: do.FetchVersion) -> None:
         digest = effect.model_digest
@@ -592,13 +666,15 @@ class World:
             attempt = certificate.attempt
             self._check_signature(vote.site, attempt, certificate.body, vote.signature)
         voters = {vote.site for vote in certificate.votes}
-        if len(voters) < self.manifests[certificate.body.manifest_version].majority:
-            raise CertificateError("no majority")
+        manifest = self.manifests.get(certificate.body.manifest_version)
+        if manifest is None or len(voters) < manifest.quorum:
+            raise CertificateError("no quorum")
 
     def _check_signature(self, site: str, attempt: int, body: pb.VoteBody, signed: bytes) -> None:
-        if site not in self.manifests[body.manifest_version].enabled_ids:
+        manifest = self.manifests.get(body.manifest_version)
+        if manifest is None or site not in manifest.enabled_ids:
             raise CertificateError(f"{site} has no vote")
-        if signed != signature(site, attempt, body):
+        if signed != signature(site, vote_payload(body, attempt)):
             raise CertificateError(f"bad signature of {site}")
 
     # ---- the clock -------------------------------------------------------------------
@@ -631,11 +707,24 @@ def coordinator(world: World, round_: int, attempt: int = 0) -> str:
     return coordinator_of(world.manifest, round_, attempt)
 
 
+def _key_of(plan: pb.Plan, part: str) -> bytes:
+    return hashlib.sha256(f"{part} {plan.round}.{plan.attempt}".encode()).digest()
+
+
 def _place(body: do.Body) -> str:
-    if isinstance(body, pb.Run):
-        return f"to {body.target_round}"
-    if isinstance(body, pb.Vote):
-        return f"{body.body.round}.{body.attempt}"
-    if isinstance(body, pb.Commit):
-        return f"{body.certificate.body.round}.{body.certificate.attempt}"
+    match body:
+        case pb.RunWish():
+            return f"to {pb.Run.FromString(body.run.body).target_round}"
+        case pb.Promised():
+            promise = pb.Promise.FromString(body.promise.body)
+            return f"{promise.round}.{promise.attempt}"
+        case pb.EndedAttempt():
+            ended = pb.Ended.FromString(body.ended.body)
+            return f"{ended.round}.{ended.attempt}"
+        case pb.Vote():
+            return f"{body.body.round}.{body.attempt}"
+        case pb.Commit():
+            return f"{body.certificate.body.round}.{body.certificate.attempt}"
+        case pb.Evidence():
+            return body.first.site
     return f"{body.round}.{getattr(body, 'attempt', '-')}"

@@ -22,16 +22,22 @@ from tests.simulation import FEDERATION, World
 
 SIZES = (3, 5, 7)
 ROUNDS = 10
+LIED_ROUNDS = 3
+# A liar can waste the attempts that it leads or deals the key of.
+LIED_ATTEMPTS = 12
 # Attempts of a round that may fail once the faults have ended, beside one for each
 # site that stays down: those that were begun before, and two coordinators in each
 # other's way until their deadlines have grown apart.
 ATTEMPTS = 8
-SCARCE = ("Vote", "Vote", "Commit", "Accept", "Promise", "Run", "Plan", "Trained", "AttemptFailed")
+SCARCE = (
+    *("Vote", "Vote", "Commit", "Proven", "Promised", "RunWish", "Bundle", "Trained"),
+    *("EndedAttempt", "State", "Stated", "Certified", "AppliedSum", "Contributed"),
+)
 PATIENCE_S = 40_000.0
 # What fails instead of a drawn phase where updates get into the sum another way.
 _STEPS: dict[str, dict[str, str]] = {
     "ckks": {},
-    "masking": {"key": "mask", "aggregate": "unmask"},
+    "masking": {"key": "mask"},
     "norm": {"encrypt": "select"},
 }
 
@@ -121,18 +127,45 @@ class Scenario:
     peace: float
     down_for_good: tuple[str, ...]
     way: str = "ckks"
+    faulty_sites: int = 0
+    liar: str = ""
 
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.sites} sites, {self.rounds} rounds, "
-            f"{self.min_participants} participants at least, {self.way}, "
+            f"{self.min_participants} participants at least, f = {self.faulty_sites}, {self.way}, "
             f"peace at {self.peace:.1f} s",
             f"  noise {self.noise}{', skewed clocks' if self.skewed else ''}",
             *(f"  {fault}" for fault in self.schedule),
         ]
+        if self.liar:
+            lines.append(f"  {self.liar} lies")
         if self.down_for_good:
             lines.append(f"  down for good: {' '.join(self.down_for_good)}")
         return "\n".join(lines)
+
+
+def draw_with_liar(seed: int) -> Scenario:
+    """The scenario of a seed with one site that lies, of 4, 5 or 7, and sometimes of 3."""
+    chance = random.Random(f"liar {seed}")
+    scenario = draw(seed)
+    sites = chance.choice((3, 4, 4, 5, 7))
+    names = string.ascii_lowercase[:sites]
+    peace = scenario.peace
+    schedule = [_fault(chance, names, peace) for _ in range(chance.choice((0, 0, 1, 3)))]
+    quiet = Faults(delay_s=scenario.noise.delay_s)
+    return replace(
+        scenario,
+        sites=sites,
+        rounds=LIED_ROUNDS,
+        min_participants=2,
+        noise=quiet if chance.random() < 0.6 else scenario.noise,
+        schedule=tuple(sorted(schedule, key=lambda fault: fault.at)),
+        down_for_good=(),
+        way=chance.choice(("ckks", "ckks", "masking", "norm" if sites == 7 else "ckks")),
+        faulty_sites=1,
+        liar=chance.choice(names),
+    )
 
 
 def draw(seed: int) -> Scenario:
@@ -141,7 +174,8 @@ def draw(seed: int) -> Scenario:
     sites = SIZES[seed % len(SIZES)]
     names = string.ascii_lowercase[:sites]
     peace = chance.uniform(15.0, 90.0)
-    most = sites - max(sites // 2 + 1, 2)
+    faulty = random.Random(f"faulty {seed}").choice((0, 1))
+    most = sites - max((sites + faulty) // 2 + 1, 2)
     down = tuple(sorted(chance.sample(names, chance.randint(0, most))))
     if chance.random() < 0.7:
         down = ()
@@ -167,13 +201,14 @@ def draw(seed: int) -> Scenario:
         peace=peace,
         down_for_good=down,
         way=_way(seed, sites),
+        faulty_sites=faulty,
     )
 
 
 def _scarce_proofs(seed: int) -> str:
     """Drawn apart, as is the way."""
     apart = random.Random(f"proofs {seed}")
-    return apart.choice(("Apply", "Challenge", "Proof")) if apart.random() < 0.2 else ""
+    return apart.choice(("Scale", "Challenge", "Proof")) if apart.random() < 0.2 else ""
 
 
 def _way(seed: int, sites: int) -> str:
@@ -304,7 +339,9 @@ class _Play:
             return
         version = newest.version + 1
         sites = tuple(known[name] for name in sorted(known))
-        world.manifests[version] = manifest = FederationManifest(FEDERATION, version, sites)
+        faulty = newest.faulty_sites
+        manifest = FederationManifest(FEDERATION, version, sites, faulty)
+        world.manifests[version] = manifest
         if site not in world.disks:
             world.installed[site] = manifest
             world.add(site)
@@ -336,7 +373,8 @@ class _Play:
         """From peace on: a round within so many attempts, and so on to the last."""
         world = self.world
         newest = max(world.manifests.values(), key=lambda manifest: manifest.version)
-        up = [name for name in newest.enabled_ids if name in world.machines]
+        liar = self.scenario.liar
+        up = [name for name in newest.enabled_ids if name in world.machines and name != liar]
         began = world.now
         head = max(world.disks[name].durable.head_round for name in world.disks)
         target = max(head + 1, self.scenario.rounds)
@@ -350,7 +388,7 @@ class _Play:
             claim(world.now < began + PATIENCE_S, f"stuck: {self._where()}")
             if world.now > self._next_wish:
                 self._wish(up, target)
-        allowed = ATTEMPTS + len(self.scenario.down_for_good)
+        allowed = ATTEMPTS + len(self.scenario.down_for_good) + LIED_ATTEMPTS * bool(liar)
         for round_ in range(head + 1, target + 1):
             attempt = world.certificate(round_).attempt
             wasted = attempt - (before + 1 if round_ == head + 1 else 0)
@@ -389,6 +427,7 @@ def world_of(
         record=record,
         copies=copies,
         mode=pb.MASKING if scenario.way == "masking" else pb.CKKS,
+        faulty_sites=scenario.faulty_sites,
     )
     if scenario.way == "norm":
         world.training.robust = pb.ROBUST_NORM
@@ -397,12 +436,20 @@ def world_of(
 
 
 def play_in(world: World, scenario: Scenario) -> World:
-    """Play a scenario to its end in the world that it begins with. Raises Violation."""
+    """Play a scenario to its end in the world that it begins with. Raises Violation.
+
+    Three sites are safe and not live: with a liar among them nothing must be committed.
+    """
     under_way = _Play(scenario, world)
+    if scenario.liar:
+        world.make_liar(scenario.liar, random.Random(f"lies {scenario.seed}"))
     under_way.arrange()
     world.run_for(scenario.peace)
     under_way.make_peace()
-    under_way.must_commit()
+    if scenario.liar and scenario.sites == 3:
+        world.run_for(600.0)
+    else:
+        under_way.must_commit()
     return world
 
 
