@@ -143,7 +143,8 @@ def _read(path: Path) -> tuple[bytes, Kept] | None:
             if len(header) != _HEADER.size:
                 raise _damaged(path)
             magic, version, arrays, terms, content = _HEADER.unpack(header)
-            if (magic, version, content) != (_MAGIC, _VERSION, _digest_behind_header(file)):
+            ours = (magic, version) == (_MAGIC, _VERSION) and arrays in (1, 2)
+            if not ours or content != _digest_behind_header(file):
                 raise _damaged(path)
             file.seek(_HEADER.size)
             return terms, _arrays(file, path, fed_back=arrays == 2)

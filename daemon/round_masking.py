@@ -307,7 +307,7 @@ def _open_sum(round: int, attempt: int) -> MaskedSum:
     if held is None:
         raise CryptoError(f"no masked sum was started for round {round}, attempt {attempt}")
     if held.total is None:
-        raise CryptoError("the sum is closed: this input came too late")
+        raise CryptoError("the sum is closed and written: nothing is added to it any more")
     return held.total
 
 
