@@ -24,8 +24,8 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -154,7 +154,7 @@ def _read(path: Path) -> tuple[bytes, Kept] | None:
         raise CryptoError(f"the kept integers {path.name} cannot be read: {error}") from error
 
 
-def _arrays(file: BinaryIO, path: Path, *, fed_back: bool) -> Kept:
+def _arrays(file: BufferedIOBase, path: Path, *, fed_back: bool) -> Kept:
     try:
         integers = np.load(file, allow_pickle=False)
         residual = np.load(file, allow_pickle=False) if fed_back else None
@@ -167,7 +167,7 @@ def _arrays(file: BinaryIO, path: Path, *, fed_back: bool) -> Kept:
     return Kept(integers, residual)
 
 
-def _digest_behind_header(file: BinaryIO) -> bytes:
+def _digest_behind_header(file: BufferedIOBase) -> bytes:
     file.seek(_HEADER.size)
     return hashlib.file_digest(file, "sha256").digest()
 

@@ -315,11 +315,11 @@ def _write(path: Path, words: Words) -> BlobInfo:
     """The file appears under its name only when it is whole."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(words)
+        partial.write_bytes(words.data)
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
-    return BlobInfo(hashlib.sha256(words).digest(), words.nbytes)
+    return BlobInfo(hashlib.sha256(words.data).digest(), words.nbytes)
 
 
 def _read_sum(path: Path, ring: Ring, values: int, digest: bytes) -> Words:
@@ -328,11 +328,11 @@ def _read_sum(path: Path, ring: Ring, values: int, digest: bytes) -> Words:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            whole = size == words.nbytes == file.readinto(words.view(np.uint8))
+            whole = size == words.nbytes == file.readinto(words.view(np.uint8).data)
     except OSError as error:
         raise CryptoError(f"cannot read the masked sum {path.name}: {error}") from error
     if not whole:
         raise CryptoError(f"the masked sum has {size} bytes; expected {words.nbytes}")
-    if hashlib.sha256(words).digest() != digest:
+    if hashlib.sha256(words.data).digest() != digest:
         raise CryptoError("the masked sum is not the one whose digest was certified: refused")
     return words

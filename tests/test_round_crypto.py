@@ -413,7 +413,7 @@ def test_kept_integers_are_sent_under_their_own_terms_alone(
 def test_noise_is_kept_with_what_it_is_added_to(tmp_path: Path) -> None:
     """Drawn anew, two sums would tell more than is accounted for."""
     noise = NoiseTerms(1.0, 1.0, 2)
-    terms = {"noise": noise, "exponents": [Mechanism.of(noise, 16).exponent] * 3}
+    terms: dict[str, Any] = {"noise": noise, "exponents": [Mechanism.of(noise, 16).exponent] * 3}
     path = kept_at(tmp_path, **terms)
     (tmp_path / "u.npy").unlink()
     first, second = (

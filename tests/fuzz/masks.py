@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from crypto import masking, shamir
 from crypto.identity import IdentityError
 from crypto.keystream import Words
-from crypto.masking import SEALED_BYTES, Opened, Outcome
+from crypto.masking import SEALED_BYTES, Contributor, Opened, Outcome
 from crypto.quantize import CryptoError
 from crypto.roster import KEY_BYTES, Advertisement, Roster, advertised
 from crypto.unmasking import Relay, Unmasking
@@ -296,8 +296,7 @@ def judge_outcome(data: bytes) -> bool:
     survivors, dropouts = [*pieces(data), *[b""] * 2][:2]
     outcome = Outcome(tuple(map(_name, pieces(survivors))), tuple(map(_name, pieces(dropouts))))
     taken = _may_be_unmasked(outcome, closed._total.copy())
-    site = copy.copy(crowd.contributors[_TAKER])
-    site._outcome = None
+    site = _unasked(crowd.contributors[_TAKER])
     try:
         opened = site.open(outcome)
     except CryptoError:
@@ -310,6 +309,13 @@ def judge_outcome(data: bytes) -> bool:
     assert _TAKER in opened.seeds
     assert len(opened.seeds) >= _TERMS.threshold
     return True
+
+
+def _unasked(contributor: Contributor) -> Contributor:
+    """A copy that has opened nothing yet."""
+    site = copy.copy(contributor)
+    site._outcome = None
+    return site
 
 
 def _may_be_unmasked(outcome: Outcome, masked: Words) -> bool:
