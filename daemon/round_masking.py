@@ -195,11 +195,11 @@ def apply_sum(
     masked = _read_sum(sum_path, terms.ring, terms.values, sum_digest)
     unmasking = Unmasking(roster, Outcome(survivors, dropouts), masked)
     wrong = _take_shares(unmasking, opened)
-    integers = unmasking.finish().astype(np.int64)
-    wrong += [
-        f"the share of a secret of {owner} is wrong, as it came from {holder}"
-        for holder, owner in unmasking.unfit
-    ]
+    try:
+        integers = unmasking.finish().astype(np.int64)
+    except CryptoError as error:
+        raise CryptoError("; ".join((str(error), *wrong, *_unfit(unmasking)))) from error
+    wrong += _unfit(unmasking)
     del masked, unmasking  # its words: no longer needed beside what is made of the integers
     applied = apply_integers(
         integers,
@@ -228,6 +228,13 @@ def _take_shares(unmasking: Unmasking, opened: Mapping[str, Mapping[str, bytes]]
         except CryptoError as error:
             wrong.append(f"the shares that came from {site} were refused: {error}")
     return wrong
+
+
+def _unfit(unmasking: Unmasking) -> list[str]:
+    return [
+        f"the share of a secret of {owner} is wrong, as it came from {holder}"
+        for holder, owner in unmasking.unfit
+    ]
 
 
 # ---- the coordinator ---------------------------------------------------------

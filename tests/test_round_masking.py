@@ -240,6 +240,9 @@ def test_shares_of_the_wrong_secret_open_nothing(attempt: Attempt) -> None:
     for few in ({}, {site: opened[site] for site in ("s00", "s02")}):
         with pytest.raises(CryptoError, match="sites have opened their shares, 3 are needed"):
             attempt.apply("s02", (survivors, dropouts), few)
+    refused = r"2 sites have opened .*; the shares that came from s01 were refused: s01 has opened"
+    with pytest.raises(CryptoError, match=refused):
+        attempt.apply("s02", (survivors, dropouts), {**opened, "s01": {}})
     attempt.apply("s02", (survivors, dropouts), opened)
 
 
