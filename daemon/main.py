@@ -29,7 +29,7 @@ from crypto.quantize import CryptoError
 from daemon import faultpoints, round_crypto
 from daemon.attempts import AttemptLog
 from daemon.audit import DAEMON, AuditLog
-from daemon.audit_chain import AuditError
+from daemon.audit_chain import HEAD_FILE, AuditError
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.curve import Curve
@@ -385,7 +385,8 @@ class Daemon:
         )
 
     async def _open_audit(self, node: Node, stack: AsyncExitStack) -> AuditLog:
-        audit = await asyncio.to_thread(AuditLog, self._settings.site.state_dir / "audit")
+        state = self._settings.site.state_dir
+        audit = await asyncio.to_thread(AuditLog, state / "audit", head_file=state / HEAD_FILE)
         stack.callback(audit.close)
         stack.push_async_callback(audit.record_or_owe, DAEMON, "stop", "done")
         await audit.record_or_owe(
