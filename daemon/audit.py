@@ -35,7 +35,8 @@ from daemon.audit_chain import (
     BreakRecord,
     Chain,
     Head,
-    digest_of_break,
+    break_before,
+    digest_of_all,
     is_at,
     line_of,
     lost_end,
@@ -250,16 +251,18 @@ class AuditLog:
         """Record breaks that no entry records; the log goes on from where it should have ended."""
         chain, breaks = self._chain, self._chain.unrecorded
         old = (chain.seq + len(chain.unread), chain.head)
-        if self._noted is not None and not at_head and self._noted[0] >= chain.seq:
-            old = self._noted
-        end: Break | None = None
-        if chain.unread_from is not None:
-            end = chain.unread_end
-        elif self._noted is not None and not at_head:
-            end = lost_end(self._noted, chain, self._path)
+        lost: Break | None = None
+        if self._noted is not None and not at_head:
+            lost = lost_end(self._noted, chain, self._path)
+            old = self._noted if self._noted[0] >= chain.seq else old
+        path, line = chain.last_line or (self._path, 0)
+        end = break_before(chain, (old[0] + 1, old[1].hex()), path, line + 1)
         if end is not None:
-            end.digest = digest_of_break(chain.head, old[1], read_over(chain))
-            breaks.append(end)
+            end.why = lost.why if lost is not None and not chain.altered else end.why
+            chain.breaks.append(end)
+            read_over(chain)
+        if found := end or lost:
+            breaks.append(found)
         if not breaks:
             return
         chain.seq, chain.head = old
@@ -269,7 +272,9 @@ class AuditLog:
             "why": breaks[0].why,
             "after": breaks[0].after,
             "breaks": len(breaks),
-            "head": (old if at_head or self._noted is None else self._noted)[1].hex(),
+            "head": (self._noted if lost is not None and self._noted else old)[1].hex(),
+            "first": chain.first or old[0] + 1,
+            "state": digest_of_all(chain.breaks),
             "digests": [one.digest for one in breaks],
         }
         self._append(DAEMON, BROKEN, "recorded", objects)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,7 @@ _NOTED: Final = re.compile(rb'\{"entries":(\d{1,19}),"head":"([0-9a-f]{64})"\}\n
 _NOTED_BYTES: Final = 128  # more than the longest takes
 _DOMAIN: Final = b"hanse-audit-v1\0"
 _LINE: Final = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
+_HASH: Final = re.compile("[0-9a-f]{64}")
 _FIELDS: Final = {
     "seq": int,
     "time": str,
@@ -82,7 +83,8 @@ class BreakRecord:
     """The entry by which the daemon recorded breaks, and who has acknowledged it.
 
     ``breaks`` were found together; file, line and why are the first one's. ``head`` is the
-    hash with which the log ended, or should have, when they were found.
+    hash with which the log ended, or should have, when they were found. ``state`` is the
+    digest of all breaks in the log by then, whose first entry was ``first``.
     """
 
     entry: int
@@ -92,6 +94,8 @@ class BreakRecord:
     why: str
     breaks: int
     head: str
+    first: int
+    state: str
     digests: frozenset[str]
     acknowledged_by: str = ""  # actor, and the user's name where it is known
     acknowledged_at: str = ""
@@ -137,16 +141,18 @@ class Chain:
         """Recorded breaks that no person has acknowledged."""
         return [record for record in self.records if not record.acknowledged_by]
 
-    def learn(self, entry: Mapping[str, Any]) -> None:
-        """Take note of an entry that records breaks or acknowledges them."""
+    def learn(self, entry: Mapping[str, Any]) -> bool:
+        """Take note of an entry that records breaks (True) or acknowledges them."""
         if entry["action"] == BROKEN and (record := _record(entry)) is not None:
             self.records.append(record)
-        elif entry["action"] == ACKNOWLEDGED:
+            return True
+        if entry["action"] == ACKNOWLEDGED:
             seen, name = entry["objects"].get("breaks"), entry["objects"].get("user")
             by = f"{entry['actor']} ({name})" if name else entry["actor"]
             for record in self.unacknowledged:
                 if isinstance(seen, list) and record.entry in seen:
                     record.acknowledged_by, record.acknowledged_at = by, entry["time"]
+        return False
 
 
 def _record(entry: Mapping[str, Any]) -> BreakRecord | None:
@@ -154,22 +160,21 @@ def _record(entry: Mapping[str, Any]) -> BreakRecord | None:
 
     Whoever can write the log can write this, too; it must not break what shows it.
     """
-    objects = entry["objects"]
-    file, line, why, breaks, head, digests = (
-        objects.get(name) for name in ("file", "line", "why", "breaks", "head", "digests")
-    )
-    texts, numbers = (entry["time"], file, why), (line, breaks)
+    told, digests = entry["objects"], entry["objects"].get("digests")
+    texts = {"time": entry["time"], **{name: told.get(name) for name in ("file", "why")}}
+    numbers = {name: told.get(name) for name in ("line", "breaks", "first")}
+    hashes = {name: told.get(name) for name in ("head", "state")}
     formed = (
-        all(isinstance(text, str) and text.isprintable() and len(text) < 500 for text in texts)
-        and all(isinstance(number, int) and 0 < number <= _LAST_NUMBER for number in numbers)
+        all(isinstance(text, str) and text.isprintable() for text in texts.values())
+        and sum(len(text) for text in texts.values()) < 1000
+        and all(isinstance(n, int) and 0 < n <= _LAST_NUMBER for n in numbers.values())
+        and all(isinstance(one, str) and _HASH.fullmatch(one) for one in hashes.values())
         and isinstance(digests, list)
-        and isinstance(head, str)
-        and re.fullmatch(r"[0-9a-f]{64}", head) is not None
     )
     if not formed:
         return None
     known = frozenset(digest for digest in digests if isinstance(digest, str) and digest)
-    return BreakRecord(entry["seq"], entry["time"], file, line, why, breaks, head, known)
+    return BreakRecord(entry=entry["seq"], digests=known, **texts, **numbers, **hashes)
 
 
 def hash_of(previous: bytes, body: bytes) -> bytes:
@@ -261,7 +266,8 @@ def walk(
                 _follow(chain, entry, path, number, lost if number == 1 else None)
                 if line == raw and not (torn_end and path == paths[-1]):
                     _cut_line(chain, path, number)
-                chain.learn(entry)
+                if chain.learn(entry):
+                    _changed_since(chain, path, number)
                 yield entry
     if chain.unread_end is not None and not torn_end:
         chain.breaks.append(chain.unread_end)
@@ -299,34 +305,62 @@ def _follow(
     chain: Chain, entry: Mapping[str, Any], path: Path, number: int, lost: Path | None
 ) -> None:
     """Go on with ``entry``, which may be the first behind a break; ``lost``: a segment before."""
-    previous, seq = bytes.fromhex(entry["previous"]), entry["seq"]
+    found = break_before(chain, (entry["seq"], entry["previous"]), path, number, lost)
+    if found is not None:
+        chain.breaks.append(found)
+        read_over(chain)
+    chain.first = chain.first or entry["seq"]
+    chain.seq, chain.head = entry["seq"], bytes.fromhex(entry["hash"])
+
+
+def break_before(
+    chain: Chain, entry: tuple[int, str], path: Path, number: int, lost: Path | None = None
+) -> Break | None:
+    """The break in front of an entry of this number, after this hash, at that line; or None."""
+    seq, previous = entry[0], bytes.fromhex(entry[1])
     why = ""
     if chain.unread_from is not None:
         path, number = chain.unread_from
         no_entry = "this is no entry, and the next one does not account for it"
         why = _ALTERED if chain.altered else no_entry
     elif not chain.first:
-        why = (
-            "the first entry does not begin a log" if (seq == 1) != (previous == BEGINNING) else ""
-        )
+        # Older segments may be kept elsewhere; the first one begins with the first entry.
+        begins = (seq == 1) == (previous == BEGINNING) and (seq == 1 or number_of(path) > 1)
+        why = "" if begins else "the first entry does not begin a log"
     elif previous != chain.head or seq != chain.seq + 1:
         why = f"entry {seq} does not follow entry {chain.seq}: one was removed, inserted or moved"
         path, number, why = (lost, 1, "it is missing: put it back") if lost else (path, number, why)
-    if why:
-        after = chain.seq
-        digest = digest_of_break(chain.head, previous, read_over(chain))
-        chain.breaks.append(Break(path, number, why, after, digest))
-    chain.first = chain.first or seq
-    chain.seq, chain.head = seq, bytes.fromhex(entry["hash"])
+    if not why:
+        return None
+    digest = _digest_of_break(chain.head, previous, b"\n".join(chain.unread))
+    return Break(path, number, why, chain.seq, digest)
+
+
+def _changed_since(chain: Chain, path: Path, number: int) -> None:
+    """What the last record saw of the log must be there as it was.
+
+    A break says what is right before it and behind it. Where breaks stand close together
+    whole entries between them could go, and only take breaks away.
+    """
+    record, now = chain.records[-1], digest_of_all(chain.breaks)
+    if record.first == chain.first and record.state != now:
+        why = "the log was changed where this entry, or one before it, records that it is broken"
+        digest = _digest_of_break(chain.head, chain.head, now.encode())
+        chain.breaks.append(Break(path, number, why, chain.seq, digest))
+
+
+def digest_of_all(breaks: Iterable[Break]) -> str:
+    """Of all breaks of a log up to some entry."""
+    return hashlib.sha256(_BREAK_DOMAIN + b"".join(b.digest.encode() for b in breaks)).hexdigest()
 
 
 def _cut_line(chain: Chain, path: Path, number: int) -> None:
     why = "the line's end is missing: a crash, or it was cut"
-    digest = digest_of_break(chain.head, chain.head, b"no end")
+    digest = _digest_of_break(chain.head, chain.head, b"no end")
     chain.breaks.append(Break(path, number, why, chain.seq, digest))
 
 
-def digest_of_break(head: bytes, previous: bytes, unread: bytes) -> str:
+def _digest_of_break(head: bytes, previous: bytes, unread: bytes) -> str:
     """Of a break: the hash before it, the one that the next entry names, and what is between.
 
     Whoever changes an entry on either side, or what is between, makes it another break.
