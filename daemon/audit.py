@@ -278,6 +278,7 @@ class AuditLog:
             "digests": [one.digest for one in breaks],
         }
         self._append(DAEMON, BROKEN, "recorded", objects)
+        self._reminded = None  # today's reminder did not speak of this one
 
     def _remind(self) -> None:
         """Say once a day, and at each start, what nobody has acknowledged."""
