@@ -15,6 +15,7 @@ import peers.tls_floor  # noqa: F401  before grpc, see there
 import asyncio
 import math
 import os
+import pwd
 import shutil
 import socket
 import time
@@ -31,8 +32,8 @@ import grpc.aio
 import structlog
 
 from config.settings import LearningSettings, RetrieverSettings, RobustSettings, TrainingSettings
-from daemon.audit import Action, AuditLog
-from daemon.audit_chain import AuditError
+from daemon.audit import LOOK_AT_IT, Action, AuditLog
+from daemon.audit_chain import AuditError, BreakRecord
 from daemon.collection import NotIndexedYet
 from daemon.control_learning import LearningCalls
 from daemon.curve import Curve
@@ -67,6 +68,7 @@ log = structlog.get_logger()
 _MESSAGE_BYTES = 32 << 20
 _ROUNDS_A_REPLY = 500  # a certificate of many sites is some 10 KiB; a reply has 32 MiB
 _CHAIN_PART = 100
+_BREAKS_A_REPLY = 20
 _REFUSALS = (
     RunRefused,
     NotIndexedYet,
@@ -367,18 +369,52 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
             encoder=around.retriever.encoder,
-            last_error=around.audit.trouble or node.last_error or node.collection.last_error,
+            last_error=self._last_error(),
             audit_entries=audit_entries,
             audit_head=audit_head,
             authority_expires_unix_s=_unix_s(node.trust.not_after),
-            warnings=warnings(expiries(node.identity, node.trust, seen)),
+            warnings=[*self._broken(), *warnings(expiries(node.identity, node.trust, seen))],
+            audit_breaks=[_break(record) for record in self._open_breaks()],
         )
+
+    def _open_breaks(self) -> list[BreakRecord]:
+        """Not acknowledged; the oldest, for whoever can write the log can make it many."""
+        return self._audit.broken[:_BREAKS_A_REPLY]
+
+    def _broken(self) -> list[str]:
+        """Breaks of the audit log that no person has acknowledged, in words."""
+        return [f"the audit log is broken at {r.text}: {LOOK_AT_IT}" for r in self._open_breaks()]
+
+    def _last_error(self) -> str:
+        """A broken audit log must not hide an attempt's error, nor the other way round."""
+        others = self._node.last_error or self._node.collection.last_error
+        if self._audit.trouble or not self._audit.broken:
+            return self._audit.trouble or others
+        return "; ".join([self._broken()[0], *([others] if others else [])])
+
+    async def AcknowledgeBreaks(
+        self, request: control.AcknowledgeBreaksRequest, context: Context
+    ) -> control.AcknowledgeBreaksReply:
+        """A person has looked; the breaks stay in the log, and are warned of no longer."""
+        records = {record.entry: record for record in self._audit.broken}
+        asked = sorted(set(request.entries))
+        if not asked or not records.keys() >= set(asked):
+            unknown = ", ".join(str(entry) for entry in asked if entry not in records)
+            cause = f"no break waits to be acknowledged at entry {unknown or '(none was named)'}"
+            await _refuse(context, cause, "`fedctl status` lists those that do")
+        user = await asyncio.to_thread(_user_name, self._actor)
+        try:
+            await self._audit.record(self._actor, "acknowledge", "done", breaks=asked, **user)
+        except AuditError as error:
+            await _refuse(context, str(error))
+        return control.AcknowledgeBreaksReply(breaks=[_break(records[entry]) for entry in asked])
 
     async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
         """The other sites, as this one sees them."""
         node, now = self._node, time.monotonic()
         peers = node.transport.statistics()
-        reply = control.PeersReply(warnings=warnings(expiries(node.identity, node.trust, peers)))
+        expiring = warnings(expiries(node.identity, node.trust, peers))
+        reply = control.PeersReply(warnings=[*self._broken(), *expiring])
         rejected = await asyncio.to_thread(node.store.rejected_rounds)
         desk = node.desk.desk if node.desk else None
         for site, seen in peers.items():
@@ -450,6 +486,26 @@ class ControlService(LearningCalls):  # its method names are control.proto's
 async def _refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
     text = f"{cause}\n{remedy}" if remedy else cause
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+def _break(record: BreakRecord) -> control.AuditBreak:
+    return control.AuditBreak(
+        entry=record.entry,
+        found=record.time,
+        file=record.file,
+        line=record.line,
+        why=record.why,
+        breaks=record.breaks,
+        head=bytes.fromhex(record.head),
+    )
+
+
+def _user_name(actor: str) -> dict[str, str]:
+    """What this machine calls a user; uids are given to somebody else some day."""
+    try:
+        return {"user": pwd.getpwuid(int(actor.removeprefix("uid:"))).pw_name}
+    except KeyError:
+        return {}
 
 
 def _unix_s(moment: datetime | None) -> int:

@@ -1,9 +1,9 @@
 """`fedd`: settings -> wiring -> signals -> systemd.
 
 One asyncio process. It starts in an order in which nothing is promised before
-it can be kept: settings, identity and manifest (refused at once if wrong), the
-retriever's description, durable state, peers, the control socket, and only then
-READY.
+it can be kept: settings, the state folder's lock, identity and manifest (refused at
+once if wrong), the retriever's description, durable state, peers, the control
+socket, and only then READY.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from crypto.quantize import CryptoError
 from daemon import faultpoints, round_crypto
 from daemon.attempts import AttemptLog
 from daemon.audit import DAEMON, AuditLog
-from daemon.audit_chain import AuditError, Break
+from daemon.audit_chain import HEAD_FILE, AuditError
 from daemon.collection import Collection, CollectionSettings
 from daemon.control import ControlError, ControlSocket, Surroundings
 from daemon.curve import Curve
@@ -50,6 +50,7 @@ from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.retrieval.schema import LibraryError
 from daemon.spreading import Spreading
 from daemon.stage_two import StageTwo
+from daemon.state_lock import StateError, StateInUse, locked
 from daemon.store import Store, StoreError
 from daemon.versions import sweep
 from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
@@ -68,9 +69,10 @@ from peers.transport import KeepInTouch, Limits, ListenError, Terms, Transport
 log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
-_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, Break)
+_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, StateInUse)
 _REFUSALS = (
     *_MISCONFIGURED,
+    StateError,
     StoreError,
     AuditError,
     LedgerError,
@@ -268,7 +270,7 @@ class Daemon:
             arriving=state / "spool" / "arriving",
             residual=state / "residual.npy",
         )
-        store = await asyncio.to_thread(_open_state, state)
+        store = await asyncio.to_thread(Store, state / "state.sqlite3")
         stack.callback(store.close)
         ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
         stack.callback(ledger.close)
@@ -388,7 +390,8 @@ class Daemon:
         )
 
     async def _open_audit(self, node: Node, stack: AsyncExitStack) -> AuditLog:
-        audit = await asyncio.to_thread(AuditLog, self._settings.site.state_dir / "audit")
+        state = self._settings.site.state_dir
+        audit = await asyncio.to_thread(AuditLog, state / "audit", head_file=state / HEAD_FILE)
         stack.callback(audit.close)
         stack.push_async_callback(audit.record_or_owe, DAEMON, "stop", "done")
         await audit.record_or_owe(
@@ -511,16 +514,6 @@ def _retriever_spec(settings: Settings) -> RetrieverSpec:
     )
 
 
-def _open_state(state: Path) -> Store:
-    try:
-        state.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"cannot make the folder {state}: {error.strerror}; check [site] state_dir and its disk"
-        ) from error
-    return Store(state / "state.sqlite3")
-
-
 def _limits(wanted: LimitsSettings) -> Limits:
     """The operator's limits, within what the system gives us.
 
@@ -554,8 +547,9 @@ def _traffic(transport: Transport) -> tuple[int, int]:
 def main(tap: Tap | None = None) -> None:
     """Entry point of `fedd`.
 
-    Exit code 0 after SIGTERM; 78 (EX_CONFIG) when a person must change a file
-    first, so that systemd does not try again; 2 when trying again may help.
+    Exit code 0 after SIGTERM; 78 (EX_CONFIG) when a person must act first (change a file,
+    stop the other daemon of this state), so that systemd does not try again; 2 when trying
+    again may help.
     """
     parser = argparse.ArgumentParser(
         prog="fedd", description="Daemon of one site in a Hanse federation."
@@ -570,7 +564,9 @@ def main(tap: Tap | None = None) -> None:
     try:
         settings = load(arguments.config)
         configure_logging(settings.log.level, settings.log.format)
-        asyncio.run(_run(Daemon(settings, tap)))
+        # Before anything in the folder is read, and until the last thread and worker is gone.
+        with locked(settings.site.state_dir):
+            asyncio.run(_run(Daemon(settings, tap)))
     except _REFUSALS as refusal:
         print(f"fedd: {refusal}", file=sys.stderr)
         sys.exit(os.EX_CONFIG if isinstance(refusal, _MISCONFIGURED) else 2)

@@ -72,6 +72,7 @@ class StatusReply(_message.Message):
     AUTHORITY_EXPIRES_UNIX_S_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     PAIRS_VALID_FIELD_NUMBER: _builtins.int
+    AUDIT_BREAKS_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -119,7 +120,7 @@ class StatusReply(_message.Message):
     encoder: _builtins.str
     """hub id or path, as configured"""
     last_error: _builtins.str
-    """of the last failed attempt; empty when none"""
+    """a broken audit log, and that of the last failed attempt; empty when none"""
     audit_entries: _builtins.int
     """in the audit log"""
     audit_head: _builtins.bytes
@@ -134,7 +135,11 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """certificates that expire within 30 days, ours, peers' and the authority's"""
+        """certificates that expire within 30 days, ours, peers' and the authority's; breaks of the audit log"""
+
+    @_builtins.property
+    def audit_breaks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditBreak]:
+        """of the audit log, that no person has acknowledged"""
 
     def __init__(
         self,
@@ -169,14 +174,105 @@ class StatusReply(_message.Message):
         authority_expires_unix_s: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         pairs_valid: _builtins.int = ...,
+        audit_breaks: _abc.Iterable[Global___AuditBreak] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class AuditBreak(_message.Message):
+    """Where the audit log is not what was written; of several found together, the first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    BREAKS_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    entry: _builtins.int
+    """of the audit log, by which fedd recorded it"""
+    found: _builtins.str
+    """when it did: ISO 8601, UTC"""
+    file: _builtins.str
+    """segment of the log"""
+    line: _builtins.int
+    """of that file"""
+    why: _builtins.str
+    """what is wrong there"""
+    breaks: _builtins.int
+    """found together"""
+    head: _builtins.bytes
+    """32 bytes: hash with which the log ended then, or should have"""
+    def __init__(
+        self,
+        *,
+        entry: _builtins.int = ...,
+        found: _builtins.str = ...,
+        file: _builtins.str = ...,
+        line: _builtins.int = ...,
+        why: _builtins.str = ...,
+        breaks: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaks", b"breaks", "entry", b"entry", "file", b"file", "found", b"found", "head", b"head", "line", b"line", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditBreak: _TypeAlias = AuditBreak  # noqa: Y015
+
+@_typing.final
+class AcknowledgeBreaksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of AuditBreak, at least one"""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgeBreaksRequest: _TypeAlias = AcknowledgeBreaksRequest  # noqa: Y015
+
+@_typing.final
+class AcknowledgeBreaksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BREAKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def breaks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditBreak]:
+        """acknowledged"""
+
+    def __init__(
+        self,
+        *,
+        breaks: _abc.Iterable[Global___AuditBreak] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaks", b"breaks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgeBreaksReply: _TypeAlias = AcknowledgeBreaksReply  # noqa: Y015
 
 @_typing.final
 class PeersRequest(_message.Message):

@@ -119,6 +119,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
                 _registered_method=True)
+        self.AcknowledgeBreaks = channel.unary_unary(
+                '/hanse.control.v1.Control/AcknowledgeBreaks',
+                request_serializer=proto_dot_control__pb2.AcknowledgeBreaksRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.AcknowledgeBreaksReply.FromString,
+                _registered_method=True)
         self.Personalise = channel.unary_stream(
                 '/hanse.control.v1.Control/Personalise',
                 request_serializer=proto_dot_control__pb2.PersonaliseRequest.SerializeToString,
@@ -240,6 +245,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcknowledgeBreaks(self, request, context):
+        """A person has looked at breaks of the audit log; recorded in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Personalise(self, request, context):
         """Fit this site's query encoder to its pairs, for the version that answers; to hang up
         gives it up, and nothing has changed then.
@@ -335,6 +347,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.AuditEmbeddings,
                     request_deserializer=proto_dot_control__pb2.AuditEmbeddingsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.AuditEmbeddingsProgress.SerializeToString,
+            ),
+            'AcknowledgeBreaks': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcknowledgeBreaks,
+                    request_deserializer=proto_dot_control__pb2.AcknowledgeBreaksRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.AcknowledgeBreaksReply.SerializeToString,
             ),
             'Personalise': grpc.unary_stream_rpc_method_handler(
                     servicer.Personalise,
@@ -801,6 +818,33 @@ class Control:
             '/hanse.control.v1.Control/AuditEmbeddings',
             proto_dot_control__pb2.AuditEmbeddingsRequest.SerializeToString,
             proto_dot_control__pb2.AuditEmbeddingsProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcknowledgeBreaks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/AcknowledgeBreaks',
+            proto_dot_control__pb2.AcknowledgeBreaksRequest.SerializeToString,
+            proto_dot_control__pb2.AcknowledgeBreaksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,8 @@ class ControlStub:
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _grpc.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]
     """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    AcknowledgeBreaks: _grpc.UnaryUnaryMultiCallable[_control_pb2.AcknowledgeBreaksRequest, _control_pb2.AcknowledgeBreaksReply]
+    """A person has looked at breaks of the audit log; recorded in it."""
     Personalise: _grpc.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]
     """Fit this site's query encoder to its pairs, for the version that answers; to hang up
     gives it up, and nothing has changed then.
@@ -99,6 +101,8 @@ class ControlAsyncStub(ControlStub):
     """How the committed versions did on this site's own validation pairs."""
     AuditEmbeddings: _aio.UnaryStreamMultiCallable[_control_pb2.AuditEmbeddingsRequest, _control_pb2.AuditEmbeddingsProgress]  # type: ignore[assignment]
     """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+    AcknowledgeBreaks: _aio.UnaryUnaryMultiCallable[_control_pb2.AcknowledgeBreaksRequest, _control_pb2.AcknowledgeBreaksReply]  # type: ignore[assignment]
+    """A person has looked at breaks of the audit log; recorded in it."""
     Personalise: _aio.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]  # type: ignore[assignment]
     """Fit this site's query encoder to its pairs, for the version that answers; to hang up
     gives it up, and nothing has changed then.
@@ -234,6 +238,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.AuditEmbeddingsProgress], _abc.AsyncIterator[_control_pb2.AuditEmbeddingsProgress]]:
         """What could be read out of this site's embeddings, measured: takes minutes. Hanging up ends it."""
+
+    @_abc_1.abstractmethod
+    def AcknowledgeBreaks(
+        self,
+        request: _control_pb2.AcknowledgeBreaksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.AcknowledgeBreaksReply, _abc.Awaitable[_control_pb2.AcknowledgeBreaksReply]]:
+        """A person has looked at breaks of the audit log; recorded in it."""
 
     @_abc_1.abstractmethod
     def Personalise(

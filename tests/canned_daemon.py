@@ -72,6 +72,7 @@ class CannedDaemon(ControlServicer):
         ]
         self.judged: control.EvaluateReply | None = judged_retrieval()
         self.left = threading.Event()  # who built pairs, or evaluated, is gone
+        self.breaks: list[control.AuditBreak] = []
         self.rounds = [committed_round(1), committed_round(2)]
         self.training = [
             progress(round=1, phase="train", fraction=0.5, head_round=0),
@@ -102,8 +103,13 @@ class CannedDaemon(ControlServicer):
             resident_bytes=300 << 20,
             phase="idle",
             run=RUN,
+            audit_breaks=self.breaks,
             last_error="round 2.0: east [did not answer]\x1b[31m",
         )
+
+    def AcknowledgeBreaks(self, request: Any, context: Any) -> control.AcknowledgeBreaksReply:
+        self._hear(request, context)
+        return control.AcknowledgeBreaksReply(breaks=self.breaks)
 
     def Peers(self, request: Any, context: Any) -> control.PeersReply:
         self._hear(request, context)

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -284,12 +284,9 @@ class LiveFederation:
                 while True:
                     if site.process.returncode is not None:
                         raise AssertionError(f"{site.id} ended:\n{site.log}")
-                    try:
-                        status = await site.status()
-                    except grpc.aio.AioRpcError:
-                        status = control.StatusReply()
-                    if status.peers_connected == len(self.sites) - 1:
-                        break
+                    with suppress(grpc.aio.AioRpcError):  # not ready yet
+                        if (await site.status()).peers_connected == len(self.sites) - 1:
+                            break
                     await asyncio.sleep(0.1)
 
     async def ingest_all(self) -> None:

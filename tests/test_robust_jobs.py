@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.ckks import CryptoError, choose_measurable
+from crypto.ckks import CryptoError, DealtKey, choose_measurable
 from crypto.quantize import Float32
 from daemon import round_crypto
 from daemon.exchange import too_large
 from daemon.round_crypto import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
+from daemon.workers import Worker
 from peers import comparison
 from peers.robust import Selection
 from peers.roles import weights
@@ -39,13 +40,14 @@ def honest(seed: int) -> Float32:
 
 
 @pytest.fixture
-def keys() -> None:
+def keys() -> DealtKey:
     for left in [(2, 0), (2, 1), HOLDER, COORDINATOR]:
         round_crypto.forget(*left)
     dealt = round_crypto.deal_key(*HOLDER, len(SITES), 16, measurable=True)
     round_crypto.hold_context(
         *COORDINATOR, dealt.public, secret=False, contributors=7, bits=16, measurable=True
     )
+    return dealt
 
 
 def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]], int]:
@@ -81,7 +83,7 @@ def selected(
 
 @pytest.mark.parametrize("rule", [pb.ROBUST_NORM, pb.ROBUST_MULTI_KRUM])
 def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
-    tmp_path: Path, rule: pb.RobustRule.ValueType, keys: None
+    tmp_path: Path, rule: pb.RobustRule.ValueType, keys: DealtKey
 ) -> None:
     vectors = [honest(seed) for seed in range(1, 8)]
     vectors[2] *= 30
@@ -122,7 +124,7 @@ def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
 
 
 def test_a_malformed_update_is_refused_by_name_and_the_others_are_compared(
-    tmp_path: Path, keys: None
+    tmp_path: Path, keys: DealtKey
 ) -> None:
     uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
     raw = uploads[3][1].read_bytes()
@@ -135,7 +137,29 @@ def test_a_malformed_update_is_refused_by_name_and_the_others_are_compared(
     assert [site for site, _ in question.refused] == ["d", "g"]
 
 
-def test_only_a_key_holder_decrypts_products(tmp_path: Path, keys: None) -> None:
+async def test_key_holders_answer_with_equal_bits(tmp_path: Path, keys: DealtKey) -> None:
+    """Each in a process of its own: f + 1 equal answers decide, so equal they must be."""
+    uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
+    path = tmp_path / "products"
+    question = round_crypto.compare_updates(*COORDINATOR, uploads, SHAPE.total, path)
+    worker = Worker("crypto", threads=2)
+    try:
+        held = await worker.run(
+            round_crypto.hold_context,
+            *(*HOLDER, keys.secret),
+            secret=True,
+            contributors=7,
+            bits=16,
+            measurable=True,
+        )
+        assert held == hashlib.sha256(keys.secret).digest()
+        theirs = await worker.run(round_crypto.decrypt_products, *HOLDER, path, question.sites)
+    finally:
+        await worker.stop()
+    assert round_crypto.decrypt_products(*HOLDER, path, question.sites) == theirs
+
+
+def test_only_a_key_holder_decrypts_products(tmp_path: Path, keys: DealtKey) -> None:
     uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
     path = tmp_path / "products"
     question = round_crypto.compare_updates(*COORDINATOR, uploads, SHAPE.total, path)

@@ -15,7 +15,7 @@
     show.py        status, peers, rounds
     privacy.py     privacy
     chain.py       rounds verify
-    auditing.py    audit head, verify, show
+    auditing.py    audit head, verify, show, acknowledge
     exposing.py    audit embeddings
     demo.py        three sites on one machine; demo_sites.py their folders and processes
 

@@ -1,7 +1,8 @@
 """fedctl audit: who did what at this site, and whether the log of it is whole.
 
 The log is read from its files, so a daemon is not needed, and whoever verifies does not
-have to believe one. Only `head` asks the daemon, unless it is told where the files are.
+have to believe one. Only `head` asks the daemon, unless it is told where the files are,
+and `acknowledge`, which writes into the log.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from daemon.fedctl.show import ANSWER_WITHIN_S, columns, plain_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.audit_chain import Chain
+    from daemon.audit_chain import BreakRecord, Chain, Head
+    from proto.control_pb2 import AuditBreak
 
 audit_app = typer.Typer(help="The audit log: is it whole? And what could embeddings tell?")
 
@@ -53,7 +55,8 @@ def head(session: Session, state_dir: _StateDir = None) -> None:
     if state_dir is None:
         seq, digest = run(_head(session))
     else:
-        chain = _verified(_segments(session, state_dir, None))
+        paths = _segments(session, state_dir, None)
+        chain = _verified(paths, _beside(paths))
         seq, digest = chain.seq, chain.head
     plain = {"entries": seq, "head": digest.hex()}
     session.result(plain, lambda console: console.print(f"{seq} {digest.hex()}"))
@@ -76,35 +79,50 @@ def verify(
     head: Annotated[
         str, typer.Option(metavar="HASH", help="A head that was noted: it must be in the log.")
     ] = "",
-) -> None:
-    """Verify every entry: none altered, removed, inserted or moved; with --head, none cut off."""
+) -> Exit:
+    """Verify every entry: none altered, removed, inserted or moved; with --head, none cut off.
+
+    Exit code 3 when the log is broken and a person has acknowledged it.
+    """
     noted = _digest(head) if head else None
-    chain = _verified(_segments(session, state_dir, files), noted)
+    paths = _segments(session, state_dir, files)
+    # Before the log is read, to which a daemon may be writing.
+    chain = _verified(paths, None if files else _beside(paths), noted)
     plain = {
         "entries": chain.seq,
         "first": chain.first,
         "head": chain.head.hex(),
         "torn": chain.torn,
         "noted_head_found": None if noted is None else True,
+        "breaks": [_plain(record) for record in chain.records],
     }
     session.result(plain, lambda console: console.print(plain_text(_in_words(chain, noted))))
+    return Exit.PARTLY if chain.records else Exit.OK
 
 
-def _verified(paths: list[Path], noted: bytes | None = None) -> Chain:
-    from daemon.audit_chain import BEGINNING, Break, Chain, entries
+def _plain(record: BreakRecord) -> dict[str, Any]:
+    names = ("entry", "file", "line", "why", "breaks", "head", "acknowledged_by")
+    told = {name: getattr(record, name) for name in names}
+    return told | {"found": record.time, "acknowledged": record.acknowledged_at}
 
-    chain, found = Chain(), noted in (None, BEGINNING)
+
+def _verified(paths: list[Path], beside: Head | None, noted: bytes | None = None) -> Chain:
+    """The chain of a log that is whole, or whose breaks are all acknowledged.
+
+    ``beside``: the head that fedd noted beside the log; ``noted``: one that a person did.
+    """
+    from daemon.audit_chain import BEGINNING, Chain, is_at, lost_end, walk
+
+    chain, found, at_head = Chain(), noted in (None, BEGINNING), is_at(None, beside)
     try:
-        for entry in entries(paths, chain):
+        for entry in walk(paths, chain):
             found = found or entry["hash"] == (noted or b"").hex()
-    except Break as error:
-        raise CommandError(
-            f"the audit log breaks at {error}",
-            f"It is whole up to entry {chain.seq}. Keep the files as they are, compare them with "
-            "a backup and with heads that were noted",
-        ) from error
+            at_head = at_head or is_at(entry, beside)
     except OSError as error:
         raise _unreadable(error) from error
+    if beside is not None and not at_head and not chain.unrecorded:
+        chain.breaks.append(lost_end(beside, chain, paths[-1]))
+    _complain_of_breaks(chain)
     if not found:
         raise CommandError(
             f"the head that was noted is not in the log, which ends with entry {chain.seq} "
@@ -112,6 +130,27 @@ def _verified(paths: list[Path], noted: bytes | None = None) -> Chain:
             "Its end was cut off, or it was written anew: compare it with a backup",
         )
     return chain
+
+
+def _complain_of_breaks(chain: Chain) -> None:
+    """Raises CommandError unless each break is recorded and acknowledged."""
+    keep = "Keep the files as they are, compare them with a backup and with heads that were noted"
+    if unrecorded := chain.unrecorded:
+        first = unrecorded[0]
+        others = f" (and {len(unrecorded) - 1} more)" if unrecorded[1:] else ""
+        raise CommandError(
+            f"the audit log breaks at {first}{others}",
+            f"It is whole up to entry {first.after}. {keep}. fedd records it when it is started "
+            "next, and goes on",
+        )
+    if unacknowledged := chain.unacknowledged:
+        first_record = unacknowledged[0]
+        others = f", and others: {len(unacknowledged) - 1}" if unacknowledged[1:] else ""
+        raise CommandError(
+            f"the audit log breaks at {first_record.text} (recorded by entry {first_record.entry}, "
+            f"{first_record.time}{others})",
+            f"{keep}; then `fedctl audit acknowledge`",
+        )
 
 
 def _in_words(chain: Chain, noted: bytes | None) -> str:
@@ -124,9 +163,63 @@ def _in_words(chain: Chain, noted: bytes | None) -> str:
         parts.append(
             f"Torn by a crash, and accounted for by the entry after: {', '.join(chain.torn)}."
         )
+    parts += [_acknowledged(record) for record in chain.records]
     if noted is None:
         parts.append("Entries cut off at the end show only against a head that was noted (--head).")
     return " ".join(parts)
+
+
+def _acknowledged(record: BreakRecord) -> str:
+    return (
+        f"BROKEN at {record.text}; found {record.time} (entry {record.entry}), "
+        f"acknowledged by {record.acknowledged_by} {record.acknowledged_at}."
+    )
+
+
+@audit_app.command("acknowledge")
+@command
+def acknowledge(
+    session: Session,
+    entries: Annotated[
+        list[int] | None,
+        typer.Argument(
+            metavar="[ENTRY]...",
+            min=1,
+            help="Entries that record the breaks, as `fedctl status --json` shows them.",
+            show_default="all that wait",
+        ),
+    ] = None,
+) -> None:
+    """Say that you have looked at a broken log: recorded with your name, and warned of no more.
+
+    It stays broken, and `fedctl audit verify` shows that, and who acknowledged it.
+    """
+    from daemon.fedctl.output import as_plain
+
+    breaks = run(_acknowledge(session, entries or []))
+    session.result(
+        {"breaks": [as_plain(one) for one in breaks]}, lambda console: _show_breaks(console, breaks)
+    )
+
+
+async def _acknowledge(session: Session, entries: list[int]) -> list[AuditBreak]:
+    from proto.control_pb2 import AcknowledgeBreaksRequest, StatusRequest
+
+    async with connected(socket_path(session)) as daemon:
+        if not entries:
+            reply = await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
+            entries = [one.entry for one in reply.audit_breaks]
+        if not entries:
+            raise CommandError("no break of the audit log waits to be acknowledged")
+        request = AcknowledgeBreaksRequest(entries=entries)
+        return list((await daemon.AcknowledgeBreaks(request, timeout=ANSWER_WITHIN_S)).breaks)
+
+
+def _show_breaks(console: Console, breaks: list[AuditBreak]) -> None:
+    for one in breaks:
+        others = f" (and {one.breaks - 1} more)" if one.breaks > 1 else ""
+        text = f"Acknowledged: {one.file}, line {one.line}: {one.why}{others}; entry {one.entry}."
+        console.print(plain_text(text))
 
 
 @audit_app.command("show")
@@ -144,11 +237,16 @@ def show(
         typer.Option(metavar="WHO", help="Only theirs: uid:1000, site:birch, fedd, signal:HUP."),
     ] = "",
 ) -> None:
-    """Show the entries, oldest first, verified on the way; with --json an entry a line."""
-    after = _moment(since) if since else None
+    """Show the entries, oldest first, verified on the way; with --json an entry a line.
+
+    A log that is broken is shown as far as it can be read, and then complained of.
+    """
+    from daemon.audit_chain import Chain
+
+    after, chain = _moment(since) if since else None, Chain()
     chosen = (
         entry
-        for entry in _entries(_segments(session, state_dir, files))
+        for entry in _entries(_segments(session, state_dir, files), chain)
         if (not actor or entry["actor"] == actor)
         and (after is None or datetime.fromisoformat(entry["time"]) >= after)
     )
@@ -157,17 +255,14 @@ def show(
             write_json(entry)
     else:
         _show(session.console, list(chosen))
+    _complain_of_breaks(chain)
 
 
-def _entries(paths: list[Path]) -> Iterator[dict[str, Any]]:
-    from daemon.audit_chain import Break, entries
+def _entries(paths: list[Path], chain: Chain) -> Iterator[dict[str, Any]]:
+    from daemon.audit_chain import walk
 
     try:
-        yield from entries(paths)
-    except Break as error:
-        raise CommandError(
-            f"the audit log breaks at {error}", "`fedctl audit verify` says more"
-        ) from error
+        yield from walk(paths, chain)
     except OSError as error:
         raise _unreadable(error) from error
 
@@ -186,6 +281,8 @@ def _show(console: Console, chosen: list[dict[str, Any]]) -> None:
 
 def _value(value: object) -> str:
     text = str(value)
+    if isinstance(value, list) and len(text) > 64:
+        return str(len(value))
     return short(text) if len(text) == 64 else text
 
 
@@ -223,6 +320,20 @@ def _configured(session: Session) -> Path:
         return load(session.config).site.state_dir
     except SettingsError as error:
         raise CommandError(str(error), exit_code=Exit.USAGE) from error
+
+
+def _beside(paths: list[Path]) -> Head | None:
+    """The head that fedd noted beside the log, where it did."""
+    from daemon.audit_chain import HEAD_FILE, AuditError, read_noted
+
+    try:
+        return read_noted(paths[0].parent.with_name(HEAD_FILE))
+    except AuditError as error:
+        raise CommandError(
+            str(error), "To verify without it, name the segments instead of the folder"
+        ) from error
+    except OSError as error:
+        raise _unreadable(error) from error
 
 
 def _digest(text: str) -> bytes:
