@@ -47,6 +47,13 @@ class DealtKey:
     """A fresh round key: what the coordinator gets, and what each key holder gets.
 
     ``secret`` must only travel sealed for its receiver, and never be stored.
+
+    The dealer commits itself by signing the SHA-256 of both: who gets one of them
+    compares, so all key holders hold one key, and decrypt alike. The digest of
+    ``secret`` hides it. Behind a header that everybody knows stand the residues of the
+    secret polynomial alone, whose 8192 coefficients are uniform in -1, 0, 1: 12,984
+    bits, drawn from a seed of 512. Nor does the digest help anybody to test a guess:
+    the public key, which is b + a s with small coefficients, has always allowed that.
     """
 
     public: bytes

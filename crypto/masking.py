@@ -16,12 +16,18 @@ with both, y_u is x_u.
     1 keys       two X25519 keys and a commitment, signed         SiteKeys
     2 shares     both secrets, a sealed share of each for a peer  Dealer
     3 input      masked integers, once                            Contributor
-    4 survivors  signs the list of who is in the sum, one list    Contributor
-    5 opening    t signatures on that list: its shares of it      Contributor
+    4 statement  signs who is in the sum, and the masked sum      made by the protocol
+    5 opening    its shares for what was certified, one outcome   Contributor
+
+Step 4 is not made here: a quorum of sites signs one statement an attempt, which names
+the roster, the outcome and the masked sum's digest, and only behind that certificate
+may `Contributor.open` be asked. What holds without it, whatever a site is told: it
+opens for one outcome, and never both secrets of one site.
 
 An object of one step makes that of the next one, once: keys and masks serve a
-single attempt and a single input. The coordinator's side is crypto/unmasking.py.
-Everything here is in memory only; nothing is written to a disk.
+single attempt and a single input. What is done with masked inputs and opened shares
+is in crypto/unmasking.py. Everything here is in memory only; nothing is written to a
+disk.
 """
 
 from __future__ import annotations
@@ -38,23 +44,19 @@ from crypto import shamir
 from crypto.keystream import Words, add_masks
 from crypto.quantize import CryptoError, Int32
 from crypto.roster import (
-    MAX_SIGNATURE_BYTES,
     Advertisement,
     Roster,
     Terms,
-    Verify,
     advertised,
     agree,
     check_sites,
     commitment,
     derive,
-    names,
     text,
 )
 
 _CHANNEL = b"hanse-masking-channel-v1\0"
 _SHARES = b"hanse-masking-shares-v1\0"
-_SURVIVORS = b"hanse-masking-survivors-v1\0"
 
 _TAG_BYTES = 16
 SEALED_BYTES = 2 * shamir.SHARE_BYTES + _TAG_BYTES
@@ -87,17 +89,13 @@ def check_outcome(roster: Roster, sharers: tuple[str, ...], outcome: Outcome) ->
         )
     if set(outcome.survivors) | set(outcome.dropouts) != set(sharers):
         raise CryptoError("survivors and dropouts must be those that have shared secrets")
+    if strangers := set(sharers) - set(roster.sites):
+        raise CryptoError(f"{min(strangers)} has no keys in this attempt and cannot have shared")
     if len(outcome.survivors) < roster.terms.threshold:
         raise CryptoError(
             f"{len(outcome.survivors)} sites are in the sum, at least {roster.terms.threshold} "
             "must be: the attempt must fail"
         )
-
-
-def survivors_payload(roster: Roster, outcome: Outcome) -> bytes:
-    """What a site signs in step 4: this list, of these keys, and no other."""
-    lists = names(outcome.survivors) + names(outcome.dropouts)
-    return _SURVIVORS + roster.digest + lists
 
 
 # ---- step 1 ------------------------------------------------------------------
@@ -221,7 +219,7 @@ class Dealer:
         return pair
 
 
-# ---- steps 3 to 5 ------------------------------------------------------------
+# ---- steps 3 and 5 -----------------------------------------------------------
 
 
 class Contributor:
@@ -262,58 +260,29 @@ class Contributor:
         add_masks(words, [self._roster.self_mask(self._site, seed), *plus], minus)
         return words
 
-    def confirm(self, outcome: Outcome) -> bytes:
-        """Step 4: what the site's identity must sign to say that it was told this outcome.
-
-        From here on it stands behind no other one. Raises CryptoError when it has
-        confirmed another, or when the outcome may not be opened (see `open`).
-        """
-        self._settle_on(outcome)
-        return survivors_payload(self._roster, outcome)
-
-    def open(self, outcome: Outcome, signatures: Mapping[str, bytes], verify: Verify) -> Opened:
+    def open(self, outcome: Outcome) -> Opened:
         """Step 5: this site's shares of what the outcome needs, and of nothing else.
 
-        ``signatures`` are those of survivors under `survivors_payload`. Raises
-        CryptoError, and opens nothing, when the outcome is not one of this attempt's
-        sharers, asks for both secrets of a site, has too few survivors, lacks this
-        site or differs from the one that it stands behind, or when fewer than the
-        threshold have signed; what ``verify`` raises when a signature is not right.
+        Only for the outcome of a certified statement: nothing here can tell whether
+        all sites were told the same one. From here on this site opens no other.
+        Raises CryptoError, and opens nothing, when the outcome is not one of this
+        attempt's sharers, asks for both secrets of a site, has too few survivors,
+        lacks this site or differs from the one that it has opened.
         """
-        self._check(outcome)
-        if not set(signatures) <= set(outcome.survivors):
-            raise CryptoError("the outcome is signed by a site that is not in the sum")
-        if len(signatures) < self._roster.terms.threshold:
-            raise CryptoError(
-                f"{len(signatures)} sites have signed the outcome, "
-                f"{self._roster.terms.threshold} must have: somebody may have been told another"
-            )
-        payload = survivors_payload(self._roster, outcome)
-        for site, signature in signatures.items():
-            if len(signature) > MAX_SIGNATURE_BYTES:
-                raise CryptoError(f"a signature has at most {MAX_SIGNATURE_BYTES} bytes")
-            verify(site, signature, payload)
-        self._settle_on(outcome)
-        return Opened(
-            self._site,
-            {site: self._held[site][0] for site in outcome.survivors},
-            {site: self._held[site][1] for site in outcome.dropouts},
-        )
-
-    def _settle_on(self, outcome: Outcome) -> None:
-        """One outcome an attempt: a second one would ask for the other secret of somebody."""
-        self._check(outcome)
-        self._outcome = outcome
-
-    def _check(self, outcome: Outcome) -> None:
         check_outcome(self._roster, self.sharers, outcome)
         if self._site not in outcome.survivors or self._secrets is not None:
             raise CryptoError(f"{self._site} opens no sum that its own input is not in")
         if self._outcome not in (None, outcome):
             raise CryptoError(
-                "another outcome of this attempt was confirmed already: two of them would open "
+                "another outcome of this attempt was opened already: two of them would open "
                 "both secrets of a site"
             )
+        self._outcome = outcome
+        return Opened(
+            self._site,
+            {site: self._held[site][0] for site in outcome.survivors},
+            {site: self._held[site][1] for site in outcome.dropouts},
+        )
 
 
 # ---- sealing -----------------------------------------------------------------

@@ -30,7 +30,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,8 @@ TRAILING_INTEGERS = 2
 _CLIP_STEP = 0.2  # eta_C of Andrew et al. 2021, section 3.1
 
 LARGEST_MULTIPLIER = 1000.0
+
+_EXACT = Context(prec=40)
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def next_clip_norm(
     2021, Algorithm 1. ``units``: the sum's last integer.
     """
     share = (units / (mechanism.count_units * contributors) + 1.0) / 2.0
-    adapted = clip_norm * math.exp(-_CLIP_STEP * (min(max(share, 0.0), 1.0) - quantile))
+    adapted = clip_norm * _exp(-_CLIP_STEP * (min(max(share, 0.0), 1.0) - quantile))
     return min(max(adapted, 1e-9), 1e9)
 
 
@@ -268,7 +270,16 @@ def scheduled_multiplier(
     With ``floor`` = ``base`` the schedule is static.
     """
     distance = 50.0 if math.isnan(last_loss) else min(max(last_loss - threshold, -50.0), 50.0)
-    return max(floor, base / (1.0 + math.exp(-distance)) * decay**step)
+    return max(floor, base / (1.0 + _exp(-distance)) * float(_EXACT.power(Decimal(decay), step)))
+
+
+def _exp(exponent: float) -> float:
+    """e^x, from 40 digits rounded once: every site must find the same bits.
+
+    The C library's may differ in the last one from machine to machine, by its version
+    and by what instructions the processor has.
+    """
+    return float(_EXACT.exp(Decimal(exponent)))
 
 
 # ---- accounting -------------------------------------------------------------------

@@ -33,6 +33,7 @@ DIGEST_BYTES = 32
 MAX_SIGNATURE_BYTES = 80
 _MAX_COUNT = 2**62
 _CURVE_PRIME = 2**255 - 19
+_CURVE_ORDER = 2**252 + 27742317777372353535851937790883648493
 
 _TERMS = b"hanse-masking-terms-v1\0"
 _KEYS = b"hanse-masking-keys-v1\0"
@@ -237,8 +238,17 @@ class Roster:
         return hmac.compare_digest(promised, commitment(self.terms, site, seed))
 
     def is_mask_key(self, site: str, private: bytes) -> bool:
-        """Whether this is the private half of the mask key that a site has advertised."""
+        """Whether this is the private half of the mask key that a site has advertised.
+
+        The only one there is. All sites must rebuild masks alike, and a public key says
+        a scalar up to its sign: k and 8 l - k (l the order of the base point) have the
+        same, and agree on different secrets with a key on the curve's twist, which two
+        liars could advertise between them. Both are scalars of X25519 for no more than
+        2^-126 of them, so that no honest site's are: those are refused.
+        """
         public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+        if _scalar(private) <= 8 * _CURVE_ORDER - 2**254:
+            return False
         return public == self.advertisements[site].mask_key
 
 
@@ -275,6 +285,11 @@ def text(value: str) -> bytes:
 def names(sites: Sequence[str]) -> bytes:
     """A list of sites behind its length."""
     return struct.pack(">H", len(sites)) + b"".join(map(text, sites))
+
+
+def _scalar(private: bytes) -> int:
+    """RFC 7748 §5: the scalar that a private key stands for, 2^254 .. 2^255 - 8."""
+    return int.from_bytes(private, "little") & (2**254 - 8) | 2**254
 
 
 def _is_canonical(key: bytes) -> bool:

@@ -1,12 +1,17 @@
-"""The coordinator of a masked attempt: it relays, adds, and opens the sum alone.
+"""What becomes of masked inputs: the coordinator adds them, every site opens the sum.
 
-It holds no secret of anybody (as a participant it has those of any other site, in
-crypto/masking.py). What it gets from a site is checked before it is used, and a
-refusal names the site. Its objects follow the steps there:
+The objects follow the steps of crypto/masking.py:
 
-    Relay       step 2: passes sealed shares on; who dealt all of them is a sharer
-    MaskedSum   step 3: adds masked inputs, each once; memory is one sum
-    Unmasking   step 5: t sites' shares -> secrets -> masks -> the exact sum, in its place
+    Relay       step 2, coordinator: passes sealed shares on; who dealt all is a sharer
+    MaskedSum   step 3, coordinator: adds masked inputs, each once; memory is one sum
+    Unmasking   step 5, every site: t shares -> secrets -> masks -> the exact sum, in place
+
+Nobody opens the sum for the others: who unmasks alone can report any sum. Masked sum
+and shares go to all participants, and each takes the masks off for itself. That all
+get the same bits follows from what was certified before (roster, outcome, digest of
+the masked sum): a rebuilt secret must be the one that its owner has advertised, of
+which there is one, so there is one result or none, whichever shares a site was given.
+What comes from a site is checked before it is used, and a refusal names the site.
 """
 
 from __future__ import annotations
@@ -118,8 +123,8 @@ class MaskedSum:
         if self._closed or site not in self._sharers or site in self._added:
             raise CryptoError(f"a masked input of {site!r} is not due: it is in, or too late")
 
-    def close(self) -> Unmasking:
-        """No input is added any more: who is not in has dropped out.
+    def close(self) -> tuple[Outcome, Words]:
+        """No input is added any more: who is not in has dropped out. Outcome and masked sum.
 
         Raises CryptoError when too few are in.
         """
@@ -128,17 +133,31 @@ class MaskedSum:
         outcome = Outcome(survivors, dropouts)
         check_outcome(self._roster, self._sharers, outcome)
         self._closed = True
-        return Unmasking(self._roster, outcome, self._total)
+        return outcome, self._total
 
 
 class Unmasking:
     """A closed sum, and the shares that open it.
 
     ``unfit`` lists (holder, owner) whose share did not belong to the owner's secret,
-    as far as `finish` had to look: one of the two does not follow the protocol.
+    as far as `finish` had to look: one of the two, or who passed the share on, does
+    not follow the protocol.
     """
 
     def __init__(self, roster: Roster, outcome: Outcome, total: Words) -> None:
+        """``total``: the masked sum, whose memory becomes that of the result.
+
+        Raises CryptoError when the outcome is none that may be opened under this
+        roster, or the sum has not the form that its terms imply.
+        """
+        sharers = tuple(sorted({*outcome.survivors, *outcome.dropouts}))
+        check_outcome(roster, sharers, outcome)
+        terms = roster.terms
+        if total.dtype != terms.ring.dtype or total.shape != (terms.values,):
+            raise CryptoError(
+                f"the masked sum has {total.dtype} of shape {total.shape}; expected "
+                f"{terms.ring.dtype} of shape {(terms.values,)}"
+            )
         self._roster = roster
         self._total = total
         self._integers: Integers | None = None
@@ -233,6 +252,7 @@ class Unmasking:
                     self.unfit.append((left_out, owner))
                 return secret
         raise CryptoError(
-            f"the shares of a secret of {owner} do not fit what it advertised: {owner} or one of "
-            f"{', '.join(holders)} does not follow the protocol; the attempt must fail"
+            f"the shares of a secret of {owner} do not fit what it advertised: {owner}, one of "
+            f"{', '.join(holders)}, or who passed them on does not follow the protocol; this site "
+            "cannot open the sum"
         )

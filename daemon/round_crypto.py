@@ -3,7 +3,8 @@
 Plain functions with plain arguments, run in the crypto worker process. Keys,
 and the coordinator's running sum, live in this process's memory under their
 (round, attempt) and nowhere else; at most two attempts are held, older ones are
-forgotten. Nothing secret is ever written to a disk.
+forgotten. No key is ever written to a disk; this site's own integers are, for as
+long as the round may have to sum them again (daemon/kept_integers.py).
 
 The exchanged vector is the shared delta and one trailing value, the site's mean
 training loss divided by LOSS_BOUND: so the others only ever see the loss as a
@@ -67,6 +68,7 @@ from crypto.quantize import (
     scale_exponents,
     unpack,
 )
+from daemon.kept_integers import Kept, Making, keep, kept_residual, recall
 from daemon.learning import server_side
 from daemon.learning.terms import LearningError, ServerOptions
 from daemon.versions import read_whole_version, write_version
@@ -90,11 +92,14 @@ class Applied:
     """The new version's name, and the contributors' weighted mean training loss.
 
     ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
+    ``wrong_shares``: in masking mode, what was wrong with shares that could be done
+    without, for the log. They may differ from site to site; all else does not.
     """
 
     model_digest: bytes
     mean_loss: float
     next_clip_norm: float = 0.0
+    wrong_shares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,16 @@ class Summed:
     terms: NoiseTerms
     quantile: float
     contributors: int
+
+
+@dataclass(frozen=True)
+class Uploaded(BlobInfo):
+    """The update that was written: what a site signs as its contribution.
+
+    ``nonce``: of the tags behind it; at the coordinator, which makes none, empty.
+    """
+
+    nonce: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -172,11 +187,13 @@ def hold_context(
     contributors: int,
     bits: int,
     measurable: bool = False,
-) -> None:
+) -> bytes:
     """Take the dealer's context: the secret one at a key holder, the public one at the coordinator.
 
-    Raises CryptoError unless it is exactly what the round's plan implies, or when a
-    sum was claimed already: to hold the key anew would be to forget that claim.
+    Returns the SHA-256 (32 bytes) of the context that is held from now on, to compare
+    with what the dealer has signed (see `crypto.ckks.DealtKey`). Raises CryptoError
+    unless it is exactly what the round's plan implies, or when a sum was claimed
+    already: to hold the key anew would be to forget that claim.
     """
     before = _attempts.get((round, attempt))
     if before is not None and before.claimed is not None:
@@ -185,6 +202,7 @@ def hold_context(
     key = RoundKey(parameters, context, secret=secret)
     check_key = CheckKey(context, round, attempt) if secret else None
     _hold(round, attempt, _Attempt(parameters, key, check_key=check_key))
+    return hashlib.sha256(context).digest()
 
 
 def forget(round: int, attempt: int) -> None:
@@ -224,7 +242,8 @@ def encrypt_update(
     check: Check,
     noise: NoiseTerms | None = None,
     seeded: bool = True,
-) -> BlobInfo:
+    kept_path: Path | None = None,
+) -> Uploaded:
     """Quantise and encrypt this site's update under the attempt's key.
 
     With ``residual_path`` (for bits < 16) what rounding dropped in earlier
@@ -235,24 +254,33 @@ def encrypt_update(
     With ``noise`` the update is clipped, and this site's share of noise is added to
     the integers before anything is encrypted; there is no error feedback then.
 
+    With ``kept_path`` the integers are written there before anything is encrypted, and
+    where that file exists they are sent again as they are, noise, rounding and what
+    they leave of a residual included: nothing is read of the update then.
+
     Behind a key holder's update stand its tags (docs/decisions/0014); the coordinator
     keeps its own integers until the challenges come.
 
     Raises CryptoError when the update is missing, of the wrong length or not
-    finite, or when the agreed scale is too small for it.
+    finite, when the agreed scale is too small for it, or when what is kept was made
+    under another scale, weight, bits or noise, or is damaged.
     """
     held = _held(round, attempt)
     bits = held.parameters.packing.bits
-    integers = integers_of(update_path, sizes, weight, exponents, bits, residual_path, noise)
+    integers = integers_of(
+        update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
+    )
     blocks = (
         held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
     )
-    tags = b""
+    tags = nonce = b""
     if held.check_key is not None:
-        tags = held.check_key.tags(check, exponents, integers, os.urandom(NONCE_BYTES))
+        nonce = os.urandom(NONCE_BYTES)
+        tags = held.check_key.tags(check, exponents, integers, nonce)
     elif held.tally is not None:
         held.tally.own(integers)
-    return write_encrypted(out_path, held.parameters, integers.size, blocks, tags)
+    written = write_encrypted(out_path, held.parameters, integers.size, blocks, tags)
+    return Uploaded(written.digest, written.size, nonce)
 
 
 def integers_of(
@@ -263,25 +291,50 @@ def integers_of(
     bits: int,
     residual_path: Path | None,
     noise: NoiseTerms | None,
+    kept_path: Path | None = None,
 ) -> Int32 | Int64:
     """This site's update as the integers that are hidden and added, whatever hides them.
 
     Of the shared delta, and two of the loss. Arguments, the residual that is written
     and errors as in `encrypt_update`.
     """
-    delta, loss = _read_update(update_path, sizes)
+    fed_back = residual_path is not None and noise is None
     check_exponents(sizes, exponents)
+    making = Making(sizes, exponents, weight, bits, noise, fed_back)
+    kept = None if kept_path is None else recall(kept_path, making)
+    if kept is None:
+        kept = _made(update_path, sizes, weight, exponents, bits, residual_path, noise)
+        if kept_path is not None:
+            keep(kept_path, making, kept)
+    if residual_path is not None and kept.residual is not None:
+        # Also when they are sent again: an attempt between may have left its own there.
+        _write_residual(residual_path, kept.residual)
+    return kept.integers
+
+
+def _made(
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+    residual_path: Path | None,
+    noise: NoiseTerms | None,
+) -> Kept:
+    """New integers, and what they leave of the update and of the residual in use."""
+    delta, loss = _read_update(update_path, sizes)
     if noise is not None:
         mechanism = _agreed_mechanism(noise, bits, exponents)
-        return _noised(clipped_integers(delta, loss, weight, bits, mechanism), mechanism)
+        clipped = clipped_integers(delta, loss, weight, bits, mechanism)
+        return Kept(_noised(clipped, mechanism), None)
     delta = _with_residual(delta, residual_path)
     if residual_path is None:
         _check_scale(scale_exponents(delta, sizes, weight), exponents)
     integers = _quantised(delta, loss, sizes, weight, exponents, bits)
-    if residual_path is not None:
-        sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
-        _write_residual(residual_path, (delta - sent).astype(np.float32))
-    return integers
+    if residual_path is None:
+        return Kept(integers, None)
+    sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
+    return Kept(integers, (delta - sent).astype(np.float32))
 
 
 def _quantised(
@@ -310,14 +363,26 @@ def _agreed_mechanism(noise: NoiseTerms, bits: int, exponents: Sequence[int]) ->
     if any(exponent != mechanism.exponent for exponent in exponents):
         raise CryptoError(
             f"under this plan's noise every scale exponent is {mechanism.exponent}, the "
-            f"coordinator says {sorted(set(exponents))}: this attempt must fail"
+            f"agreed ones are {sorted(set(exponents))}: this attempt must fail"
         )
     return mechanism
 
 
-def keep_residual(residual_path: Path) -> None:
-    """The round is committed with this site's update: its residual replaces the old one."""
+def keep_residual(residual_path: Path, kept_path: Path | None = None) -> None:
+    """The round is committed with this site's update: its residual replaces the old one.
+
+    ``kept_path``: the integers that are in the committed sum. Where two attempts drew
+    integers of their own, what waits is what the later ones left, and only the file
+    says what those in the sum did. Raises CryptoError, the residual as it was, when
+    that file is damaged.
+    """
     pending = _pending(residual_path)
+    if kept_path is not None:
+        residual = kept_residual(kept_path)
+        if residual is None:
+            pending.unlink(missing_ok=True)
+        else:
+            _write_residual(residual_path, residual)
     if pending.exists():
         pending.rename(residual_path)
 
@@ -450,7 +515,9 @@ def apply_sum(
 
     Every key holder computes the same bits: the integers are exact, and the rest
     is one IEEE double operation after the other on each value, rounded to
-    float32 at the end. ``summed``: its noise; ``server``: what becomes of the mean.
+    float32 at the end; nothing is added up in an order that a library or the number
+    of threads decides, and nothing is left to a machine's mathematical library.
+    ``summed``: its noise; ``server``: what becomes of the mean.
     ``answer``: the coordinator's, to our `challenge`. Raises CryptoError when the sum is
     malformed, is no sum under this key, or this site is no key holder; UnprovenSum,
     which is one, when it is not what was claimed; VersionError when the parent is
@@ -614,6 +681,6 @@ def _check_scale(own: Sequence[int], agreed: Sequence[int]) -> None:
     for group, (ours, theirs) in enumerate(zip(own, agreed, strict=True)):
         if theirs < ours:
             raise CryptoError(
-                f"the coordinator's scale exponent {theirs} for group {group} is below ours, "
-                f"{ours}: it did not take the largest of all; this attempt must fail"
+                f"the agreed scale exponent {theirs} for group {group} is below ours, {ours}: "
+                "it is not the largest of all; this attempt must fail"
             )

@@ -5,13 +5,19 @@ of daemon/round_crypto.py. Secrets of an attempt live in this process's memory a
 nowhere else: when it ends, this site has dropped out of the attempt, and the others
 finish without it. Nothing here signs: the site's identity stays in the daemon, which
 signs what these jobs return.
+
+The coordinator adds what is masked and opens nothing alone. When a quorum has signed
+whose inputs are in which masked sum (`roster_digest`, `finish_sum`), each of those
+sites opens its shares (`open_shares`), and each participant takes the masks off for
+itself (`apply_sum`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +32,7 @@ from crypto.roster import KEY_BYTES, Advertisement, Roster, Terms, Verify
 from crypto.unmasking import MaskedSum, Unmasking
 from daemon.learning.terms import ServerOptions
 from daemon.round_crypto import FEDAVG, Applied, Summed, apply_integers, integers_of
+from daemon.workers import reads
 from peers.vectors import BlobInfo
 
 _ATTEMPTS_HELD = 2
@@ -54,20 +61,19 @@ class Believed:
 
 @dataclass
 class _Site:
-    """A participant's state: that of the last step done."""
+    """A participant's state: that of the last step done. ``roster``: what it dealt under."""
 
     terms: Terms
     believed: Believed
     state: SiteKeys | Dealer | Contributor
-    outcome: Outcome | None = None
+    roster: Roster | None = None
 
 
 @dataclass
 class _Sum:
-    """The coordinator's state."""
+    """The coordinator's state. ``total``: None once it is written."""
 
-    terms: Terms
-    total: MaskedSum | Unmasking
+    total: MaskedSum | None
 
 
 _sites: dict[tuple[int, int], _Site] = {}
@@ -101,7 +107,13 @@ def deal(round: int, attempt: int, contents: Mapping[str, bytes]) -> dict[str, b
     held = _held(round, attempt)
     roster = _roster(held.terms, contents, held.believed)
     held.state, sealed = _in_step(held, SiteKeys).deal(roster)
+    held.roster = roster
     return sealed
+
+
+def roster_digest(round: int, attempt: int) -> bytes:
+    """32 bytes that name the terms, and all keys under which this site has dealt its shares."""
+    return _dealt_under(_held(round, attempt)).digest
 
 
 def hold_shares(round: int, attempt: int, sealed: Mapping[str, bytes]) -> None:
@@ -121,40 +133,41 @@ def mask_update(
     residual_path: Path | None = None,
     *,
     noise: NoiseTerms | None = None,
+    kept_path: Path | None = None,
 ) -> BlobInfo:
     """Quantise and mask this site's update; as `round_crypto.encrypt_update`."""
     held = _held(round, attempt)
     contributor = _in_step(held, Contributor)
     bits = held.terms.bits
-    integers = integers_of(update_path, sizes, weight, exponents, bits, residual_path, noise)
+    integers = integers_of(
+        update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
+    )
     # Noise is made in 64 bits; the mask refuses what is beyond ±(2^(bits-1) - 1).
     return _write(out_path, contributor.mask(integers.astype(np.int32, casting="same_kind")))
 
 
-def confirm(
+def open_shares(
     round: int, attempt: int, survivors: tuple[str, ...], dropouts: tuple[str, ...]
-) -> bytes:
-    """What the identity must sign to confirm this outcome, the only one of the attempt."""
-    held = _held(round, attempt)
-    outcome = Outcome(survivors, dropouts)
-    payload = _in_step(held, Contributor).confirm(outcome)
-    held.outcome = outcome
-    return payload
+) -> dict[str, bytes]:
+    """This site's share of one secret of each site: what a certified outcome needs.
 
-
-def open_shares(round: int, attempt: int, signatures: Mapping[str, bytes]) -> dict[str, bytes]:
-    """This site's share of one secret of each site: what the confirmed outcome needs."""
-    held = _held(round, attempt)
-    if held.outcome is None:
-        raise CryptoError("nothing is opened for an outcome that this site was not told of")
-    verify = held.believed.verifier()
-    opened = _in_step(held, Contributor).open(held.outcome, signatures, verify)
+    Of survivors it is the seed's, of dropouts the mask key's. Raises CryptoError for an
+    outcome that may not be opened, and for a second one of the attempt.
+    """
+    contributor = _in_step(_held(round, attempt), Contributor)
+    opened = contributor.open(Outcome(survivors, dropouts))
     return {**opened.seeds, **opened.mask_keys}
 
 
+@reads("the coordinator's masked sum")
 def apply_sum(
-    terms: Terms,
+    round: int,
+    attempt: int,
+    survivors: tuple[str, ...],
+    dropouts: tuple[str, ...],
+    opened: Mapping[str, Mapping[str, bytes]],
     sum_path: Path,
+    sum_digest: bytes,
     sizes: Sequence[int],
     exponents: Sequence[int],
     total_weight: float,
@@ -164,13 +177,31 @@ def apply_sum(
     summed: Summed | None = None,
     server: ServerOptions = FEDAVG,
 ) -> Applied:
-    """Make the new version from the opened sum; as `round_crypto.apply_sum`."""
-    ring = terms.ring
+    """Take the masks off the certified sum and make the new version from it.
+
+    At any site that has dealt shares, in the sum or not. ``opened``: by holder, its
+    shares by owner, as they were passed on; ``sum_digest``: SHA-256 of the masked sum.
+    Every site gets the same bits or none, as `round_crypto.apply_sum`: masks follow
+    from what was advertised under the roster, whoever's shares they are rebuilt from.
+
+    Changes nothing here, so it may be tried again with more shares. Raises CryptoError
+    when the sum is not the one that was certified, is none, or too few shares fit;
+    VersionError when the parent is missing or damaged.
+    """
+    held = _held(round, attempt)
+    terms, roster = held.terms, _dealt_under(held)
     if not 0.0 < total_weight <= len(terms.sites):
         raise CryptoError(f"a total weight lies in (0, {len(terms.sites)}], got {total_weight}")
-    summands = ring.to_integers(_read(sum_path, ring, terms.values), len(terms.sites))
-    integers = summands.astype(np.int64)
-    return apply_integers(
+    masked = _read_sum(sum_path, terms.ring, terms.values, sum_digest)
+    unmasking = Unmasking(roster, Outcome(survivors, dropouts), masked)
+    wrong = _take_shares(unmasking, opened)
+    integers = unmasking.finish().astype(np.int64)
+    wrong += [
+        f"the share of a secret of {owner} is wrong, as it came from {holder}"
+        for holder, owner in unmasking.unfit
+    ]
+    del masked, unmasking  # its words: no longer needed beside what is made of the integers
+    applied = apply_integers(
         integers,
         sizes,
         exponents,
@@ -182,6 +213,21 @@ def apply_sum(
         summed,
         server,
     )
+    return replace(applied, wrong_shares=tuple(wrong))
+
+
+def _take_shares(unmasking: Unmasking, opened: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+    """All that can be used; what is wrong with the others."""
+    wrong = []
+    survivors = unmasking.outcome.survivors
+    for site, shares in sorted(opened.items()):
+        seeds = {owner: share for owner, share in shares.items() if owner in survivors}
+        keys = {owner: share for owner, share in shares.items() if owner not in survivors}
+        try:
+            unmasking.take(Opened(site, seeds, keys))
+        except CryptoError as error:
+            wrong.append(f"the shares that came from {site} were refused: {error}")
+    return wrong
 
 
 # ---- the coordinator ---------------------------------------------------------
@@ -192,59 +238,31 @@ def start_sum(
 ) -> None:
     """Begin the sum of those who have shared their secrets."""
     roster = _roster(terms, contents, believed)
-    _sums[terms.round, terms.attempt] = _Sum(terms, MaskedSum(roster, sharers))
+    _sums[terms.round, terms.attempt] = _Sum(MaskedSum(roster, sharers))
     for oldest in sorted(_sums)[:-_ATTEMPTS_HELD]:
         del _sums[oldest]
 
 
 def add_update(round: int, attempt: int, site: str, path: Path) -> None:
     """Add a site's masked input. Raises CryptoError, the sum unchanged, when it is refused."""
-    held = _sum_of(round, attempt)
-    if not isinstance(held.total, MaskedSum):
-        raise CryptoError("the sum is closed: this input came too late")
+    total = _open_sum(round, attempt)
     try:
         with path.open("rb") as file:
-            held.total.add_from(site, file)
+            total.add_from(site, file)
     except OSError as error:
         raise CryptoError(f"cannot read the masked input {path.name}: {error}") from error
 
 
-def finish_sum(round: int, attempt: int) -> None:
-    """Close the sum. Raises CryptoError when too few inputs are in it."""
-    held = _sum_of(round, attempt)
-    if isinstance(held.total, MaskedSum):
-        held.total = held.total.close()
+def finish_sum(round: int, attempt: int, out_path: Path) -> BlobInfo:
+    """Close the sum and write it, masked as it is: what is stated, and goes to every site.
 
-
-def unmask(
-    round: int,
-    attempt: int,
-    survivors: tuple[str, ...],
-    dropouts: tuple[str, ...],
-    opened: Mapping[str, Mapping[str, bytes]],
-    out_path: Path,
-) -> tuple[BlobInfo, list[str]]:
-    """Open the sum with the shares of these sites, and write it.
-
-    Also returns what is wrong with shares that were not needed, for the log. Raises
-    CryptoError when the sum cannot be opened.
+    It is no longer held here then. Raises CryptoError when too few inputs are in it,
+    OSError (and it may be tried again) when it can't be written.
     """
-    held = _sum_of(round, attempt)
-    total = held.total
-    if not isinstance(total, Unmasking) or total.outcome != Outcome(survivors, dropouts):
-        raise CryptoError("the sum to be opened is not the one that was closed")
-    wrong = []
-    for site, shares in opened.items():
-        seeds = {owner: share for owner, share in shares.items() if owner in survivors}
-        keys = {owner: share for owner, share in shares.items() if owner not in survivors}
-        try:
-            total.take(Opened(site, seeds, keys))
-        except CryptoError as error:
-            wrong.append(str(error))
-    ring = held.terms.ring
-    words = total.finish().view(ring.dtype)
-    wrong += [f"the share by {holder} of a secret of {o} is wrong" for holder, o in total.unfit]
-    return _write(out_path, words), wrong
+    _, words = _open_sum(round, attempt).close()
+    written = _write(out_path, words)
+    _sums[round, attempt].total = None
+    return written
 
 
 # ---- small parts -------------------------------------------------------------
@@ -257,6 +275,12 @@ def _roster(terms: Terms, contents: Mapping[str, bytes], believed: Believed) -> 
         first, second, third = (content[at : at + KEY_BYTES] for at in (0, 32, 64))
         shown.append(Advertisement(site, first, second, third, content[3 * KEY_BYTES :]))
     return Roster.of(terms, shown, believed.verifier())
+
+
+def _dealt_under(held: _Site) -> Roster:
+    if held.roster is None:
+        raise CryptoError("this site has dealt no shares in this attempt: it has no masks to undo")
+    return held.roster
 
 
 def _held(round: int, attempt: int) -> _Site:
@@ -278,26 +302,37 @@ def _in_step(held: _Site, kind: type[State]) -> State:
     return held.state
 
 
-def _sum_of(round: int, attempt: int) -> _Sum:
+def _open_sum(round: int, attempt: int) -> MaskedSum:
     held = _sums.get((round, attempt))
     if held is None:
         raise CryptoError(f"no masked sum was started for round {round}, attempt {attempt}")
-    return held
+    if held.total is None:
+        raise CryptoError("the sum is closed and written: nothing is added to it any more")
+    return held.total
 
 
 def _write(path: Path, words: Words) -> BlobInfo:
     """The file appears under its name only when it is whole."""
     partial = path.with_name(path.name + ".partial")
-    raw = words.tobytes()
-    partial.write_bytes(raw)
-    partial.rename(path)
-    return BlobInfo(hashlib.sha256(raw).digest(), len(raw))
+    try:
+        partial.write_bytes(words)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return BlobInfo(hashlib.sha256(words).digest(), words.nbytes)
 
 
-def _read(path: Path, ring: Ring, values: int) -> Words:
-    """Bounded by what the terms imply, whatever the file's length."""
+def _read_sum(path: Path, ring: Ring, values: int, digest: bytes) -> Words:
+    """The masked sum that was certified, in memory of its own; read once, of its one length."""
+    words = np.empty(values, dtype=ring.dtype)
     try:
         with path.open("rb") as file:
-            return ring.parse(file.read(ring.size(values) + 1), values)
+            size = os.fstat(file.fileno()).st_size
+            whole = size == words.nbytes == file.readinto(words.view(np.uint8))
     except OSError as error:
-        raise CryptoError(f"cannot read the vector {path.name}: {error}") from error
+        raise CryptoError(f"cannot read the masked sum {path.name}: {error}") from error
+    if not whole:
+        raise CryptoError(f"the masked sum has {size} bytes; expected {words.nbytes}")
+    if hashlib.sha256(words).digest() != digest:
+        raise CryptoError("the masked sum is not the one whose digest was certified: refused")
+    return words

@@ -4,7 +4,8 @@
     >>> crowd.aggregate(inputs, gone={"s02": 3}).total       # s02 sends no masked input
 
 A site's signature is stood in for by a digest with its name in it, which costs
-nothing; one test in test_masking.py goes the same way with real certificates.
+nothing; one test in test_masking.py goes the same way with real certificates. Step 4,
+the statement that a quorum signs, is the protocol's: here all sites are told the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from crypto.unmasking import MaskedSum, Relay, Unmasking
 
 PLAN = hashlib.sha256(b"plan").digest()
 NEVER = 9
+NOTHING = Outcome((), ())
 
 
 def sign(site: str, payload: bytes) -> bytes:
@@ -71,7 +73,10 @@ def exact(inputs: Mapping[str, Int32], sites: Iterable[str]) -> Int64:
 
 @dataclass
 class Crowd:
-    """All sites and the coordinator. Each step keeps what it made, for tests to look at."""
+    """All sites and the coordinator. Each step keeps what it made, for tests to look at.
+
+    ``total``: the masked sum that was closed; a site's `Unmasking` is of a copy.
+    """
 
     terms: Terms
     keys: dict[str, SiteKeys] = field(default_factory=dict)
@@ -80,9 +85,10 @@ class Crowd:
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     contributors: dict[str, Contributor] = field(default_factory=dict)
     masked: dict[str, Words] = field(default_factory=dict)
-    signatures: dict[str, bytes] = field(default_factory=dict)
     opened: dict[str, Opened] = field(default_factory=dict)
     roster: Roster | None = None
+    outcome: Outcome = NOTHING
+    total: Words | None = None
 
     def advertise(self, sites: Iterable[str]) -> Roster:
         for site in sites:
@@ -112,16 +118,18 @@ class Crowd:
             total.add(
                 site, self.roster.terms.ring.parse(self.masked[site].tobytes(), len(inputs[site]))
             )
-        return total.close()
+        self.outcome, self.total = total.close()
+        return self.unmasking()
 
-    def confirm(self, outcome: Outcome, sites: Iterable[str]) -> None:
-        for site in sites:
-            self.signatures[site] = sign(site, self.contributors[site].confirm(outcome))
+    def unmasking(self) -> Unmasking:
+        """A site's own, of the sum that all were sent."""
+        assert self.roster is not None
+        assert self.total is not None
+        return Unmasking(self.roster, self.outcome, self.total.copy())
 
     def open(self, unmasking: Unmasking, sites: Iterable[str]) -> None:
         for site in sites:
-            contributor = self.contributors[site]
-            self.opened[site] = contributor.open(unmasking.outcome, self.signatures, verify)
+            self.opened[site] = self.contributors[site].open(unmasking.outcome)
             unmasking.take(self.opened[site])
 
     def until_masked(self, inputs: Mapping[str, Int32], gone: Mapping[str, int]) -> Unmasking:
@@ -136,7 +144,6 @@ class Crowd:
     ) -> tuple[Outcome, Int64]:
         gone = gone or {}
         unmasking = self.until_masked(inputs, gone)
-        self.confirm(unmasking.outcome, self.there(4, gone))
         self.open(unmasking, self.there(5, gone))
         return unmasking.outcome, unmasking.finish()
 

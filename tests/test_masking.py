@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import os
 import random
 import tracemalloc
@@ -19,10 +20,10 @@ from hypothesis import strategies as st
 
 from crypto.identity import Identity, IdentityError
 from crypto.keystream import MAX_VALUES, Ring, add_masks
-from crypto.masking import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys, survivors_payload
+from crypto.masking import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys
 from crypto.quantize import CryptoError, Int32
 from crypto.roster import Advertisement, Roster, Terms, advertised, smallest_threshold
-from crypto.unmasking import MaskedSum, Relay
+from crypto.unmasking import MaskedSum, Relay, Unmasking
 from tests.authority import Federation
 from tests.masked import Crowd, exact, random_inputs, sign, terms, verify
 
@@ -35,7 +36,10 @@ CASES = int(os.environ.get("HANSE_MASKING_CASES", "120"))
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One attempt: how many sites, how many of them leave before each of the five steps."""
+    """One attempt: how many sites, how many of them leave before each of the five steps.
+
+    Who leaves before step 4, the statement, is not there for step 5 either.
+    """
 
     terms: Terms
     seed: int
@@ -116,7 +120,7 @@ def test_as_many_as_may_leave_at_each_step(step: int) -> None:
         (1, "3 sites have advertised keys, 4 are needed"),
         (2, "3 sites have shared their secrets, 4 are needed"),
         (3, "3 sites are in the sum, at least 4 must be"),
-        (4, "3 sites have signed the outcome, 4 must have"),
+        (4, "3 sites have opened their shares, 4 are needed"),
         (5, "3 sites have opened their shares, 4 are needed"),
     ],
 )
@@ -150,10 +154,9 @@ def test_a_whole_attempt_with_certificates(tmp_path: Path) -> None:
     total, inputs = MaskedSum(roster, agreed.sites), random_inputs(agreed)
     for site in ("s00", "s02"):
         total.add(site, sites[site].mask(inputs[site]))
-    unmasking = total.close()
-    votes = {s: identities[s].sign(sites[s].confirm(unmasking.outcome)) for s in ("s00", "s02")}
+    unmasking = Unmasking(roster, *total.close())
     for site in ("s00", "s02"):
-        unmasking.take(sites[site].open(unmasking.outcome, votes, check))
+        unmasking.take(sites[site].open(unmasking.outcome))
     assert np.array_equal(unmasking.finish(), inputs["s00"].astype(np.int64) + inputs["s02"])
 
 
@@ -433,14 +436,13 @@ def test_a_masked_input_is_added_once_whole_and_in_time() -> None:
 def masked_crowd(n: int = 5, **gone: int) -> tuple[Crowd, Any, dict[str, Any]]:
     crowd = Crowd(terms(n))
     inputs = random_inputs(crowd.terms)
-    unmasking = crowd.until_masked(inputs, gone)
-    crowd.confirm(unmasking.outcome, unmasking.outcome.survivors)
-    return crowd, unmasking, inputs
+    return crowd, crowd.until_masked(inputs, gone), inputs
 
 
 def test_an_outcome_that_is_not_of_this_attempt_is_refused() -> None:
-    crowd, _, _ = masked_crowd(5, s04=3)
+    crowd, unmasking, _ = masked_crowd(5, s04=3)
     site: Contributor = crowd.contributors["s00"]
+    site.open(unmasking.outcome)
     for survivors, dropouts, refusal in (
         (("s00", "s01", "s02", "s03"), ("s03", "s04"), "both secrets of s03"),
         (("s00", "s01", "s02", "s03"), (), "those that have shared"),
@@ -451,55 +453,48 @@ def test_an_outcome_that_is_not_of_this_attempt_is_refused() -> None:
         (("s00", "s00", "s01", "s02", "s03"), ("s04",), "each once, sorted"),
         (("s00", "s01", "s02"), ("s03", "s04"), "another outcome"),
     ):
-        outcome = Outcome(survivors, dropouts)
         with pytest.raises(CryptoError, match=refusal):
-            site.confirm(outcome)
-        with pytest.raises(CryptoError, match=refusal):
-            site.open(outcome, signatures_for(crowd, outcome), verify)
+            site.open(Outcome(survivors, dropouts))
 
 
-def signatures_for(crowd: Crowd, outcome: Outcome) -> dict[str, bytes]:
+def test_an_outcome_that_nobody_could_have_opened_is_not_unmasked() -> None:
+    """At a site that opens no shares itself, and so has nobody's list but the stated one."""
+    crowd, _, _ = masked_crowd(5, s04=3)
     assert crowd.roster is not None
-    payload = survivors_payload(crowd.roster, outcome)
-    return {site: sign(site, payload) for site in outcome.survivors}
+    assert crowd.total is not None
+    four, good = ("s00", "s01", "s02", "s03"), crowd.total
+    for survivors, dropouts, total, refusal in (
+        (four, ("s03", "s04"), good, "both secrets of s03"),
+        (four, ("s04", "s05"), good, "s05 has no keys in this attempt"),
+        (("s00", "s01"), ("s02", "s03", "s04"), good, "2 sites are in the sum"),
+        (("s00", "s00", "s01", "s02"), (), good, "each once, sorted"),
+        (four, ("s04",), good[:-1], "the masked sum has"),
+        (four, ("s04",), good.astype(np.uint64), "the masked sum has"),
+    ):
+        with pytest.raises(CryptoError, match=refusal):
+            Unmasking(crowd.roster, Outcome(survivors, dropouts), total)
 
 
 def test_a_site_whose_input_is_not_masked_opens_nothing() -> None:
     crowd, relayed = dealt()
     crowd.receive(relayed, crowd.terms.sites)
     with pytest.raises(CryptoError, match="its own input is not in"):
-        crowd.contributors["s00"].confirm(Outcome(crowd.terms.sites, ()))
+        crowd.contributors["s00"].open(Outcome(crowd.terms.sites, ()))
 
 
 def test_the_same_request_again_gets_the_same_answer() -> None:
     crowd, unmasking, _ = masked_crowd(5, s04=3)
     site = crowd.contributors["s00"]
-    first = site.open(unmasking.outcome, crowd.signatures, verify)
-    site.confirm(unmasking.outcome)
-    assert site.open(unmasking.outcome, crowd.signatures, verify) == first
+    first = site.open(unmasking.outcome)
+    assert site.open(unmasking.outcome) == first
     assert set(first.seeds) == set(unmasking.outcome.survivors)
     assert set(first.mask_keys) == {"s04"}
     assert "seeds" not in repr(first)
 
 
-def test_an_outcome_needs_signatures_of_a_threshold_of_survivors() -> None:
-    crowd, unmasking, _ = masked_crowd(5, s04=3)
-    site, good, outcome = crowd.contributors["s00"], crowd.signatures, unmasking.outcome
-    two = dict(list(good.items())[:2])
-    for signatures, error, refusal in (
-        (two, CryptoError, "2 sites have signed"),
-        ({**two, "s04": good["s02"]}, CryptoError, "not in the sum"),
-        ({**two, "s02": good["s01"]}, IdentityError, "not by s02"),
-        ({**two, "s02": bytes(81)}, CryptoError, "at most 80"),
-    ):
-        with pytest.raises(error, match=refusal):
-            site.open(outcome, signatures, verify)
-    site.open(outcome, dict(list(good.items())[:3]), verify)
-
-
 def test_shares_that_are_not_those_asked_for_are_refused() -> None:
     crowd, unmasking, _ = masked_crowd(5, s04=3)
-    good = crowd.contributors["s00"].open(unmasking.outcome, crowd.signatures, verify)
+    good = crowd.contributors["s00"].open(unmasking.outcome)
     share = good.seeds["s01"]
     for bad in (
         dataclasses.replace(good, seeds={k: v for k, v in good.seeds.items() if k != "s01"}),
@@ -533,7 +528,7 @@ def spoiled(opened: Opened, kind: str) -> Opened:
 def test_a_wrong_share_is_found_and_worked_around(kind: str, liar: str) -> None:
     crowd, unmasking, inputs = masked_crowd(5, s04=3)
     for site in unmasking.outcome.survivors:
-        opened = crowd.contributors[site].open(unmasking.outcome, crowd.signatures, verify)
+        opened = crowd.contributors[site].open(unmasking.outcome)
         unmasking.take(spoiled(opened, kind) if site == liar else opened)
     assert np.array_equal(unmasking.finish(), exact(inputs, unmasking.outcome.survivors))
     owners = unmasking.outcome.survivors if kind == "seeds" else ("s04",)
@@ -541,11 +536,32 @@ def test_a_wrong_share_is_found_and_worked_around(kind: str, liar: str) -> None:
     assert unmasking.unfit == ([] if liar == "s03" else [(liar, owner) for owner in owners])
 
 
+def test_whichever_shares_a_site_was_given_it_gets_the_same_sum_or_none() -> None:
+    """A coordinator that passes on other shares, and spoils others, to each site."""
+    crowd, first, inputs = masked_crowd(5, s04=3)
+    outcome = first.outcome
+    opened = {site: crowd.contributors[site].open(outcome) for site in outcome.survivors}
+    expected, sums = exact(inputs, outcome.survivors), 0
+    for passed_on in itertools.product((0, 1, 2), repeat=len(opened)):  # withheld, right, wrong
+        unmasking = crowd.unmasking()
+        for how, one in zip(passed_on, opened.values(), strict=True):
+            if how:
+                unmasking.take(one if how == 1 else spoiled(spoiled(one, "seeds"), "mask_keys"))
+        try:
+            total = unmasking.finish()
+        except CryptoError:
+            continue
+        sums += 1
+        assert np.array_equal(total, expected)
+    # All four right; three, the fourth withheld or wrong: nine ways.
+    assert sums == 9
+
+
 @pytest.mark.parametrize("kind", ["seeds", "mask_keys"])
 def test_without_a_share_to_spare_a_wrong_one_fails_the_attempt(kind: str) -> None:
     crowd, unmasking, _ = masked_crowd(5, s04=3)
     for site in ("s00", "s01", "s02"):
-        opened = crowd.contributors[site].open(unmasking.outcome, crowd.signatures, verify)
+        opened = crowd.contributors[site].open(unmasking.outcome)
         unmasking.take(spoiled(opened, kind) if site == "s01" else opened)
     with pytest.raises(CryptoError, match="do not fit what it advertised"):
         unmasking.finish()
@@ -561,8 +577,7 @@ def test_an_input_beyond_the_bounds_is_found_in_the_sum() -> None:
     for site in roster.sites:
         words = crowd.contributors[site].mask(inputs[site])
         total.add(site, words + np.uint16(4000) if site == "s01" else words)
-    unmasking = total.close()
-    crowd.confirm(unmasking.outcome, roster.sites)
+    unmasking = Unmasking(roster, *total.close())
     crowd.open(unmasking, roster.sites)
     masked = unmasking._total.copy()
     with pytest.raises(CryptoError, match="the unmasked sum was refused"):
@@ -584,8 +599,7 @@ def test_a_sum_from_files_is_opened_in_the_memory_of_one_update() -> None:
         total = MaskedSum(roster, roster.sites)
         for site, file in masked.items():
             total.add_from(site, file)
-        unmasking = total.close()
-        crowd.confirm(unmasking.outcome, roster.sites)
+        unmasking = Unmasking(roster, *total.close())
         crowd.open(unmasking, roster.sites)
         opened = unmasking.finish()
         _, peak = tracemalloc.get_traced_memory()
@@ -609,8 +623,8 @@ def test_an_input_of_another_length_leaves_the_sum_as_it_was(change: int) -> Non
         total.add_from("s00", io.BytesIO(masked["s00"]))
     for site in ("s01", "s02"):
         total.add_from(site, io.BytesIO(masked[site]))
-    unmasking = total.close()
-    crowd.confirm(unmasking.outcome, crowd.terms.sites)
+    assert crowd.roster is not None
+    unmasking = Unmasking(crowd.roster, *total.close())
     crowd.open(unmasking, crowd.terms.sites)
     assert np.array_equal(unmasking.finish(), exact(inputs, crowd.terms.sites))
 

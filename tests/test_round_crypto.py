@@ -8,12 +8,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from crypto.checksum import Claim, UnprovenSum, size_of_tags
-from crypto.ckks import CryptoError
+from crypto.ckks import CryptoError, RoundKey, deal, parameters_of
+from crypto.privacy import Mechanism, NoiseTerms
 from daemon import round_crypto
 from daemon.round_crypto import LOSS_BOUND, Applied
 from daemon.versions import Float32, ShapeManifest, VersionError, read_version, write_version
@@ -276,6 +278,233 @@ def test_a_context_for_other_parameters_is_refused(roles: Path) -> None:
             )
     with pytest.raises(CryptoError, match="no key is held"):
         round_crypto.start_sum(2, 1, SIZES, CHECK)
+
+
+# ---- what the dealer commits itself to ---------------------------------------------------
+
+
+def test_who_holds_a_context_says_which_one(roles: Path) -> None:
+    """So that a holder notices a key that is not the one the dealer has signed."""
+    dealt, other = (round_crypto.deal_key(2, 0, 3, 16) for _ in range(2))
+    for number, (context, secret) in enumerate(((dealt.secret, True), (dealt.public, False))):
+        held = round_crypto.hold_context(2, 1, context, secret=secret, contributors=3, bits=16)
+        assert held == hashlib.sha256(context).digest()
+        assert held != hashlib.sha256((other.secret, other.public)[number]).digest()
+
+
+@pytest.mark.parametrize("measurable", [False, True])
+def test_the_secret_that_a_digest_hides_is_uniformly_ternary(measurable: bool) -> None:
+    """What the secret context serialises to: 8192 coefficients of -1, 0, 1, nothing else.
+
+    Decrypting (0, 1) gives the secret polynomial, whose slots are its values at the odd
+    powers of a root of unity; a Fourier transform makes its coefficients of them.
+    """
+    parameters = parameters_of(3, 16, measurable=measurable)
+    dealt = deal(parameters)
+    primes, degree = len(parameters.primes), parameters.degree
+    assert len(dealt.secret) == 14 + 8 * primes * degree
+    half = parameters.full_block // 2
+    one = np.ones(half // 8, dtype="<u8").tobytes()  # the constant 1, transformed
+    slots = RoundKey(parameters, dealt.secret, secret=True).decrypt(bytes(half) + one)
+    powers = [pow(3, j, 2 * degree) for j in range(degree // 2)]
+    values = np.zeros(2 * degree, dtype=np.complex128)
+    values[powers] = slots * 2.0**parameters.scale_bits
+    values[[2 * degree - power for power in powers]] = values[powers].conj()
+    found = np.fft.fft(values)[:degree] / degree
+    coefficients = np.rint(found.real)
+    assert np.abs(found - coefficients).max() < 1e-3
+    counts = [int((coefficients == value).sum()) for value in (-1, 0, 1)]
+    assert sum(counts) == degree
+    assert all(abs(count - degree / 3) < 6 * np.sqrt(degree * 2 / 9) for count in counts)
+
+
+# ---- the same integers in two attempts ---------------------------------------------------
+
+
+def summed(number: int, folder: Path, bits: int) -> bytes:
+    """The digest of the version that an attempt makes of three kept updates, and new keys."""
+    holder, coordinator = HOLDER, COORDINATOR
+    for role in (holder, coordinator):
+        round_crypto.forget(*role)
+    dealt = round_crypto.deal_key(*holder, 3, bits)
+    round_crypto.hold_context(*coordinator, dealt.public, secret=False, contributors=3, bits=bits)
+    round_crypto.start_sum(*coordinator, SIZES, check_of(LEAD, SITES))
+    for site, weight in zip(SITES, WEIGHTS, strict=True):
+        out = folder / f"{site}-{number}"
+        written = round_crypto.encrypt_update(
+            *(*holder, folder / f"{site}.npy", SIZES, weight, EXPONENTS, out),
+            check=check_of(site, SITES),
+            kept_path=folder / f"{site}.kept",
+        )
+        raw = out.read_bytes()
+        assert (written.digest, written.size) == (hashlib.sha256(raw).digest(), len(raw))
+        assert written.nonce == raw[-size_of_tags(3) :][:16]
+        round_crypto.add_update(*coordinator, site, out)
+    finished = round_crypto.finish_sum(*coordinator, folder / "sum")
+    applied = round_crypto.apply_sum(
+        *(*holder, folder / "sum", SIZES, EXPONENTS, sum(WEIGHTS), parent_in(folder)),
+        *(SHAPE.digest, folder),
+        answer=proven(holder, coordinator, check_of(SITES[0], SITES), finished),
+    )
+    return applied.model_digest
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_two_attempts_of_a_round_sum_the_same_integers(roles: Path, bits: int) -> None:
+    """Under another key, and without what training left: the same version, bit for bit."""
+    for number, site in enumerate(SITES):
+        write_update(roles / f"{site}.npy", delta(number), LOSSES[number])
+    first = summed(1, roles, bits)
+    uploaded = (roles / "site-0-1").read_bytes()
+    for site in SITES:
+        (roles / f"{site}.npy").unlink()
+    assert summed(2, roles, bits) == first
+    assert (roles / "site-0-2").read_bytes() != uploaded
+    for number, site in enumerate(SITES):  # drawn anew, it is another sum
+        write_update(roles / f"{site}.npy", delta(number), LOSSES[number])
+        (roles / f"{site}.kept").unlink()
+    assert summed(3, roles, bits) != first
+
+
+def test_the_coordinators_own_update_has_no_nonce(roles: Path) -> None:
+    path = write_update(roles / "u.npy", delta(0), 0.1)
+    round_crypto.start_sum(*COORDINATOR, SIZES, check_of(LEAD, SITES))
+    written = round_crypto.encrypt_update(
+        *(*COORDINATOR, path, SIZES, 1.0, EXPONENTS, roles / "u"), check=check_of(LEAD, SITES)
+    )
+    assert written.nonce == b""
+
+
+def kept_at(folder: Path, name: str = "kept", **changed: Any) -> Path:
+    """Integers of delta(0), kept under these terms or others; or those that are."""
+    terms: dict[str, Any] = {"weight": 1.0, "exponents": EXPONENTS, "bits": 16, "noise": None}
+    terms |= changed
+    residual = folder / "residual.npy" if terms["bits"] < 16 else None
+    write_update(folder / "u.npy", delta(0), 0.1)
+    round_crypto.integers_of(
+        *(folder / "u.npy", terms.get("sizes", SIZES), terms["weight"], terms["exponents"]),
+        *(terms["bits"], residual, terms["noise"], folder / name),
+    )
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"weight": 0.5},
+        {"weight": float(np.nextafter(1.0, 0.0))},
+        {"exponents": [EXPONENTS[0], EXPONENTS[1] + 1, EXPONENTS[2]]},
+        {"bits": 12},
+        {"sizes": (SIZES[0] - 1, SIZES[1] + 1, SIZES[2])},
+        {"noise": NoiseTerms(1.0, 1.0, 2), "exponents": [4, 4, 4]},
+    ],
+)
+def test_kept_integers_are_sent_under_their_own_terms_alone(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    path = kept_at(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(CryptoError, match="kept under another scale"):
+        kept_at(tmp_path, **changed)
+    assert path.read_bytes() == before
+    kept_at(tmp_path)
+
+
+def test_noise_is_kept_with_what_it_is_added_to(tmp_path: Path) -> None:
+    """Drawn anew, two sums would tell more than is accounted for."""
+    noise = NoiseTerms(1.0, 1.0, 2)
+    terms = {"noise": noise, "exponents": [Mechanism.of(noise, 16).exponent] * 3}
+    path = kept_at(tmp_path, **terms)
+    (tmp_path / "u.npy").unlink()
+    first, second = (
+        round_crypto.integers_of(
+            tmp_path / "u.npy", SIZES, 1.0, terms["exponents"], 16, None, noise, path
+        )
+        for _ in range(2)
+    )
+    assert first.dtype == np.int64
+    assert np.array_equal(first, second)
+    with pytest.raises(CryptoError, match="kept under another scale"):
+        kept_at(tmp_path, **terms | {"noise": NoiseTerms(1.0, 1.0, 3)})
+
+
+def test_damaged_kept_integers_are_refused_and_not_made_anew(tmp_path: Path) -> None:
+    path = kept_at(tmp_path)
+    good = path.read_bytes()
+    for at in (0, 4, 5, 6, 40, 75, 200, len(good) - 1):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        with pytest.raises(CryptoError, match=r"damaged or none|kept under another"):
+            kept_at(tmp_path)
+    for raw in (b"", good[:40], good[:-1], good + b"0"):
+        path.write_bytes(raw)
+        with pytest.raises(CryptoError, match="damaged or none"):
+            kept_at(tmp_path)
+    with pytest.raises(CryptoError, match="cannot be read"):
+        kept_at(tmp_path, "")
+    path.write_bytes(good)
+    kept_at(tmp_path)
+
+
+def test_integers_are_kept_before_anything_is_encrypted(roles: Path) -> None:
+    """Whole, or not at all: where they can't be, nothing leaves."""
+    path = write_update(roles / "u.npy", delta(0), 0.1)
+    arguments = (*HOLDER, path, SIZES, 1.0, EXPONENTS, roles / "u")
+    for nowhere in (roles / "none" / "kept", roles / ("k" * 250)):
+        with pytest.raises(OSError, match=r"No such file|name too long"):
+            round_crypto.encrypt_update(*arguments, check=CHECK, kept_path=nowhere)
+    assert sorted(one.name for one in roles.iterdir()) == ["u.npy"]
+    unusable = roles / "u"
+    unusable.mkdir()  # the upload can't be written: what is kept stays, for the next attempt
+    with pytest.raises(OSError, match="u"):
+        round_crypto.encrypt_update(*arguments, check=CHECK, kept_path=roles / "kept")
+    assert (roles / "kept").exists()
+
+
+def test_a_repeated_upload_leaves_its_residual_once(tmp_path: Path) -> None:
+    """And the residual is that of the integers in the sum, whoever drew others in between."""
+    residual, pending = tmp_path / "residual.npy", tmp_path / "residual.npy.pending"
+    np.save(residual, (delta(7) * 0.01).astype(np.float32))
+    in_use = np.load(residual)
+    first = kept_at(tmp_path, "first", bits=8)
+    left = np.load(pending)
+    kept_at(tmp_path, "first", bits=8)  # sent again
+    assert np.array_equal(np.load(pending), left)
+    assert np.array_equal(np.load(residual), in_use)
+    kept_at(tmp_path, "second", bits=8)  # an attempt that drew anew
+    assert not np.array_equal(np.load(pending), left)
+    kept_at(tmp_path, "first", bits=8)  # and one that sums the first once more
+    assert np.array_equal(np.load(pending), left)
+    integers = round_crypto.integers_of(
+        *(tmp_path / "none", SIZES, 1.0, EXPONENTS, 8, residual, None, first)
+    )
+    meant = delta(0) + in_use
+    unit = np.repeat(np.ldexp(1.0, EXPONENTS), SIZES) / 127
+    assert np.abs(meant - integers[: SHAPE.total] * unit - left).max() < 1e-6
+    round_crypto.keep_residual(residual)
+    assert np.array_equal(np.load(residual), left)
+
+
+def test_the_committed_sum_says_which_residual_is_kept(tmp_path: Path) -> None:
+    residual, pending = tmp_path / "residual.npy", tmp_path / "residual.npy.pending"
+    first = kept_at(tmp_path, "first", bits=8)
+    left = np.load(pending)
+    kept_at(tmp_path, "second", bits=8)
+    round_crypto.keep_residual(residual, first)  # not what the later attempt left
+    round_crypto.keep_residual(residual, first)
+    assert np.array_equal(np.load(residual), left)
+    assert not pending.exists()
+    # A sum of 16 bits leaves nothing, and what waits from another attempt is not for it.
+    kept_at(tmp_path, "second", bits=8)
+    round_crypto.keep_residual(residual, kept_at(tmp_path, "third"))
+    assert np.array_equal(np.load(residual), left)
+    assert not pending.exists()
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(CryptoError, match="damaged"):
+        round_crypto.keep_residual(residual, first)
+    assert np.array_equal(np.load(residual), left)
+
+
+# ---- applying ----------------------------------------------------------------------------
 
 
 def apply(

@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto import masking, roster, shamir
 from crypto.identity import IdentityError
@@ -34,13 +35,11 @@ def dealt() -> tuple[Crowd, dict[str, dict[str, bytes]]]:
 
 def closed() -> tuple[Crowd, Unmasking, dict[str, Int32]]:
     crowd, inputs = Crowd(TERMS), random_inputs(TERMS)
-    unmasking = crowd.until_masked(inputs, {})
-    crowd.confirm(unmasking.outcome, TERMS.sites)
-    return crowd, unmasking, inputs
+    return crowd, crowd.until_masked(inputs, {}), inputs
 
 
 def answer(crowd: Crowd, unmasking: Unmasking, site: str) -> Opened:
-    return crowd.contributors[site].open(unmasking.outcome, crowd.signatures, verify)
+    return crowd.contributors[site].open(unmasking.outcome)
 
 
 # ---- malformed --------------------------------------------------------------------------------
@@ -128,3 +127,45 @@ def test_shares_under_keys_that_another_site_has_signed(monkeypatch: pytest.Monk
     text = "verify(site, advertisement.signature, advertised(terms, advertisement))"
     without(monkeypatch, roster, "check_advertisement", text, instead="pass")
     assert dealt_for_s02().sharers == TERMS.sites
+
+
+# ---- a secret that is two -----------------------------------------------------------------------
+
+
+def test_a_mask_key_with_two_private_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two liars could give two sites two masks of one pair, and so two sums, each proven.
+
+    s03 advertises the public key of k, which 8 l - k has as well, s04 a point of the
+    curve's twist, on which the two scalars do not agree. s03 drops out, and shares that
+    s04 passes on make k of its secret at one site and 8 l - k at another.
+    """
+    scalar = 2**254 + 8 * 12345
+    halves = [k.to_bytes(32, "little") for k in (scalar, 8 * roster._CURVE_ORDER - scalar)]
+    crowd = Crowd(TERMS)
+    crowd.advertise(TERMS.sites)
+    keys = {site: SiteKeys(TERMS, site) for site in ("s03", "s04")}
+    keys["s03"]._mask = X25519PrivateKey.from_private_bytes(halves[0])
+    shown = {site: one.advertisement(b"") for site, one in keys.items()}
+    shown["s04"] = dataclasses.replace(shown["s04"], mask_key=(2).to_bytes(32, "little"))
+    signed = {
+        site: dataclasses.replace(one, signature=sign(site, roster.advertised(TERMS, one)))
+        for site, one in shown.items()
+    }
+    agreed = Roster.of(TERMS, {**crowd.advertisements, **signed}.values(), verify)
+    assert not any(agreed.is_mask_key("s03", half) for half in halves)
+    text = "if _scalar(private) <= 8 * _CURVE_ORDER - 2**254:"
+    without(monkeypatch, Roster, "is_mask_key", text)
+    assert all(agreed.is_mask_key("s03", half) for half in halves)
+    first, second = (X25519PrivateKey.from_private_bytes(half) for half in halves)
+    assert agreed.pair_masks("s03", first, ["s04"]) != agreed.pair_masks("s03", second, ["s04"])
+    # With a key that is on the curve, whoever's, they do agree.
+    honest = ["s00", "s01", "s02"]
+    assert agreed.pair_masks("s03", first, honest) == agreed.pair_masks("s03", second, honest)
+
+
+def test_every_honest_mask_key_is_taken() -> None:
+    crowd = Crowd(TERMS)
+    agreed = crowd.advertise(TERMS.sites)
+    for site, keys in crowd.keys.items():
+        assert agreed.is_mask_key(site, keys._mask.private_bytes_raw())
+        assert not agreed.is_mask_key(site, SiteKeys(TERMS, site)._mask.private_bytes_raw())

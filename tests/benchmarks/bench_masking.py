@@ -2,10 +2,10 @@
 
 Milliseconds are processor time of this process, which runs one thread, so they do
 not depend on what else the machine does; medians. Masking goes from a site's
-16-bit integers to the words that it sends; unmasking from the closed sum and
-five (or four) sites' shares to the exact integer sum, reconstruction of the
-secrets included. The control is what both would be without any protection: adding the
-five vectors as float32, in the same run.
+16-bit integers to the words that it sends; unmasking, which every site does for
+itself, from the closed sum and five (or four) sites' shares to the exact integer sum,
+reconstruction of the secrets included. The control is what both would be without any
+protection: adding the five vectors as float32, in the same run.
 
     python -m tests.benchmarks.bench_masking [--json]
 """
@@ -97,7 +97,6 @@ def _unmasking(gone: dict[str, int]) -> float:
         crowd = Crowd(terms(SITES, bits=BITS, values=VALUES, attempt=run))
         inputs = random_inputs(crowd.terms)
         unmasking: Unmasking = crowd.until_masked(inputs, gone)
-        crowd.confirm(unmasking.outcome, unmasking.outcome.survivors)
         crowd.open(unmasking, unmasking.outcome.survivors)
         start = time.process_time()
         total = unmasking.finish()

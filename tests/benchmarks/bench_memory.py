@@ -35,10 +35,10 @@ from crypto.checksum import Check
 from crypto.masking import Opened, Outcome
 from crypto.quantize import CryptoError, Int32
 from crypto.roster import Roster
-from crypto.unmasking import MaskedSum
+from crypto.unmasking import MaskedSum, Unmasking
 from daemon import round_crypto
 from daemon.workers import Worker
-from tests.masked import Crowd, terms, verify
+from tests.masked import Crowd, terms
 
 VALUES = 1_200_000
 SITES = 32
@@ -163,11 +163,7 @@ def _sites(folder: Path, bits: int, gone: int) -> tuple[Roster, list[Opened]]:
     for number, site in enumerate(outcome.survivors):
         words = crowd.contributors[site].mask(_input(number, limit))
         (folder / site).write_bytes(words.tobytes())
-    crowd.confirm(outcome, outcome.survivors)
-    signatures = crowd.signatures
-    return roster, [
-        crowd.contributors[site].open(outcome, signatures, verify) for site in outcome.survivors
-    ]
+    return roster, [crowd.contributors[site].open(outcome) for site in outcome.survivors]
 
 
 def _input(number: int, limit: int) -> Int32:
@@ -176,14 +172,14 @@ def _input(number: int, limit: int) -> Int32:
 
 
 def _sum_up(folder: Path, roster: Roster, opened: list[Opened]) -> tuple[int, int]:
-    """All that a coordinator does; its growth until all are added, and until it has the sum."""
+    """All of the coordinator; its growth until all are added, and until it has opened the sum."""
     before = _settle()
     total = MaskedSum(roster, roster.sites)
     for site in (one.site for one in opened):
         with (folder / site).open("rb") as file:
             total.add_from(site, file)
     adding = _peak() - before
-    unmasking = total.close()
+    unmasking = Unmasking(roster, *total.close())
     for one in opened:
         unmasking.take(one)
     integers = unmasking.finish()

@@ -193,10 +193,10 @@ _ROWS = (
     ),
     Target(
         "outcome",
-        "Contributor.open: who is in the sum, and the signatures on that",
+        "Contributor.open, Unmasking: who is in the sum",
         masks.judge_outcome,
         masks.outcome_seeds,
-        masks.mutate_outcome,
+        masks.mutate_nested,
         4096,
     ),
     Target(

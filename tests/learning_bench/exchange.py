@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 
 from crypto.identity import Identity, IdentityError
-from crypto.masking import Outcome, SiteKeys, survivors_payload
+from crypto.masking import SiteKeys
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS
 from crypto.roster import Roster, Terms, Verify, smallest_threshold
-from crypto.unmasking import MaskedSum, Relay
+from crypto.unmasking import MaskedSum, Relay, Unmasking
 from daemon import round_crypto
 from daemon.learning.terms import TrainingOptions
 from daemon.versions import ShapeManifest, largest_file, read_version, write_version
@@ -191,14 +191,10 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
         words = contributors[site].mask(integers.astype(np.int32, casting="same_kind"))
         total.add(site, words)
         uploaded = words.nbytes
-    unmasking = total.close()
-    outcome = Outcome(sites, ())
+    outcome, masked = total.close()
+    unmasking = Unmasking(roster, outcome, masked)  # as each site does for itself, once here
     for contributor in contributors.values():
-        contributor.confirm(outcome)
-    payload = survivors_payload(roster, outcome)
-    signatures = {site: identities[site].sign(payload) for site in sites}
-    for contributor in contributors.values():
-        unmasking.take(contributor.open(outcome, signatures, verify))
+        unmasking.take(contributor.open(outcome))
     applied = round_crypto.apply_integers(
         unmasking.finish().astype(np.int64),
         *(manifest.sizes, agreed.exponents, training.bits, agreed.weight),
@@ -206,7 +202,7 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
         round_crypto.Summed(training.noise, 0.0, len(sites)) if training.noise else None,
         training.options.server,
     )
-    # The coordinator opens the sum, which is as long as an input, and sends it to the others.
+    # The coordinator sends the masked sum, which is as long as an input, to the others.
     sent = 2 * (len(sites) - 1) * uploaded / len(sites)
     return Exchanged(applied.model_digest, applied.mean_loss, uploaded, sent)
 
