@@ -235,12 +235,13 @@ def _take_shares(unmasking: Unmasking, opened: Mapping[str, Mapping[str, bytes]]
 
 def start_sum(
     terms: Terms, contents: Mapping[str, bytes], believed: Believed, sharers: tuple[str, ...]
-) -> None:
-    """Begin the sum of those who have shared their secrets."""
+) -> bytes:
+    """Begin the sum of those who have shared their secrets; the roster's digest, 32 bytes."""
     roster = _roster(terms, contents, believed)
     _sums[terms.round, terms.attempt] = _Sum(MaskedSum(roster, sharers))
     for oldest in sorted(_sums)[:-_ATTEMPTS_HELD]:
         del _sums[oldest]
+    return roster.digest
 
 
 def add_update(round: int, attempt: int, site: str, path: Path) -> None:
