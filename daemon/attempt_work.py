@@ -475,8 +475,14 @@ class AttemptWork:
                 server,
                 answer=effect.answer,
             )
-        made = (applied.model_digest, applied.mean_loss, applied.next_clip_norm)
-        await self._feed(do.Opened(*at, effect.root_digest, *made))
+        opened = do.Opened(
+            *at,
+            effect.root_digest,
+            applied.model_digest,
+            applied.mean_loss,
+            applied.next_clip_norm,
+        )
+        await self._feed(opened)
 
     def _summed(self, effect: do.ApplySum) -> round_crypto.Summed | None:
         terms = terms_of(self._plan)

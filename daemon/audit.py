@@ -46,12 +46,15 @@ _PAUSE_S: Final = 1.0  # after a failure: whoever asks meanwhile is refused with
 _OWED_KINDS: Final = 1000  # of (actor, action): a gap's memory is bounded
 
 Action = Literal[
+    "applied",
     "ask",
     "attempt",
     "audit-embeddings",
     "build-pairs",
+    "contribution",
     "drop-pairs",
     "evaluate",
+    "evidence",
     "ingest",
     "manifest",
     "negatives",
@@ -63,6 +66,7 @@ Action = Literal[
     "send",
     "show-pairs",
     "start",
+    "statement",
     "stop",
     "stop-training",
     "train",

@@ -78,7 +78,6 @@ class Journal:
         self.trouble = trouble
         self._standing_still(trouble)
 
-
     def _break(self, error: Exception) -> Unwritable:
         self.broken = True
         self.trouble = (

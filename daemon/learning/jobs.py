@@ -137,10 +137,10 @@ def train(
     """Train from the parent version on this site's pairs and write the update.
 
     ``update_path`` gets float32 [D + 1] in .npy: new minus parent, then the mean
-    loss over LOSS_BOUND. ``draw`` as in `training_seed`. Nothing personal is in it: the site's student and its
-    personal layer go to ``spec.personal_folder``. Reports `TrainingProgress`. Raises
-    TrainingError when this site cannot train, VersionError when it lacks the
-    parent; nothing is written then.
+    loss over LOSS_BOUND. ``draw`` as in `training_seed`. Nothing personal is in it: the
+    site's student and its personal layer go to ``spec.personal_folder``. Reports
+    `TrainingProgress`. Raises TrainingError when this site cannot train, VersionError when
+    it lacks the parent; nothing is written then.
     """
     from daemon.learning.pairs.learning import training_pairs
     from daemon.learning.training import fit, shared_copies, training_seed
