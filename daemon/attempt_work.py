@@ -3,12 +3,14 @@
 In the order of a round. Each piece of work is begun by an effect of the protocol
 (daemon/node.py) and comes back as an event; what it needs lives in the attempt's
 own folder and, keys and sums, in the crypto worker's memory. Nothing of it
-outlives the attempt but the new version.
+outlives the attempt but the new version and, until the round is over, this site's
+integers: a sum that may have been opened is made again of the very same ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,7 @@ from daemon.exchange import Folders
 from daemon.learning import jobs as learning_jobs
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import TrainingOptions
-from daemon.masking_work import MaskingWork, masking_terms
+from daemon.masking_work import MaskingWork
 from daemon.privacy import PrivacyBudget
 from daemon.progress import ProgressBoard
 from daemon.round_crypto import sealing_context
@@ -33,14 +35,13 @@ from daemon.tasks import being_cancelled
 from daemon.versions import ShapeManifest
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.comparison import is_robust
+from peers.comparison import compares
 from peers.errors import RemoteProtocolError
 from peers.frames import Received
-from peers.masking_steps import is_masked
 from peers.messages import one_line
 from peers.privacy import terms_of
 from peers.proving import check_of
-from peers.roles import key_holders
+from peers.roles import is_masked, key_holders
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -60,8 +61,8 @@ class Held:
     plan: pb.Plan | None = None
     sum_digest: bytes = b""
     updates: set[str] = field(default_factory=set)  # whose have arrived
-    next_clip_norm: float = 0.0  # from the sum; 0: unknown
     products_digest: bytes = b""
+    products_here: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class AttemptWork:
@@ -154,10 +155,14 @@ class AttemptWork:
             except OSError:
                 held.updates.discard(sender)  # it will be sent again
                 raise
-            await self._feed(do.UpdateArrived(name.round, name.attempt, sender))
+            await self._feed(do.UpdateArrived(name.round, name.attempt, sender, blob.digest))
         elif name.kind == pb.ENCRYPTED_PRODUCTS:
-            await asyncio.to_thread(blob.path.replace, self._products_path)
+            if held.products_digest:  # the first ones count, as of the sum
+                await asyncio.to_thread(blob.path.unlink, missing_ok=True)
+                return
             held.products_digest = blob.digest
+            await asyncio.to_thread(blob.path.replace, self._products_path)
+            held.products_here.set()
         elif held.sum_digest:  # two at once: the first is the one, and is not changed any more
             await asyncio.to_thread(blob.path.unlink, missing_ok=True)
         else:
@@ -168,17 +173,21 @@ class AttemptWork:
     # ---- key ---------------------------------------------------------------------
 
     async def deal_key(self, effect: do.DealKey) -> None:
-        """Make the key; secret to each holder, sealed for it; public to the coordinator."""
+        """Make the key; secret to each holder, sealed for it; public to the coordinator.
+
+        The protocol commits this site to both before either leaves it.
+        """
         plan = effect.plan
         at = (plan.round, plan.attempt)
-        count, bits = len(plan.participants), plan.training.bits
-        measurable = is_robust(plan.training)
+        count, bits, measurable = len(plan.participants), plan.training.bits, compares(plan)
         key = await self._crypto.run(round_crypto.deal_key, *at, count, bits, measurable=measurable)
+        digests = [hashlib.sha256(part).digest() for part in (key.public, key.secret)]
+        await self._feed(do.KeyDealt(*at, *digests))
         certificates = {p.site: p.certificate for p in plan.participants}
         async with asyncio.TaskGroup() as group:
             name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
             group.create_task(self._push(effect.coordinator, name, key.public))
-            for holder in key_holders(plan, effect.coordinator):
+            for holder in key_holders(plan):
                 if holder != self._identity.site_id:
                     sealed = self._seal(holder, certificates[holder], key.secret, at)
                     sealed_name = pb.BlobName(kind=pb.SEALED_CONTEXT, round=at[0], attempt=at[1])
@@ -210,19 +219,19 @@ class AttemptWork:
     async def _hold(
         self, at: tuple[int, int], context: bytes, plan: pb.Plan, *, secret: bool
     ) -> None:
-        await self._crypto.run(
+        digest = await self._crypto.run(
             round_crypto.hold_context,
             *at,
             context,
             secret=secret,
             contributors=len(plan.participants),
             bits=plan.training.bits,
-            measurable=is_robust(plan.training),
+            measurable=compares(plan),
         )
         if not secret:
-            check = self._check(self._identity.site_id)
+            check = self._check()
             await self._crypto.run(round_crypto.start_sum, *at, self._shapes.sizes, check)
-        await self._feed(do.ContextHeld(*at))
+        await self._feed(do.ContextHeld(*at, digest))
 
     # ---- masking -----------------------------------------------------------------
 
@@ -234,10 +243,9 @@ class AttemptWork:
         """The coordinator begins a masked sum."""
         await self._masking.start_sum(effect)
 
-    async def unmask(self, effect: do.Unmask) -> None:
-        """The coordinator opens the sum; what it sends on, it applies itself."""
-        self._held.sum_digest = digest = await self._masking.unmask(effect, self._sum_path)
-        await self._feed(do.Unmasked(effect.round, effect.attempt, digest))
+    async def open_shares(self, effect: do.OpenShares) -> None:
+        """Give this site's shares for the certified sum."""
+        await self._masking.open_shares(effect)
 
     # ---- train -------------------------------------------------------------------
 
@@ -257,6 +265,7 @@ class AttemptWork:
                 plan.round,
                 self._identity.site_id,
                 self._update_path,
+                draw=plan.draw,
             )
             finished = True
         finally:
@@ -287,15 +296,24 @@ class AttemptWork:
     async def encrypt_update(self, effect: do.EncryptUpdate) -> None:
         """Quantise to the common scale, encrypt or mask, and bring it to the coordinator.
 
-        Booked first: from here on the update counts as told, whatever becomes of it.
+        What was drawn is kept, and booked before it is: from then on it counts as told,
+        whatever becomes of it. Where it is kept already it is sent again, bit by bit, which
+        tells nothing new. A crash between booking and keeping books an update too many.
         """
         plan = self._plan
-        terms = terms_of(plan)
-        await self._privacy.spend(effect.round, effect.attempt, terms)
+        at, terms = (effect.round, effect.attempt), terms_of(plan)
+        kept = self._folders.kept_integers(effect.round, effect.draw)
+        drawn = await asyncio.to_thread(kept.exists)
+        if plan.scale_exponents and not drawn:
+            raise CryptoError(
+                f"the sum of attempt {effect.draw} is to be made again, and this site does not "
+                "have what it had sent for it: the next attempt draws anew"
+            )
+        if not drawn:
+            await self._privacy.spend(*at, terms)
         own = self._held.folder / f"encrypted-{self._identity.site_id}.bin"
         common = (
-            effect.round,
-            effect.attempt,
+            *at,
             self._update_path,
             self._shapes.sizes,
             effect.weight,
@@ -303,16 +321,21 @@ class AttemptWork:
             own,
             self._residual_path(plan.training.bits),
         )
+        nonce = b""
         if is_masked(plan):
-            await self._crypto.run(round_masking.mask_update, *common, noise=terms)
+            mask = round_masking.mask_update
+            written = await self._crypto.run(mask, *common, noise=terms, kept_path=kept)
         else:
-            check = self._check(effect.coordinator)
-            encrypt = round_crypto.encrypt_update
-            await self._crypto.run(encrypt, *common, check=check, noise=terms)
-        if terms:
+            encrypt, check = round_crypto.encrypt_update, self._check()
+            written = uploaded = await self._crypto.run(
+                encrypt, *common, check=check, noise=terms, kept_path=kept
+            )
+            nonce = uploaded.nonce
+        if terms and not drawn:
             await self._spent()
+        await self._feed(do.UpdateReady(*at, written.digest, nonce))
         if effect.coordinator == self._identity.site_id:
-            await self._feed(do.UpdateArrived(effect.round, effect.attempt, effect.coordinator))
+            await self._feed(do.UpdateArrived(*at, effect.coordinator, written.digest))
             return
         name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=effect.round, attempt=effect.attempt)
         await self._push(effect.coordinator, name, own)
@@ -324,7 +347,9 @@ class AttemptWork:
         path = self._held.folder / f"encrypted-{effect.site}.bin"
         add = round_masking.add_update if is_masked(self._plan) else round_crypto.add_update
         try:
-            await self._crypto.run(add, effect.round, effect.attempt, effect.site, path)
+            await self._crypto.run(
+                add, effect.round, effect.attempt, effect.site, path, effect.nonce
+            )
         except CryptoError as error:
             log.warning("update refused", peer=effect.site, cause=str(error))
             await self._feed(do.UpdateRefused(*at, effect.site, str(error)))
@@ -347,22 +372,30 @@ class AttemptWork:
         await self._feed(do.QuestionReady(*at, asked.sites, asked.refused, asked.digest))
 
     async def send_products(self, effect: do.SendProducts) -> None:
-        """The products to every key holder, and behind them the order to decrypt them."""
-        at = (effect.compare.round, effect.compare.attempt)
-        name = pb.BlobName(kind=pb.ENCRYPTED_PRODUCTS, round=at[0], attempt=at[1])
+        """The certified question to every key holder, and behind it the products."""
+        await self._send_behind(
+            effect.holders, effect.certified, pb.ENCRYPTED_PRODUCTS, self._products_path
+        )
 
-        async def send(holder: str) -> None:
-            await self._push(holder, name, self._products_path)
-            self._send(holder, effect.compare)
-
+    async def _send_behind(
+        self,
+        holders: tuple[str, ...],
+        certified: pb.Certified,
+        kind: pb.BlobKind.ValueType,
+        path: Path,
+    ) -> None:
+        name = pb.BlobName(kind=kind, round=certified.round, attempt=certified.attempt)
         async with asyncio.TaskGroup() as group:
-            for holder in effect.holders:
-                group.create_task(send(holder))
+            for holder in holders:
+                self._send(holder, certified)
+                group.create_task(self._push(holder, name, path))
 
     async def decrypt_products(self, effect: do.DecryptProducts) -> None:
         """Decrypt the products: these numbers, and nothing else of any update."""
-        if self._held.products_digest != effect.products_digest:
-            raise RemoteProtocolError("the dot products are not those that were announced")
+        held = self._held
+        await held.products_here.wait()  # the end of the attempt cancels us
+        if held.products_digest != effect.products_digest:
+            raise RemoteProtocolError("the dot products are not those that were certified")
         at = (effect.round, effect.attempt)
         products, imaginary = await self._crypto.run(
             round_crypto.decrypt_products, *at, self._products_path, effect.sites
@@ -376,33 +409,26 @@ class AttemptWork:
     # ---- sum -----------------------------------------------------------------------
 
     async def finish_sum(self, effect: do.FinishSum) -> None:
-        """Write the encrypted sum; a masked one is only closed, and opened later."""
-        at = (effect.round, effect.attempt)
-        if is_masked(self._plan):
-            await self._crypto.run(round_masking.finish_sum, *at)
-            await self._feed(do.SumFinished(*at, b""))
-            return
-        written = await self._crypto.run(round_crypto.finish_sum, *at, self._sum_path)
-        await self._feed(do.SumFinished(*at, written.digest, written.nonces))
+        """Write the sum, encrypted or masked as it is: what is stated, and sent on."""
+        held, at = self._held, (effect.round, effect.attempt)
+        finish = round_masking.finish_sum if is_masked(self._plan) else round_crypto.finish_sum
+        written = await self._crypto.run(finish, *at, self._sum_path)
+        held.sum_digest = written.digest  # in masking mode we open it, too
+        await self._feed(do.SumFinished(*at, written.digest))
 
     async def send_sum(self, effect: do.SendSum) -> None:
-        """What is claimed to every key holder, and behind it the sum."""
-        at = (effect.apply.round, effect.apply.attempt)
-        name = pb.BlobName(kind=pb.ENCRYPTED_SUM, round=at[0], attempt=at[1])
-        async with asyncio.TaskGroup() as group:
-            for holder in effect.holders:
-                self._send(holder, effect.apply)
-                group.create_task(self._push(holder, name, self._sum_path))
+        """The certified statement to everybody who opens it, and behind it the sum."""
+        await self._send_behind(effect.holders, effect.certified, pb.ENCRYPTED_SUM, self._sum_path)
 
-    def _check(self, coordinator: str) -> Check:
+    def _check(self) -> Check:
         here = self._identity
-        return check_of(self._plan, here.federation_id, coordinator, here.site_id)
+        return check_of(self._plan, here.federation_id, here.site_id)
 
     async def challenge(self, effect: do.Challenge) -> None:
-        """Bind the crypto worker to the claim; what it then asks goes to the coordinator."""
+        """Bind the crypto worker to what was certified; what it then asks is told."""
         at = (effect.round, effect.attempt)
         claim = Claim(effect.sum_digest, effect.nonces)
-        check = self._check(effect.coordinator)
+        check = self._check()
         asked = await self._crypto.run(round_crypto.challenge, *at, check, claim)
         await self._feed(do.Challenging(*at, asked))
 
@@ -423,46 +449,49 @@ class AttemptWork:
     def _sum_path(self) -> Path:
         return self._held.folder / "sum.bin"
 
-    # ---- apply, vote ---------------------------------------------------------------
+    # ---- apply ---------------------------------------------------------------
 
     async def apply_sum(self, effect: do.ApplySum) -> None:
-        """Decrypt the sum and, once it is proven, apply it: a new version on this disk."""
+        """Open the certified sum and apply it: a new version on this disk."""
         if self._held.sum_digest != effect.sum_digest:
-            raise RemoteProtocolError("the sum is not the one that was announced")
-        common = (
-            self._sum_path,
-            self._shapes.sizes,
-            list(effect.scale_exponents),
-            effect.total_weight,
-            effect.parent_digest,
-            self._shapes.digest,
-            self._folders.versions,
-            self._summed(effect),
-            TrainingOptions.of(self._plan.training).server,
-        )
-        if is_masked(self._plan):
-            masks = masking_terms(self._plan, self._identity.federation_id, self._shapes)
-            applied = await self._crypto.run(round_masking.apply_sum, masks, *common)
+            raise RemoteProtocolError("the sum is not the one that was certified")
+        plan, at, summed = self._plan, (effect.round, effect.attempt), self._summed(effect)
+        server = TrainingOptions.of(plan.training).server
+        versions = self._folders.versions
+        if is_masked(plan):
+            applied = await self._masking.apply_sum(
+                effect, self._sum_path, versions, summed, server
+            )
         else:
-            job = round_crypto.apply_sum
-            at, proof = (effect.round, effect.attempt), effect.answer
-            applied = await self._crypto.run(job, at[0], at[1], *common, answer=proof)
-        self._held.next_clip_norm = applied.next_clip_norm
-        await self._feed(
-            do.Applied(effect.round, effect.attempt, applied.model_digest, applied.mean_loss)
+            applied = await self._crypto.run(
+                round_crypto.apply_sum,
+                *at,
+                self._sum_path,
+                self._shapes.sizes,
+                list(effect.scale_exponents),
+                effect.total_weight,
+                effect.parent_digest,
+                self._shapes.digest,
+                versions,
+                summed,
+                server,
+                answer=effect.answer,
+            )
+        opened = do.Opened(
+            *at,
+            effect.root_digest,
+            applied.model_digest,
+            applied.mean_loss,
+            applied.next_clip_norm,
         )
+        await self._feed(opened)
 
     def _summed(self, effect: do.ApplySum) -> round_crypto.Summed | None:
         terms = terms_of(self._plan)
         if terms is None:
             return None
         quantile = self._plan.training.privacy.clip_quantile
-        return round_crypto.Summed(terms, quantile, effect.contributors)
-
-    def next_clip_norm(self, round_: int, attempt: int) -> float:
-        """What the sum that was applied in this attempt made of the clip norm; 0: unknown."""
-        held = self._held
-        return held.next_clip_norm if (held.round, held.attempt) == (round_, attempt) else 0.0
+        return round_crypto.Summed(terms, quantile, len(effect.contributors))
 
     @property
     def _plan(self) -> pb.Plan:

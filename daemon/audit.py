@@ -57,12 +57,15 @@ _OWED_KINDS: Final = 1000  # of (actor, action): a gap's memory is bounded
 
 Action = Literal[
     "acknowledge",
+    "applied",
     "ask",
     "attempt",
     "audit-embeddings",
     "build-pairs",
+    "contribution",
     "drop-pairs",
     "evaluate",
+    "evidence",
     "ingest",
     "manifest",
     "negatives",
@@ -74,6 +77,7 @@ Action = Literal[
     "send",
     "show-pairs",
     "start",
+    "statement",
     "stop",
     "stop-training",
     "train",

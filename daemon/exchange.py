@@ -3,7 +3,7 @@
 A site that was away asks any peer for what it missed, from the round after its
 head on: certificates in pulls of a bounded size, the signed manifests of their
 time, and the newest version. What a peer sends is verified before it is kept: a
-certificate by the majority of its manifest, a manifest by the authority's
+certificate by the quorum of its manifest, a manifest by the authority's
 signature, a version by its name. So it does not matter who is asked, and when one
 peer is slow, wrong or gone, the next one goes on where it ended.
 
@@ -48,8 +48,8 @@ from peers.certificate_file import (
 from peers.certificates import CertificateError
 from peers.errors import BlobUnknown, PeerError, RemoteProtocolError
 from peers.manifest import ManifestError
-from peers.masking_steps import is_masked
 from peers.protocol import Protocol as RoundProtocol
+from peers.roles import is_masked
 from peers.transport import Transport
 from peers.vectors import largest_size
 from proto import federation_pb2 as pb
@@ -62,6 +62,9 @@ _HISTORY_BYTES_A_PULL = 16 << 20
 # Of the disk; the state, the log and the index must not fail because of what a peer sends.
 RESERVED_BYTES = 16 << 20
 
+# Of a round, beside what a statement names: the sum of one of them may have to be made again.
+_DRAWS_KEPT = 4
+
 _RETRY_S = 5.0
 _NOTHING_CAME_S = 1.5
 _REFUSED = (PeerError, CertificateError, ManifestError)
@@ -72,18 +75,42 @@ class Folders:
     """Where a site keeps what is not in a database.
 
     ``spool`` is emptied at each start, ``arriving`` is not: what a peer has sent
-    half of a version is gone on with after a restart.
+    half of a version is gone on with after a restart. ``kept`` outlives attempts and
+    restarts, too: this site's integers of the round under way (daemon/kept_integers.py).
     """
 
     versions: Path
     spool: Path
     arriving: Path
     residual: Path
+    kept: Path
 
     def empty_spool(self) -> None:
         """What a crash left in the spool belongs to an attempt that is over for us."""
         shutil.rmtree(self.spool, ignore_errors=True)
         self.spool.mkdir(parents=True, mode=0o700)
+        self.kept.mkdir(parents=True, mode=0o700, exist_ok=True)
+
+    def kept_integers(self, round_: int, draw: int) -> Path:
+        """Where this site's integers of a round are kept, by the attempt that drew them."""
+        return self.kept / f"{round_}-{draw}.npy"
+
+    def kept_draws(self, round_: int) -> list[int]:
+        """The attempts of a round of which integers are kept, the earliest first."""
+        names = (path.stem.partition("-")[2] for path in self.kept.glob(f"{round_}-*.npy"))
+        return sorted(int(name) for name in names)
+
+    def thin_kept(self, round_: int, needed: set[int]) -> None:
+        """A round that fails again and again must not fill the disk with what it drew."""
+        for draw in self.kept_draws(round_)[:-_DRAWS_KEPT]:
+            if draw not in needed:
+                self.kept_integers(round_, draw).unlink(missing_ok=True)
+
+    def forget_kept(self, head_round: int) -> None:
+        """No round up to this one is summed again."""
+        for path in self.kept.glob("*-*.npy*"):
+            if int(path.name.partition("-")[0]) <= head_round:
+                path.unlink(missing_ok=True)
 
 
 class History(Protocol):
@@ -375,19 +402,18 @@ def too_large(
     kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: ShapeManifest
 ) -> str | None:
     """None when an object of the attempt under way may have ``size`` bytes, else why not."""
-    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS):
-        return None  # keys: bounded by their kind (peers/messages.py)
     if plan is None:
         return "the attempt is only beginning here"
+    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS):
+        return None  # keys: bounded by their kind (peers/messages.py)
     contributors, values = len(plan.participants), shapes.total + FRACTION_INTEGERS
-    parameters = comparison.parameters(plan)
-    if is_masked(plan):
+    if is_masked(plan):  # the sum, as each update, has one length
         most = Ring(plan.training.bits, contributors).size(values)
     elif kind == pb.ENCRYPTED_PRODUCTS:
-        most = question_size(parameters, contributors)
+        most = question_size(comparison.parameters(plan), contributors)
     else:
         tags = size_of_tags(contributors) if kind == pb.ENCRYPTED_UPDATE else 0
-        most = largest_size(parameters, values, trailer=tags)
+        most = largest_size(comparison.parameters(plan), values, trailer=tags)
     if size <= most:
         return None
     name = "the dot products" if kind == pb.ENCRYPTED_PRODUCTS else "a vector"

@@ -65,6 +65,7 @@ from peers.protocol import Protocol
 from peers.quotas import Quotas
 from peers.timing import Timing
 from peers.transport import KeepInTouch, Limits, ListenError, Terms, Transport
+from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -162,6 +163,7 @@ class Daemon:
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
+        node.accused = lambda evidence: _accused(audit, evidence)
         curve = self._make_curve(node, workers)
         attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
@@ -269,6 +271,7 @@ class Daemon:
             spool=state / "spool" / "attempts",
             arriving=state / "spool" / "arriving",
             residual=state / "residual.npy",
+            kept=state / "kept",
         )
         store = await asyncio.to_thread(Store, state / "state.sqlite3")
         stack.callback(store.close)
@@ -350,7 +353,7 @@ class Daemon:
             shape_digest=described.shape_manifest.digest,
             shared_values=described.shape_manifest.total,
             unix_ms=lambda: time.time_ns() // 1_000_000,
-            own_certificate=membership.identity.certificate_der,
+            keys=membership,
             policy=Policy(
                 min_participants=settings.training.min_participants,
                 masking_only=settings.training.mode == "masking",
@@ -369,6 +372,7 @@ class Daemon:
             verify_vote=membership.verify_vote,
             verify_certificate=membership.verify_certificate,
             past_manifest=membership.manifest_of,
+            accused=store.accused(),
         )
 
     def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
@@ -387,6 +391,7 @@ class Daemon:
                 keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s),
             ),
             tap=self._tap,
+            statements=lambda: node.protocol.durable.state.statements,
         )
 
     async def _open_audit(self, node: Node, stack: AsyncExitStack) -> AuditLog:
@@ -542,6 +547,18 @@ def _limits(wanted: LimitsSettings) -> Limits:
 def _traffic(transport: Transport) -> tuple[int, int]:
     peers = transport.statistics().values()
     return sum(p.bytes_sent for p in peers), sum(p.bytes_received for p in peers)
+
+
+async def _accused(audit: AuditLog, evidence: pb.Evidence) -> None:
+    """That a site contradicts itself is in the log, for whoever has to decide about it."""
+    await audit.record_or_owe(
+        DAEMON,
+        "evidence",
+        "kept",
+        site=evidence.first.site,
+        signed=pb.EvidenceKind.Name(evidence.kind).lower(),
+        sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
+    )
 
 
 def main(tap: Tap | None = None) -> None:

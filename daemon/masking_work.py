@@ -15,12 +15,14 @@ from crypto.identity import Identity, Trust
 from crypto.quantize import FRACTION_INTEGERS
 from crypto.roster import Terms
 from daemon import round_masking
+from daemon.learning.terms import ServerOptions
+from daemon.round_crypto import Applied, Summed
 from daemon.round_masking import Believed
 from daemon.versions import ShapeManifest
 from daemon.workers import Worker
 from peers import effects as do
-from peers.certificates import plan_digest
 from peers.roles import threshold_of
+from peers.signing import digest_of
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -32,7 +34,7 @@ def masking_terms(plan: pb.Plan, federation_id: str, shapes: ShapeManifest) -> T
         federation=federation_id,
         round=plan.round,
         attempt=plan.attempt,
-        plan_digest=plan_digest(plan.training),
+        plan_digest=digest_of(plan),
         sites=tuple(participant.site for participant in plan.participants),
         threshold=threshold_of(plan),
         bits=plan.training.bits,
@@ -77,15 +79,15 @@ class MaskingWork:
                 await self._answer(at, pb.SHARES, sealed)
             case pb.SHARES:
                 await self._crypto.run(round_masking.hold_shares, *at, given)
-                await self._feed(do.ContextHeld(*at))
-            case pb.OUTCOME:
-                outcome = (tuple(given), tuple(order.dropouts))
-                payload = await self._crypto.run(round_masking.confirm, *at, *outcome)
-                signature = self._identity.sign(payload)
-                await self._answer(at, pb.OUTCOME, {self._identity.site_id: signature})
-            case pb.OPENING:
-                shares = await self._crypto.run(round_masking.open_shares, *at, given)
-                await self._answer(at, pb.OPENING, shares)
+                roster = await self._crypto.run(round_masking.roster_digest, *at)
+                await self._feed(do.ContextHeld(*at, roster))
+
+    async def open_shares(self, effect: do.OpenShares) -> None:
+        """This site's shares for the certified outcome, and for no other."""
+        at = (effect.round, effect.attempt)
+        outcome = (effect.survivors, effect.dropouts)
+        shares = await self._crypto.run(round_masking.open_shares, *at, *outcome)
+        await self._answer(at, pb.OPENING, shares)
 
     async def _keys(self, plan: pb.Plan) -> dict[str, bytes]:
         here = self._identity
@@ -101,20 +103,41 @@ class MaskingWork:
         terms = masking_terms(effect.plan, self._identity.federation_id, self._shapes)
         contents = {item.site: item.content for item in effect.keys.items}
         believed = self._believed(effect.plan)
-        await self._crypto.run(round_masking.start_sum, terms, contents, believed, effect.sharers)
+        roster = await self._crypto.run(
+            round_masking.start_sum, terms, contents, believed, effect.sharers
+        )
+        await self._feed(do.MaskedSumStarted(effect.plan.round, effect.plan.attempt, roster))
 
-    async def unmask(self, effect: do.Unmask, out_path: Path) -> bytes:
-        """Open the sum, at the coordinator; the digest of what is written."""
-        at = (effect.round, effect.attempt)
-        opened = {
-            site: {item.site: item.content for item in answer.items}
-            for site, answer in effect.opened.items()
-        }
-        outcome = (effect.survivors, effect.dropouts)
-        blob, wrong = await self._crypto.run(round_masking.unmask, *at, *outcome, opened, out_path)
-        for cause in wrong:
+    async def apply_sum(
+        self,
+        effect: do.ApplySum,
+        sum_path: Path,
+        versions: Path,
+        summed: Summed | None,
+        server: ServerOptions,
+    ) -> Applied:
+        """Take the masks off the certified sum, and make the new version from it."""
+        applied = await self._crypto.run(
+            round_masking.apply_sum,
+            effect.round,
+            effect.attempt,
+            effect.contributors,
+            effect.dropouts,
+            {site: dict(shares) for site, shares in effect.opened.items()},
+            sum_path,
+            effect.sum_digest,
+            self._shapes.sizes,
+            effect.scale_exponents,
+            effect.total_weight,
+            effect.parent_digest,
+            self._shapes.digest,
+            versions,
+            summed,
+            server,
+        )
+        for cause in applied.wrong_shares:
             log.warning("a share was wrong, and not needed", cause=cause)
-        return blob.digest
+        return applied
 
     def _believed(self, plan: pb.Plan) -> Believed:
         certificates = {one.site: one.certificate for one in plan.participants}

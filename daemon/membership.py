@@ -9,21 +9,122 @@ restart; the operator's own file is left as it is.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 import structlog
 
 from config.settings import Settings
+from crypto import forms, keys
 from crypto.identity import Identity, IdentityError, Trust
+from crypto.keys import PublicKey
 from daemon.store import Store
-from peers.certificates import verify_certificate, verify_vote
+from peers.certificates import CertificateError, verify_certificate, verify_vote, vote_payload
 from peers.manifest import FederationManifest, ManifestError, parse_signed
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
 _VERIFIED_AT_MOST = 100_000
+# A lock of fifty sites has some two hundred signatures, and is verified again and again.
+_SIGNATURES_AT_MOST: Final = 65_536
+_CERTIFICATES_AT_MOST: Final = 1024  # several of each site of the largest federation
+_SIGNED = b"hanse-verified-v1\0"
+
+
+@dataclass(frozen=True)
+class _Signer:
+    """A certificate that the authority issued. ``begins``, ``ends``: when it is valid (UTC)."""
+
+    site: str
+    key: PublicKey
+    begins: datetime
+    ends: datetime
+
+
+@dataclass
+class Signatures:
+    """Which signatures were found good: each is verified once, each certificate read once.
+
+    A site's key may be stolen, and its people then replace it. So once a newer certificate
+    of a site was seen in a good signature, an older one is good for what was signed with it
+    and seen here before, and for nothing else.
+    """
+
+    trust: Trust
+    _signers: OrderedDict[bytes, _Signer] = field(default_factory=OrderedDict)
+    _newest: dict[str, datetime] = field(default_factory=dict)
+    # By name; whether the signer's certificate was the current one then.
+    _good: OrderedDict[bytes, bool] = field(default_factory=OrderedDict)
+
+    def verify(self, payload: bytes, signature: pb.Signature, *, past: bool) -> None:
+        """Raises IdentityError unless that site signed; ``past`` as in `peers.signing.Keys`."""
+        name = _name(payload, signature)
+        current = self._good.get(name)
+        if current or (past and current is not None):
+            self._good.move_to_end(name)
+            return
+        signer = self._signer(signature.certificate)
+        if signer.site != signature.site:
+            raise IdentityError(f"the certificate is of {signer.site}, not of the signer")
+        keys.check_signature(signer.key, signature.signature, payload, f"site {signer.site!r}")
+        newest = self._newest.get(signer.site)
+        if newest is None or signer.begins > newest:
+            self._newest[signer.site] = newest = signer.begins
+        if not past:
+            self._must_be_current(signer, newest, signature.certificate)
+        self._remember(name, current=not past)
+
+    def made(self, payload: bytes, signature: pb.Signature) -> None:
+        """One of our own: good for as long as it is remembered, whatever key we have then."""
+        self._remember(_name(payload, signature), current=True)
+
+    def _must_be_current(self, signer: _Signer, newest: datetime, certificate: bytes) -> None:
+        if signer.begins < newest:
+            raise IdentityError(
+                f"{signer.site} has had a newer certificate since {newest:%Y-%m-%d %H:%M} UTC: "
+                "what is signed with an older one now counts for nothing"
+            )
+        now = datetime.now(UTC)
+        if not signer.begins <= now <= signer.ends:
+            self.trust.site_of(certificate, at=now)  # says what is wrong with it
+            raise IdentityError(f"the certificate of {signer.site} is not valid now")
+
+    def _signer(self, certificate: bytes) -> _Signer:
+        known = self._signers.get(certificate)
+        if known is None:
+            forms.check_size(certificate, forms.MAX_DER, "a certificate")
+            site = self.trust.site_of(certificate, at=None)
+            parsed = forms.parse_certificate(certificate)
+            known = _Signer(
+                site,
+                keys.p256(parsed.public_key(), "the certificate"),
+                parsed.not_valid_before_utc,
+                self.trust.good_until(certificate),
+            )
+            self._signers[certificate] = known
+            if len(self._signers) > _CERTIFICATES_AT_MOST:
+                self._signers.popitem(last=False)
+        self._signers.move_to_end(certificate)
+        return known
+
+    def _remember(self, name: bytes, *, current: bool) -> None:
+        self._good[name] = current or self._good.get(name, False)
+        self._good.move_to_end(name)
+        if len(self._good) > _SIGNATURES_AT_MOST:
+            self._good.popitem(last=False)
+
+
+def _name(payload: bytes, signature: pb.Signature) -> bytes:
+    """32 bytes that name a signature, what is signed and the certificate; each has a length."""
+    parts = (signature.site.encode(), signature.signature, signature.certificate, payload)
+    hashed = hashlib.sha256(_SIGNED)
+    for part in parts:
+        hashed.update(len(part).to_bytes(8) + part)
+    return hashed.digest()
 
 
 class Membership:
@@ -38,6 +139,7 @@ class Membership:
         self._store: Store | None = None
         self._past: dict[int, FederationManifest] = {}
         self._verified: set[bytes] = set()
+        self._signatures = Signatures(self.trust)
 
     def _read(self) -> tuple[Identity, Trust, FederationManifest, bytes]:
         files = self._files
@@ -77,7 +179,9 @@ class Membership:
         if manifest.version < self.manifest.version:  # a newer one came from a peer
             manifest, signed = self.manifest, self._signed
         self._take(manifest, signed)
-        self.identity, self.trust = identity.following(self.identity), trust
+        self.identity = identity.following(self.identity)
+        if trust != self.trust:  # whom another authority has certified is looked at anew
+            self.trust, self._signatures = trust, Signatures(trust)
 
     def remember(self, store: Store) -> None:
         """Know the manifests of the past, and file the newest. Raises StoreError."""
@@ -107,6 +211,8 @@ class Membership:
             raise ManifestError(
                 f"expected a manifest newer than {self.manifest.version}, there is none"
             )
+        # A round goes over one step at a time: those between are needed, too.
+        self.learn([text for _, text in found])
         self._take(manifest, signed)
 
     def _take(self, manifest: FederationManifest, signed: bytes) -> None:
@@ -145,10 +251,50 @@ class Membership:
         """A manifest that was installed here, if it was."""
         return self._past.get(version)
 
+    # ---- signatures (peers.signing.Keys) -------------------------------------------
+
+    def sign(self, payload: bytes) -> pb.Signature:
+        """This site's signature, with its current certificate."""
+        signature = pb.Signature(
+            site=self.identity.site_id,
+            signature=self.identity.sign(payload),
+            certificate=self.identity.certificate_der,
+        )
+        self._signatures.made(payload, signature)
+        return signature
+
+    def verify(
+        self, payload: bytes, signature: pb.Signature, manifest: FederationManifest, *, past: bool
+    ) -> None:
+        """Raises CertificateError unless an enabled site of ``manifest`` signed, as it says.
+
+        ``past``: the signer's certificate may have expired, or been replaced, since.
+        """
+        who = repr(signature.site[:63])  # of a peer's making: bounded before it is shown
+        if manifest.federation_id != self.trust.federation_id:
+            raise CertificateError(f"the manifest is of {manifest.federation_id!r}, another one")
+        if not manifest.enabled(signature.site):
+            raise CertificateError(
+                f"{who} is not an enabled site of manifest {manifest.version}: "
+                "its signature counts for nothing"
+            )
+        try:
+            self._signatures.verify(payload, signature, past=past)
+        except IdentityError as error:
+            raise CertificateError(f"the signature of {who} is refused: {error}") from error
+
     def verify_vote(self, vote: pb.Vote) -> None:
-        """With whom we trust now; a vote under an expired certificate counts for nothing."""
+        """With whom we trust now; a vote under an expired certificate counts for nothing.
+
+        One of our own does, when a peer reminds us of it: we have cast it.
+        """
         manifest = self.manifest_of(vote.body.manifest_version) or self.manifest
-        verify_vote(vote, self.trust, manifest, at=datetime.now(UTC))
+        verify_vote(vote, self.trust, manifest, at=None)
+        signature = pb.Signature(
+            site=vote.site, signature=vote.signature, certificate=vote.certificate
+        )
+        payload = vote_payload(vote.body, vote.attempt)
+        self.verify(payload, signature, manifest, past=vote.site == self.identity.site_id)
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """A certificate stays valid after its signers' certificates expired.

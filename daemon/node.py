@@ -4,15 +4,21 @@ One consumer takes one event at a time, steps the protocol, and carries out the
 effects in order; a `Persist` is on disk before the next effect begins. What takes
 long (training, encryption, transfers) runs as a task of its attempt and comes
 back as an event: that is daemon/attempt_work.py, in the order of a round.
+
+Whatever a step, an effect or a message raises ends here: it is logged and shown, the
+message that led to it is refused, and the daemon lives. Only a state that can't be
+written stops this site, and then it says nothing more (daemon/journal.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from typing import Protocol as Shape
 
 import structlog
 
@@ -23,24 +29,26 @@ from daemon.attempt_work import AttemptWork
 from daemon.collection import Collection
 from daemon.exchange import Exchange, Folders, History, no_room, too_large
 from daemon.faultpoints import passing
-from daemon.journal import Journal, still
+from daemon.journal import Journal, Unwritable, still
 from daemon.learning.spec import RetrieverSpec
 from daemon.learning.terms import LearningError
 from daemon.negatives import AnsweringDesk
 from daemon.outbox import Outbox, put_in_envelope
 from daemon.privacy import LedgerError, PrivacyBudget
 from daemon.progress import ProgressBoard
-from daemon.store import Store
+from daemon.store import Store, StoreError
 from daemon.tasks import causes_of, logged
 from daemon.versions import ShapeManifest, VersionError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.certificates import CertificateError, sign_vote
+from peers.certificates import CertificateError
 from peers.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.evidence import WORDS
 from peers.frames import Received
 from peers.manifest import FederationManifest
 from peers.negatives import Declined
 from peers.protocol import Protocol
+from peers.runs import RunRefused
 from peers.transport import Transport
 from proto import federation_pb2 as pb
 
@@ -57,6 +65,18 @@ _EXPECTED = (
     LedgerError,
     OSError,
 )
+
+
+class _Located(Shape):
+    """Whatever belongs to an attempt."""
+
+    @property
+    def round(self) -> int:
+        """The round."""
+
+    @property
+    def attempt(self) -> int:
+        """Its attempt."""
 
 
 _Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
@@ -93,6 +113,7 @@ class Node:
         self.run_ended: Callable[[], None] = lambda: None  # its last version is being indexed
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
+        self.accused: Callable[[pb.Evidence], Awaitable[None]] = _nobody_is_told
         self.progress = ProgressBoard(lambda: self.traffic())
         self._run_over = False
         self._last_error = ""
@@ -102,6 +123,7 @@ class Node:
         self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
         self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
         self._tasks: set[asyncio.Task[None]] = set()  # of the attempt under way
+        self._said = protocol.durable.state  # in the round under way, as it is on the disk
         self._journal = Journal(store, self._refuse_waiting)
         self._exchange = Exchange(
             store=store,
@@ -138,6 +160,7 @@ class Node:
         """Drive the protocol until cancelled; ``started`` is called when events are taken."""
         self._transport = transport
         await asyncio.to_thread(self._folders.empty_spool)
+        await asyncio.to_thread(self._folders.forget_kept, self.protocol.head_round)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._outbox = Outbox(self._send_one, group)
@@ -146,8 +169,7 @@ class Node:
             self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers())
             group.create_task(self._exchange.keep_head_sound(self))
-            for effect in self.protocol.start(time.monotonic()):
-                await self._carry_out(effect)
+            await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
 
     @property
@@ -163,12 +185,15 @@ class Node:
         """A peer that greets with a later round has what we missed; one may have missed a run."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            peers = self.transport.statistics()
-            heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
-            self._out.say_run_again(self.protocol.run, heads)
-            farthest = max(heads, key=lambda site: heads[site], default=None)
-            if farthest is not None and heads[farthest] > self.protocol.head_round:
-                await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))
+            await logged(self._look_at_peers())
+
+    async def _look_at_peers(self) -> None:
+        peers = self.transport.statistics()
+        heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
+        self._out.say_run_again(self.protocol.durable.signed_run, heads)
+        farthest = max(heads, key=lambda site: heads[site], default=None)
+        if farthest is not None and heads[farthest] > self.protocol.head_round:
+            await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))
 
     async def _feed_unless_still(self, event: do.Event) -> None:
         """What is noticed again and again must not pile up while this site stands still."""
@@ -183,33 +208,65 @@ class Node:
                     event, answer = await self._events.get()
             except TimeoutError:
                 event, answer = do.Tick(), None
-            was_busy = self.protocol.busy
-            try:
-                effects = self.protocol.step(event, time.monotonic())
-            except Exception as error:
-                self._blame(event, error, answer)
-                continue
-            self._taken = event, answer
-            for effect in effects:
-                await self._carry_out(effect)
-            # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
-            if answer is not None and not answer.done():
-                answer.set_result(None)
-            if was_busy and not self.protocol.busy:
-                self.progress.stopped(self.protocol.head_round)
+            await self._take(event, answer)
+
+    async def _take(self, event: do.Event, answer: asyncio.Future[None] | None) -> None:
+        """One event: step, and carry out what follows. Raises nothing."""
+        if self._journal.broken:
+            _answer(answer, still(event, self._journal.trouble))
+            return
+        was_busy = self.protocol.busy
+        refused: Exception | None = None
+        self._taken = event, answer
+        try:
+            effects = self.protocol.step(event, time.monotonic())
+        except Exception as error:
+            refused = self._blame(event, error, answer)
+            effects = self.protocol.wished  # before it was refused: evidence, above all
+        failed = await self._carry_out_all(effects)
+        # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
+        _answer(answer, refused or (self._unable(event, failed) if failed else None))
+        if was_busy and not self.protocol.busy:
+            self.progress.stopped(self.protocol.head_round)
 
     def _blame(
         self, event: do.Event, error: Exception, answer: asyncio.Future[None] | None
-    ) -> None:
+    ) -> Exception:
         """A refusal goes back to who asked; a peer's misbehaviour and our bugs to the log."""
         if isinstance(error, RemoteProtocolError | CertificateError):
             sender = event.sender if isinstance(event, do.Received) else ""
             log.warning("a peer misbehaved", peer=sender, cause=str(error))
-            error = RemoteProtocolError(str(error))
-        elif answer is None:
-            log.error("the protocol failed on an event", kind=type(event).__name__, exc_info=error)
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
+            return RemoteProtocolError(str(error))
+        if isinstance(error, RunRefused) and answer is not None:
+            return error
+        log.error("the protocol failed on an event", kind=type(event).__name__, exc_info=error)
+        self._last_error = f"{type(event).__name__} could not be taken: {_told(error)}"
+        return self._unable(event, error)
+
+    def _unable(self, event: do.Event, error: Exception) -> Exception:
+        """How an event is refused that this site can't take, whoever is to blame for that."""
+        if isinstance(error, Unwritable):
+            return still(event, str(error))
+        why = f"this site can't carry that out ({type(error).__name__}); its log has the details"
+        return RemoteProtocolError(why) if isinstance(event, do.Received) else RunRefused(why)
+
+    async def _carry_out_all(self, effects: list[do.Effect]) -> Exception | None:
+        """Each in its turn; one that fails costs itself alone. What failed first, if anything.
+
+        Behind a state that is not on the disk nothing is carried out any more.
+        """
+        failed: Exception | None = None
+        for effect in effects:
+            try:
+                await self._carry_out(effect)
+            except Unwritable as error:
+                return error
+            except Exception as error:
+                name = type(effect).__name__
+                self._last_error = f"{name} failed here: {_told(error)}"
+                log.exception("an effect was not carried out", effect=name)
+                failed = failed or error
+        return failed
 
     async def feed(self, event: do.Event) -> None:
         """Queue an event; returns at once (back-pressure when the queue is full)."""
@@ -227,8 +284,7 @@ class Node:
         """Whoever waits for the protocol learns why it stands still; our own events stay."""
         waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
         for event, answer in [self._taken, *waiting]:
-            if answer is not None and not answer.done():
-                answer.set_exception(still(event, trouble))
+            _answer(answer, still(event, trouble))
         for asked in [asked for asked in waiting if asked[1] is None]:
             self._events.put_nowait(asked)
 
@@ -248,6 +304,8 @@ class Node:
         match effect:
             case do.Persist(durable, commits):
                 await self._journal.persist(durable, commits)
+                if not commits:
+                    self._said = durable.state
                 self._look_for_a_stop(durable)
             case do.Send(to, body):
                 self._out.put(to, body)
@@ -256,9 +314,12 @@ class Node:
             case do.Coordinate(plan):
                 self._work.plan = plan
             case do.DealKey():
+                self._work.plan = effect.plan
                 self._start(effect, effect.plan, "key", self._work.deal_key(effect))
             case do.Mask():
                 self._start(effect, effect, "mask", self._work.mask(effect))
+            case do.OpenShares():
+                self._start(effect, effect, "mask", self._work.open_shares(effect))
             case do.StartMaskedSum():
                 self._start(effect, effect.plan, "key", self._work.start_masked_sum(effect))
             case do.Train():
@@ -271,29 +332,27 @@ class Node:
             case do.CompareUpdates():
                 self._start(effect, effect, "select", self._work.compare_updates(effect))
             case do.SendProducts():
-                self._start(effect, effect.compare, "select", self._work.send_products(effect))
+                self._start(effect, effect.certified, "select", self._work.send_products(effect))
             case do.DecryptProducts():
-                self._start(effect, effect, "select", self._work.decrypt_products(effect))
+                self._start(effect, effect, "compare", self._work.decrypt_products(effect))
             case do.FinishSum():
                 self._start(effect, effect, "aggregate", self._work.finish_sum(effect))
-            case do.Unmask():
-                self._start(effect, effect, "unmask", self._work.unmask(effect))
             case do.SendSum():
-                self._start(effect, effect.apply, "aggregate", self._work.send_sum(effect))
+                self._start(effect, effect.certified, "aggregate", self._work.send_sum(effect))
             case do.Challenge():
-                self._start(effect, effect, "apply", self._work.challenge(effect))
+                self._start(effect, effect, "open", self._work.challenge(effect))
             case do.AnswerChallenge():
                 self._start(effect, effect, "prove", self._work.answer_challenge(effect))
             case do.ApplySum():
-                self._start(effect, effect, "apply", self._work.apply_sum(effect))
-            case do.SignVote():
-                await self._at_once(effect, self._sign_vote(effect))
+                self._start(effect, effect, "open", self._work.apply_sum(effect))
             case do.FetchVersion():
                 fetching = self._exchange.fetch_version(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
             case do.FetchCertificates():
                 fetching = self._exchange.fetch_certificates(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
+            case do.Accuse(evidence):
+                await self._at_once(effect, self._accuse(evidence))
             case do.Adopt():
                 await self._at_once(effect, self._adopt(effect))
             case do.Progress():
@@ -303,28 +362,31 @@ class Node:
         """Only a `Persist` must hold; a disk that fails another effect costs an attempt at most."""
         try:
             await _bounded(effect, work)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self._last_error = f"{type(effect).__name__}: {error}; free or repair the disk"
             log.error("the disk failed us", effect=type(effect).__name__, cause=str(error))  # noqa: TRY400
 
     # ---- persist, send ---------------------------------------------------------
 
     async def _send_one(self, to: str, body: do.Body) -> bool:
-        envelope = pb.Envelope(
-            federation_id=self.identity.federation_id,
-            sender=self.identity.site_id,
-            manifest_version=self.protocol.manifest.version,
-        )
-        put_in_envelope(envelope, body)
+        """Whether the peer has it. A lost message is the protocol's business: its deadlines'."""
         kind = type(body).__name__.lower()
         passing(f"send.{kind}:before")
         delivered = False
         try:
+            envelope = pb.Envelope(
+                federation_id=self.identity.federation_id,
+                sender=self.identity.site_id,
+                manifest_version=self.protocol.manifest.version,
+            )
+            put_in_envelope(envelope, body)
             await self.transport.send(to, envelope)
             delivered = True
         except PeerError as error:
-            # A lost message is the protocol's business: its deadlines deal with it.
             log.info("message not delivered", peer=to, kind=kind, cause=str(error))
+        except Exception as error:  # what can't be sent ends nothing, whatever is wrong with it
+            self._last_error = f"a {kind} could not be sent to {to}: {_told(error)}"
+            log.exception("message not sent: a bug", peer=to, kind=kind)
         passing(f"send.{kind}:after")
         return delivered
 
@@ -335,18 +397,19 @@ class Node:
         old = await self._work.begin(effect.round, effect.attempt)
         if old is not None:
             self._start_task(self._work.forget(old))
+        named = {one.plan.draw for _, one in _sums_of(self._said)}
+        await asyncio.to_thread(self._folders.thin_kept, effect.round, named)
 
-    # ---- vote --------------------------------------------------------------------
+    # ---- evidence ----------------------------------------------------------------
 
-    async def _sign_vote(self, effect: do.SignVote) -> None:
-        vote = sign_vote(
-            self.identity,
-            effect.body,
-            effect.attempt,
-            mean_loss=effect.mean_loss,
-            next_clip_norm=self._work.next_clip_norm(effect.body.round, effect.attempt),
-        )
-        await self.feed(do.VoteSigned(vote))
+    async def _accuse(self, evidence: pb.Evidence) -> None:
+        """Keep it, and say it loudly: what to do about it is for people to decide."""
+        site, words = evidence.first.site, WORDS[evidence.kind]
+        self._last_error = f"{site} has signed {words}: see `fedctl peers`"
+        log.error("a site contradicts itself", peer=site, signed=words)
+        now_ms = time.time_ns() // 1_000_000
+        await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
+        await self.accused(evidence)
 
     # ---- versions and certificates ---------------------------------------------------
 
@@ -356,13 +419,26 @@ class Node:
         self.collection.adopt(effect.model_digest)
         self.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
-            await asyncio.to_thread(round_crypto.keep_residual, self._folders.residual)
+            await asyncio.to_thread(self._keep_residual, effect)
+        await asyncio.to_thread(self._folders.forget_kept, effect.round)
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
         run = self.protocol.run
         if run is not None and run.target_round <= effect.round:
             self.run_ended()
+
+    def _keep_residual(self, effect: do.Adopt) -> None:
+        """What rounding dropped of the update that is in the committed sum, of no other."""
+        folders, committed = self._folders, self.store.certificate(effect.round)
+        named = committed.body.statement_digest if committed is not None else b""
+        draws = [one.plan.draw for digest, one in _sums_of(self._said) if digest == named]
+        draws = draws or folders.kept_draws(effect.round)
+        kept = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
+        try:
+            round_crypto.keep_residual(folders.residual, kept)
+        except CryptoError as error:
+            log.warning("what rounding dropped is not fed back", cause=str(error))
 
     def _look_for_a_stop(self, durable: do.Durable) -> None:
         """A run also ends when somebody stops it, and no version follows then."""
@@ -451,20 +527,7 @@ class Node:
     def _start(
         self,
         effect: do.Effect | None,
-        at: do.EncryptUpdate
-        | do.AddUpdate
-        | do.CompareUpdates
-        | do.DecryptProducts
-        | do.FinishSum
-        | do.Challenge
-        | do.AnswerChallenge
-        | do.ApplySum
-        | do.Mask
-        | do.Unmask
-        | pb.Plan
-        | pb.Compare
-        | pb.Apply
-        | pb.BlobName,
+        at: _Located,
         phase: str,
         work: Coroutine[Any, Any, None],
     ) -> None:
@@ -502,3 +565,27 @@ async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
     passing(f"{name}:before")
     await work
     passing(f"{name}:after")
+
+
+def _answer(answer: asyncio.Future[None] | None, refused: Exception | None) -> None:
+    """Whoever waits for the protocol learns how it went, once."""
+    if answer is None or answer.done():
+        return
+    if refused is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(refused)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}; the site's log has the details"
+
+
+def _sums_of(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
+    """The sums that a site's state names, with their digests: the last signed, and the locked."""
+    raw = [state.stated.body, state.lock.root or state.lock.certificate.statement]
+    return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]
+
+
+async def _nobody_is_told(_evidence: pb.Evidence) -> None:
+    """Before the audit log is there."""

@@ -31,10 +31,10 @@ _BYTES_AT_MOST: Final = 8 * MIB  # four messages of the largest size that a peer
 
 # These say how things stand at this site, and that only moves on: runs by
 # (generation, run id), attempts and heads by number. So the newest of a kind says
-# whatever an older one said. Promises, plans, votes and commits are not among them:
-# each is a step of its own attempt, and a vote or a commit may be the one that a
-# majority still lacks.
-_NEWEST_SAYS_ALL: Final = (pb.Run, pb.Prepare, pb.Nack, pb.Behind, pb.Ahead)
+# whatever an older one said. A promise is not among them, nor is what follows from
+# one: each is a step of its own attempt, and the one that a quorum still lacks may be
+# the older one.
+_NEWEST_SAYS_ALL: Final = (pb.RunWish, pb.Prepare, pb.Behind, pb.Ahead)
 
 
 class Waiting:
@@ -114,11 +114,11 @@ class Outbox:
         self._lost[to] += lost
         self._wake[to].set()
 
-    def say_run_again(self, run: pb.Run | None, to: Iterable[str]) -> None:
-        """Tell the newest run to those of these peers that did not get the last one."""
+    def say_run_again(self, run: pb.Signed | None, to: Iterable[str]) -> None:
+        """Tell the newest run, as it was signed, to who of these peers did not get the last."""
         if run is not None:
             for peer in self.without_run & set(to):
-                self.put(peer, run)
+                self.put(peer, pb.RunWish(run=run))
 
     async def _serve(self, to: str) -> None:
         waiting, wake = self._waiting[to], self._wake[to]
@@ -128,7 +128,7 @@ class Outbox:
             while waiting:
                 body = waiting.take()
                 delivered = await self._send(to, body)
-                if isinstance(body, pb.Run):
+                if isinstance(body, pb.RunWish):
                     (self.without_run.discard if delivered else self.without_run.add)(to)
             if self._lost[to]:
                 log.info("the peer has what waited for it", peer=to, dropped=self._lost[to])

@@ -441,10 +441,11 @@ def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check) -> N
 
 
 @reads("the update of {site}")
-def add_update(round: int, attempt: int, site: str, path: Path) -> None:
+def add_update(round: int, attempt: int, site: str, path: Path, nonce: bytes | None = None) -> None:
     """Add a site's update, behind which stand its tags; behind our own there are none.
 
-    Raises CryptoError, the sum unchanged, when one of them is refused.
+    ``nonce``: the one that the site has signed, which its tags must have. Raises
+    CryptoError, the sum unchanged, when one of them is refused.
     """
     held = _held(round, attempt)
     total, tally = _sum_of(held, round, attempt)
@@ -453,6 +454,8 @@ def add_update(round: int, attempt: int, site: str, path: Path) -> None:
         total.add_file(path, site)
         return
     tags = Tags.parse(read_trailer(path, behind), len(tally.check.holders))
+    if nonce is not None and tags.nonce != nonce:
+        raise CryptoError(f"the tags of {site} are not those that it has signed")
     total.add_file(path, site, trailer=behind)
     tally.add(site, tags)
 

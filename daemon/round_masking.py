@@ -242,16 +242,22 @@ def _unfit(unmasking: Unmasking) -> list[str]:
 
 def start_sum(
     terms: Terms, contents: Mapping[str, bytes], believed: Believed, sharers: tuple[str, ...]
-) -> None:
-    """Begin the sum of those who have shared their secrets."""
+) -> bytes:
+    """Begin the sum of those who have shared their secrets; the roster's digest, 32 bytes."""
     roster = _roster(terms, contents, believed)
     _sums[terms.round, terms.attempt] = _Sum(MaskedSum(roster, sharers))
     for oldest in sorted(_sums)[:-_ATTEMPTS_HELD]:
         del _sums[oldest]
+    return roster.digest
 
 
-def add_update(round: int, attempt: int, site: str, path: Path) -> None:
-    """Add a site's masked input. Raises CryptoError, the sum unchanged, when it is refused."""
+def add_update(
+    round: int, attempt: int, site: str, path: Path, _nonce: bytes | None = None
+) -> None:
+    """Add a site's masked input; there are no tags.
+
+    Raises CryptoError, the sum unchanged, when it is refused.
+    """
     total = _open_sum(round, attempt)
     try:
         with path.open("rb") as file:

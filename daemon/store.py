@@ -25,13 +25,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from google.protobuf.message import DecodeError
 
 from daemon.faultpoints import passing
 from peers.effects import Durable
 from proto import federation_pb2 as pb
 
-_SCHEMA_VERSION = 4
+log = structlog.get_logger()
+
+_SCHEMA_VERSION = 5
 _CURVE = """
 CREATE TABLE curve (
     round INTEGER NOT NULL,
@@ -45,8 +48,7 @@ CREATE TABLE curve (
     PRIMARY KEY (round, model_digest, kind, metric)
 ) WITHOUT ROWID;
 """
-_SCHEMA = (
-    """
+_PROTOCOL = """
 CREATE TABLE protocol (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     federation TEXT NOT NULL,
@@ -54,10 +56,23 @@ CREATE TABLE protocol (
     head_round INTEGER NOT NULL,
     head_digest BLOB NOT NULL,
     promised INTEGER NOT NULL,
-    accepted BLOB,
+    state BLOB NOT NULL,
     run BLOB,
     seal BLOB NOT NULL
 );
+"""
+_EVIDENCE = """
+CREATE TABLE evidence (
+    site TEXT NOT NULL,
+    kind INTEGER NOT NULL,
+    unix_ms INTEGER NOT NULL,
+    shown BLOB NOT NULL,
+    PRIMARY KEY (site, kind)
+) WITHOUT ROWID;
+"""
+_SCHEMA = (
+    _PROTOCOL
+    + """
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY,
     certificate BLOB NOT NULL,
@@ -70,16 +85,29 @@ CREATE TABLE manifests (
 );
 """
     + _CURVE
+    + _EVIDENCE
 )
 # What the state says is sealed by a digest: SQLite finds a torn page, not a flipped bit.
-_STATE = "federation, shape_digest, head_round, head_digest, promised, accepted, run"
-# A lost vote may be given twice. Once a majority that this site was not part of has
-# committed a round, every majority meets one of them, and nothing that was forgotten
+_HEAD = "federation, shape_digest, head_round, head_digest"
+_STATE = f"{_HEAD}, promised, state, run"
+_STATE_BEFORE_5 = f"{_HEAD}, promised, accepted, run"
+_SEAL, _SEAL_BEFORE_5 = b"hanse-state-v3\0", b"hanse-state-v2\0"
+# A lost vote may be given twice. Once a quorum that this site was not part of has
+# committed a round, every quorum meets it in an honest site, and nothing that was forgotten
 # can change that round or one before it.
 _MOVE_AWAY = (
     "Move it away only after the other sites have committed another round without this one: "
     "before that, a vote that it has forgotten could be given a second time. The site then "
     "catches up from its peers. Never put an old copy in its place"
+)
+
+
+# What no disk is to blame for: to try it again would fail again.
+_NOT_THE_DISK = (
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
 )
 
 
@@ -104,6 +132,16 @@ class CurvePoint:
     unix_ms: int
     kind: str = "shared"
     own_digest: bytes = b""
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """What a site has signed that contradicts itself, since when it is known here (unix ms)."""
+
+    site: str
+    kind: pb.EvidenceKind.ValueType
+    unix_ms: int
+    shown: pb.Evidence
 
 
 class Store:
@@ -146,27 +184,53 @@ class Store:
         """From schema 1: nothing was sealed, every manifest had been in force.
 
         2: there was no curve. 3: no point said whether something of the site's own was in it.
+        4: a majority decided; nothing that was promised or accepted then counts today.
         """
         with self._transaction():
             if version == 1:
-                self._seal_state()
+                self._db.execute(
+                    "ALTER TABLE manifests ADD COLUMN in_force INTEGER NOT NULL DEFAULT 1"
+                )
             if version == 3:
                 self._db.execute("ALTER TABLE curve RENAME TO older")
-            self._db.execute(_CURVE)
+            if version < 4:
+                self._db.execute(_CURVE)
             if version == 3:
                 self._db.execute(
                     "INSERT INTO curve SELECT round, model_digest, '', metric, value, questions,"
                     " unix_ms, x'' FROM older"
                 )
                 self._db.execute("DROP TABLE older")
+            self._begin_anew(sealed=version > 1)
+            self._db.execute(_EVIDENCE)
             self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
-    def _seal_state(self) -> None:
-        row = self._db.execute(f"SELECT {_STATE} FROM protocol").fetchone()  # noqa: S608  ours
-        self._db.execute("ALTER TABLE protocol ADD COLUMN seal BLOB NOT NULL DEFAULT x''")
-        self._db.execute("ALTER TABLE manifests ADD COLUMN in_force INTEGER NOT NULL DEFAULT 1")
-        if row is not None:
-            self._db.execute("UPDATE protocol SET seal = ?", (_seal(row),))
+    def _begin_anew(self, *, sealed: bool) -> None:
+        """The head stays; what was under way by the rules of old is over."""
+        columns = f"{_STATE_BEFORE_5}, seal" if sealed else _STATE_BEFORE_5
+        row = self._db.execute(f"SELECT {columns} FROM protocol").fetchone()  # noqa: S608  ours
+        if row is not None and sealed and row[7] != _seal(row[:7], _SEAL_BEFORE_5):
+            raise self._wrong_seal()
+        self._db.execute("DROP TABLE protocol")
+        self._db.execute(_PROTOCOL)
+        if row is None:
+            return
+        if row[5] is not None or row[6] is not None:
+            log.warning(
+                "the state is of a time when a majority decided: what was promised, accepted or "
+                "asked for then is dropped, and committed rounds stay; ask again for the rounds "
+                "that were under way (`fedctl train`)",
+                round=row[2] + 1,
+            )
+        self._insert_state((*row[:4], -1, b"", None))
+
+    def _insert_state(self, state: tuple[object, ...]) -> None:
+        self._db.execute(
+            "INSERT INTO protocol VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", (*state, _seal(state))
+        )
+
+    def _wrong_seal(self) -> StoreError:
+        return self._damaged("the digest of what this site promised and voted is wrong")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -194,10 +258,10 @@ class Store:
         with self._lock:
             row = self._db.execute(f"SELECT {_STATE}, seal FROM protocol").fetchone()  # noqa: S608
             if row is None:
-                self._begin_history((federation, shape_digest, 0, genesis, -1, None, None))
+                self._begin_history((federation, shape_digest, 0, genesis, -1, b"", None))
                 return Durable(0, genesis)
         if row[7] != _seal(row[:7]):
-            raise self._damaged("the digest of what this site promised and voted is wrong")
+            raise self._wrong_seal()
         if row[0] != federation:
             raise StoreError(
                 f"{self._path} belongs to the federation {row[0]!r}, the certificate to "
@@ -213,8 +277,8 @@ class Store:
                 row[2],
                 row[3],
                 promised=row[4],
-                accepted=pb.Accepted.FromString(row[5]) if row[5] is not None else None,
-                run=pb.Run.FromString(row[6]) if row[6] is not None else None,
+                state=pb.RoundState.FromString(row[5]),
+                signed_run=pb.Signed.FromString(row[6]) if row[6] is not None else None,
             )
             self._check_head(durable)
         except DecodeError as error:
@@ -225,9 +289,7 @@ class Store:
         if self._db.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None:
             raise self._damaged("it holds committed rounds and no word of what this site promised")
         with self._transaction():
-            self._db.execute(
-                "INSERT INTO protocol VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", (*state, _seal(state))
-            )
+            self._insert_state(state)
 
     def _check_head(self, durable: Durable) -> None:
         """The head has its proof, and the history no gap."""
@@ -247,9 +309,9 @@ class Store:
         Raises StoreError or OSError, and then nothing of it is written.
         """
         passing("persist:before")
-        accepted = durable.accepted.SerializeToString() if durable.accepted else None
-        run = durable.run.SerializeToString() if durable.run else None
-        changing = (durable.head_round, durable.head_digest, durable.promised, accepted, run)
+        state = durable.state.SerializeToString()
+        run = durable.signed_run.SerializeToString() if durable.signed_run else None
+        changing = (durable.head_round, durable.head_digest, durable.promised, state, run)
         with self._lock, self._explained("write"):
             ours = self._db.execute("SELECT federation, shape_digest FROM protocol").fetchone()
             with self._transaction():
@@ -263,7 +325,7 @@ class Store:
                         ),
                     )
                 self._db.execute(
-                    "UPDATE protocol SET head_round=?, head_digest=?, promised=?, accepted=?,"
+                    "UPDATE protocol SET head_round=?, head_digest=?, promised=?, state=?,"
                     " run=?, seal=?",
                     (*changing, _seal((*ours, *changing))),
                 )
@@ -273,6 +335,8 @@ class Store:
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
+        except _NOT_THE_DISK:
+            raise
         except sqlite3.Error as error:
             raise StoreError(f"cannot {what} the state file {self._path}: {error}") from error
 
@@ -403,6 +467,33 @@ class Store:
             ).fetchall()
         return [CurvePoint(*row) for row in rows]
 
+    # ---- evidence ----------------------------------------------------------------
+
+    def file_evidence(self, shown: pb.Evidence, unix_ms: int) -> None:
+        """Keep that a site contradicts itself, once of each kind; raises StoreError."""
+        with self._lock, self._explained("write"):
+            self._db.execute(
+                "INSERT OR IGNORE INTO evidence VALUES (?, ?, ?, ?)",
+                (shown.first.site, shown.kind, unix_ms, shown.SerializeToString()),
+            )
+
+    def evidence(self) -> list[Accusation]:
+        """All that is kept, by site."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT site, kind, unix_ms, shown FROM evidence ORDER BY site, unix_ms"
+            ).fetchall()
+        return [
+            Accusation(site, kind, unix_ms, pb.Evidence.FromString(shown))
+            for site, kind, unix_ms, shown in rows
+        ]
+
+    def accused(self) -> frozenset[str]:
+        """Sites that evidence is kept of."""
+        with self._lock:
+            rows = self._db.execute("SELECT DISTINCT site FROM evidence").fetchall()
+        return frozenset(row[0] for row in rows)
+
     def recent_versions(self, count: int) -> set[bytes]:
         """Digests of the newest ``count`` committed versions."""
         return {commit.certificate.body.model_digest for commit in self.rounds(0, count)}
@@ -420,9 +511,9 @@ def _commit(certificate: bytes, report: bytes) -> pb.Commit:
     )
 
 
-def _seal(state: Sequence[object]) -> bytes:
+def _seal(state: Sequence[object], label: bytes = _SEAL) -> bytes:
     """SHA-256 over the columns of the protocol's state, each behind its length."""
-    seal = hashlib.sha256(b"hanse-state-v2\0")
+    seal = hashlib.sha256(label)
     for column in state:
         raw = column if isinstance(column, bytes) else repr(column).encode()
         seal.update(type(column).__name__.encode() + len(raw).to_bytes(8) + raw)

@@ -7,8 +7,9 @@ the peers for what goes out. An entry is on the disk before what it tells of hap
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final
 
 from daemon.audit import DAEMON, Action, AuditLog
@@ -93,19 +94,53 @@ class WitnessedInbox:
 
 
 class WitnessedTransport(Transport):
-    """A transport that records what of this site's work leaves it, and its word on plans."""
+    """A transport that records what of this site's work leaves it, and what it signs."""
 
-    def __init__(self, audit: AuditLog, *arguments: Any, **options: Any) -> None:
-        """As `Transport`, and where to record."""
+    def __init__(
+        self,
+        audit: AuditLog,
+        *arguments: Any,
+        statements: Callable[[], Iterable[pb.Signed]] = tuple,
+        **options: Any,
+    ) -> None:
+        """As `Transport`, and where to record. ``statements``: what this site has signed last."""
         super().__init__(*arguments, **options)
         self._audit = audit
+        self._statements = statements
         self._recorded: OrderedDict[tuple[Hashable, ...], None] = OrderedDict()
 
     async def send(self, to: str, envelope: pb.Envelope) -> None:
-        """As `Transport.send`."""
+        """As `Transport.send`. What a coordinator signs itself leaves it with what it carries."""
+        own = envelope.sender
         match envelope.WhichOneof("body"):
             case "plan_answer":
                 await self._plan(to, envelope.plan_answer)
+            case "contributed":
+                contributed = envelope.contributed
+                at = (contributed.round, contributed.attempt)
+                await self._contribution(*at, contributed.contribution)
+            case "state":
+                state = envelope.state
+                stated = pb.Statement.FromString(state.statement)
+                for signed in stated.contributions:
+                    if signed.site == own:
+                        await self._contribution(state.round, state.attempt, signed)
+            case "stated":
+                await self._stated(envelope.stated)
+            case "certified":
+                certificate = envelope.certified.certificate
+                if own in [one.site for one in certificate.signatures]:
+                    digest = hashlib.sha256(certificate.statement).digest()
+                    await self._statement(digest, certificate.statement)
+            case "applied":
+                applied = envelope.applied
+                await self._applied(applied.round, applied.attempt, applied.applied)
+            case "proven":
+                proven = envelope.proven
+                if not proven.lock.root:  # of a version that is restated it was said before
+                    for signed in proven.lock.proof:
+                        if signed.site == own:
+                            await self._applied(proven.round, proven.attempt, signed)
             case "attempt_failed":
                 await self._failed(envelope.attempt_failed)
             case "vote":
@@ -144,6 +179,60 @@ class WitnessedTransport(Transport):
             coordinator=to,
             reason=answer.reason,
         )
+
+    async def _contribution(self, round_: int, attempt: int, signed: pb.Signed) -> None:
+        """What this site answers for in a sum."""
+        if self._is_new("contribution", round_, attempt):
+            told = pb.Contribution.FromString(signed.body)
+            await self._audit.record_or_owe(
+                DAEMON,
+                "contribution",
+                "signed",
+                round=round_,
+                attempt=attempt,
+                digest=told.upload_digest.hex(),
+            )
+
+    async def _stated(self, message: pb.Stated) -> None:
+        bodies = (signed.body for signed in self._statements())
+        named = (one for one in bodies if hashlib.sha256(one).digest() == message.statement_digest)
+        if (body := next(named, None)) is not None:
+            await self._statement(message.statement_digest, body)
+        elif self._is_new("statement", message.statement_digest):
+            # It goes by late: this site has signed others since.
+            at = {"round": message.round, "attempt": message.attempt}
+            digest = message.statement_digest.hex()
+            await self._audit.record_or_owe(DAEMON, "statement", "signed", **at, digest=digest)
+
+    async def _statement(self, digest: bytes, body: bytes) -> None:
+        """Whose updates this site agrees to have opened, or which version to be voted on again."""
+        if not self._is_new("statement", digest):
+            return
+        statement = pb.Statement.FromString(body)
+        await self._audit.record_or_owe(
+            DAEMON,
+            "statement",
+            "signed",
+            round=statement.round,
+            attempt=statement.attempt,
+            digest=digest.hex(),
+            kind=pb.StatementKind.Name(statement.kind).lower(),
+            contributors=[signed.site for signed in statement.contributions],
+        )
+
+    async def _applied(self, round_: int, attempt: int, signed: pb.Signed) -> None:
+        """Which version this site has made of a sum that it opened."""
+        told = pb.Applied.FromString(signed.body)
+        if self._is_new("applied", told.root_digest):
+            await self._audit.record_or_owe(
+                DAEMON,
+                "applied",
+                "signed",
+                round=round_,
+                attempt=attempt,
+                statement=told.root_digest.hex(),
+                digest=told.model_digest.hex(),
+            )
 
     async def _failed(self, message: pb.AttemptFailed) -> None:
         """Above all, that a sum was refused, and under whose lead."""

@@ -51,7 +51,7 @@ from peers.messages import one_line
 from peers.proving import Challenges
 from peers.roles import is_masked, key_holders
 from peers.signing import Keys, Kind, digest_of, must_be, name_of, read, sign, verify
-from peers.statement import Known, read_lock, scale_digest, value_of
+from peers.statement import Known, read_lock, scale_digest, tag_bytes, value_of
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
@@ -466,6 +466,8 @@ class Coordination:
         agreed = (self.plan_digest, scale_digest(self._gathered.exponents))
         if (told.plan_digest, told.scale_digest) != agreed:
             return self.update_refused(sender, "contributes to another plan or scale", now)
+        if len(told.nonce) != tag_bytes(self._plan, sender):
+            return self.update_refused(sender, "signed tags that prove nothing", now)
         return self._joined(sender, self._gathered.signed(sender, signed, told), now)
 
     def update_arrived(self, event: do.UpdateArrived, now: float) -> list[do.Effect]:

@@ -137,7 +137,7 @@ class Protocol:
         """Take one event; return what to do, in order.
 
         Raises RemoteProtocolError when a peer misbehaves and RunRefused when a
-        person's wish can't be met; the state is unchanged then.
+        person's wish can't be met; what came before the refusal is in `wished`.
         """
         self._now = now
         self._effects = []
@@ -153,6 +153,14 @@ class Protocol:
             taken += 1
             if isinstance(effect, do.Send) and effect.to == self.site:
                 self._take_ours(do.Received(self.site, effect.body))
+        return self.wished
+
+    @property
+    def wished(self) -> list[Effect]:
+        """Effects of the last step: when it was refused, of what it had done before.
+
+        They are carried out all the same: the state, and whom we accuse, go by them.
+        """
         return [e for e in self._effects if not (isinstance(e, do.Send) and e.to == self.site)]
 
     def _take_ours(self, event: do.Received) -> None:

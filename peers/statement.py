@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from crypto.checksum import NONCE_BYTES
 from peers import comparison
 from peers.certificates import RULES, plan_digest
 from peers.errors import RemoteProtocolError
@@ -178,10 +179,15 @@ def read_contributions(
         must_be(site in participants, lead, f"sums an update of {site}, which takes no part")
         agreed = (told.plan_digest, told.scale_digest) == (plan, scale)
         must_be(agreed, lead, f"sums an update that {site} made for something else")
-        tagged = 0 if site == lead or is_masked(statement.plan) else 16
-        must_be(len(told.nonce) == tagged, lead, f"shows tags of {site} that prove nothing")
+        tagged = len(told.nonce) == tag_bytes(statement.plan, site)
+        must_be(tagged, lead, f"shows tags of {site} that prove nothing")
         found[site] = told
     return found
+
+
+def tag_bytes(plan: pb.Plan, site: str) -> int:
+    """How long the nonce of a site's tags is; without tags 0."""
+    return 0 if is_masked(plan) or site == plan.coordinator else NONCE_BYTES
 
 
 def scale_digest(exponents: Sequence[int]) -> bytes:

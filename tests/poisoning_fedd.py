@@ -24,8 +24,8 @@ def run() -> None:
     poison = Path(os.environ["HANSE_TAPE"]) / "poison"
     original = Worker.run_reporting
 
-    async def poisoned(self: Worker, report: Any, job: Any, *arguments: Any) -> Any:
-        done = await original(self, report, job, *arguments)
+    async def poisoned(self: Worker, report: Any, job: Any, *arguments: Any, **named: Any) -> Any:
+        done = await original(self, report, job, *arguments, **named)
         if job is jobs.train and poison.exists():
             path = arguments[-1]
             update = np.load(path, allow_pickle=False)

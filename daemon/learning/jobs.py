@@ -131,14 +131,16 @@ def train(
     round: int,
     site: str,
     update_path: Path,
+    *,
+    draw: int = 0,
 ) -> TrainingResult:
     """Train from the parent version on this site's pairs and write the update.
 
     ``update_path`` gets float32 [D + 1] in .npy: new minus parent, then the mean
-    loss over LOSS_BOUND. Nothing personal is in it: the site's student and its
-    personal layer go to ``spec.personal_folder``. Reports `TrainingProgress`. Raises
-    TrainingError when this site cannot train, VersionError when it lacks the
-    parent; nothing is written then.
+    loss over LOSS_BOUND. ``draw`` as in `training_seed`. Nothing personal is in it: the
+    site's student and its personal layer go to ``spec.personal_folder``. Reports
+    `TrainingProgress`. Raises TrainingError when this site cannot train, VersionError when
+    it lacks the parent; nothing is written then.
     """
     from daemon.learning.pairs.learning import training_pairs
     from daemon.learning.training import fit, shared_copies, training_seed
@@ -154,7 +156,7 @@ def train(
     before = own.before(round) if own is not None else None
     if own is None and spec.personal_folder:
         PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest).forget_rounds()
-    seed = training_seed(plan.seed, round, site)
+    seed = training_seed(plan.seed, round, site, draw)
     mean_loss, depth, kept = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:

@@ -137,12 +137,13 @@ def shared_copies(retriever: Retriever) -> list[Tensor]:
     return [value.detach().clone() for value in retriever.shared_parameters()]
 
 
-def training_seed(seed: int, round_number: int, site: str) -> int:
+def training_seed(seed: int, round_number: int, site: str, draw: int = 0) -> int:
     """The 128-bit seed of one site's training in one round.
 
     Mixed, so that sites do not shuffle in step and rounds do not repeat one another.
+    ``draw``: of the round; where a sum is drawn anew it is another one.
     """
-    text = f"hanse-training-v1\0{seed}\0{round_number}\0{site}"
+    text = f"hanse-training-v1\0{seed}\0{round_number}\0{site}" + (f"\0{draw}" if draw else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
