@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from peers import effects as do
 from peers import runs
-from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
 from proto import federation_pb2 as pb
 
