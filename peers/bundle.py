@@ -268,8 +268,16 @@ def bundle_digest(promises: Iterable[pb.Signed]) -> bytes:
 
 
 def read_run(signed: pb.Signed, keys: Keys, manifest: FederationManifest) -> pb.Run:
-    """A run as the site that wants it signed it. Raises CertificateError, RemoteProtocolError."""
+    """A run as the site that wants it signed it. Raises CertificateError, RemoteProtocolError.
+
+    In one encoding: what it is called depends on its bytes, which of two stands does not.
+    """
     run = read(keys, Kind.RUN, pb.Run, signed, manifest, past=True)
+    plain = pb.Run()
+    plain.CopyFrom(run)
+    plain.DiscardUnknownFields()
+    same = plain.SerializeToString(deterministic=True) == signed.body
+    must_be(same, signed.site, "signs a run in another encoding than everybody's")
     must_be(run.requested_by == signed.site, signed.site, "signs another site's run")
     must_be(run.federation_id == manifest.federation_id, signed.site, "runs another federation")
     return run
