@@ -49,6 +49,22 @@ class Ground:
         """The site that runs it."""
         return coordinator_of(self.manifest, self.round, self.attempt)
 
+    def statement(
+        self, kind: pb.StatementKind.ValueType, bundle_digest: bytes, run_digest: bytes
+    ) -> pb.Statement:
+        """The frame of every statement of this attempt."""
+        return pb.Statement(
+            federation_id=self.federation_id,
+            manifest_digest=self.manifest.digest,
+            manifest_version=self.manifest.version,
+            round=self.round,
+            attempt=self.attempt,
+            parent_digest=self.parent_digest,
+            run_digest=run_digest,
+            bundle_digest=bundle_digest,
+            kind=kind,
+        )
+
 
 @dataclass(frozen=True)
 class Promised:
