@@ -106,6 +106,7 @@ class Node:
         self.identity = identity
         self.trust = trust
         self.protocol = protocol
+        self.manifest = protocol.manifest  # the newest; which one is in force, the protocol says
         self.store = store
         self.collection = collection
         self.privacy = privacy
@@ -299,7 +300,7 @@ class Node:
 
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
-        self.identity, self.trust = identity, trust
+        self.identity, self.trust, self.manifest = identity, trust, manifest
         self._work.renew(identity, trust)
         changed = do.ManifestChanged(manifest, identity.certificate_der)
         self._start_task(self.feed(changed))
