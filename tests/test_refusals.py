@@ -235,15 +235,15 @@ async def speak(
 @pytest.mark.parametrize("method", ["Deliver", "Push", "Pull"])
 async def test_no_greeting(federation: Federation, attacked: Site, method: str) -> None:
     async with calling(federation, federation.identity("beta")) as rude:
-        with refused(Code.FAILED_PRECONDITION, "say Hello first", "protocol version 2"):
+        with refused(Code.FAILED_PRECONDITION, "say Hello first", "protocol version 1"):
             await speak(rude, method)
 
 
 async def test_unknown_protocol_version(federation: Federation, attacked: Site) -> None:
     async with beta_calling(federation) as beta:
-        both = "'beta' speaks protocol version 3", "'alpha' speaks 2"
+        both = "'beta' speaks protocol version 2", "'alpha' speaks 1"
         with refused(Code.FAILED_PRECONDITION, *both):
-            await beta.hello(version=3)
+            await beta.hello(version=2)
         # and what was agreed before no longer counts
         with refused(Code.FAILED_PRECONDITION, "say Hello first"):
             await beta.call("Deliver", hint("beta"))
