@@ -193,6 +193,7 @@ class Daemon:
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
+            node.listening.set()
             watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))

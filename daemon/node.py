@@ -124,6 +124,7 @@ class Node:
         self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
         self._tasks: set[asyncio.Task[None]] = set()  # of the attempt under way
         self._said = protocol.durable.state  # in the round under way, as it is on the disk
+        self.listening = asyncio.Event()  # the transport is there
         self._journal = Journal(store, self._refuse_waiting)
         self._exchange = Exchange(
             store=store,
@@ -157,7 +158,10 @@ class Node:
     # ---- the loop --------------------------------------------------------------
 
     async def run(self, transport: Transport, started: Callable[[], None]) -> None:
-        """Drive the protocol until cancelled; ``started`` is called when events are taken."""
+        """Drive the protocol until cancelled, from when ``listening`` is set.
+
+        ``started`` is called when events are queued; they are taken when peers can be asked.
+        """
         self._transport = transport
         await asyncio.to_thread(self._folders.empty_spool)
         await asyncio.to_thread(self._folders.forget_kept, self.protocol.head_round)
@@ -169,6 +173,7 @@ class Node:
             self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers())
             group.create_task(self._exchange.keep_head_sound(self))
+            await self.listening.wait()
             await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
 
@@ -190,7 +195,7 @@ class Node:
     async def _look_at_peers(self) -> None:
         peers = self.transport.statistics()
         heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
-        self._out.say_run_again(self.protocol.durable.signed_run, heads)
+        self._out.say_again(self.protocol.durable.signed_run, heads)
         farthest = max(heads, key=lambda site: heads[site], default=None)
         if farthest is not None and heads[farthest] > self.protocol.head_round:
             await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))

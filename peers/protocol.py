@@ -47,7 +47,7 @@ from peers.bundle import (
     read_run,
 )
 from peers.certificates import CertificateError, sign_vote
-from peers.coordination import AttemptFails, Coordination
+from peers.coordination import Coordination
 from peers.effects import Durable, Effect, Event
 from peers.errors import LocalProtocolError, RemoteProtocolError
 from peers.manifest import FederationManifest
@@ -62,6 +62,7 @@ from peers.participation import (
     plan_objection,
 )
 from peers.policy import Policy
+from peers.preparing import AttemptFails
 from peers.roles import coordinator_of
 from peers.signing import Keys, Kind, must_be, name_of, read, sign, sign_bytes, signature_of
 from peers.statement import HeldLock, Known, read_certificate, read_lock, value_of
@@ -519,7 +520,7 @@ class Protocol:
         coordination = self._coordination
         if coordination is None:
             return
-        message = coordination.failed(reason)
+        message = self._signed_end(coordination.attempt, reason)
         self._coordination = None
         self._emit(*(do.Send(site, message) for site in self.manifest.enabled_ids))
 

@@ -22,7 +22,8 @@ def stands_over(
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
-    Of two runs the greater (generation, target round, run_id) stands. A site that was
+    Of two runs the greater (generation, target round, run_id) stands, and of two that a
+    liar has numbered alike the greater encoding. A site that was
     away numbers its run like the one that it missed. It has caught up with the rounds of
     that one, so its own goes farther: what people asked for is not lost to a run that is
     over. But while a run has rounds left, another site's run with a weaker protection
@@ -49,8 +50,9 @@ def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: Federati
     return weakening(run.plan, unfinished.plan)
 
 
-def _rank(run: pb.Run) -> tuple[int, int, str]:
-    return run.generation, run.target_round, run.run_id
+def _rank(run: pb.Run) -> tuple[int, int, str, bytes]:
+    whole = run.SerializeToString(deterministic=True)
+    return run.generation, run.target_round, run.run_id, whole
 
 
 def is_active(head: do.Durable, manifest: FederationManifest) -> bool:

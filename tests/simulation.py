@@ -455,8 +455,8 @@ class World:
                 self._work(name, "prove", effect, self._job, self.proofs.answer, name, effect)
             case do.Progress() if self.recording:
                 if effect.message or effect.phase == "committed":
-                    at = f"{effect.round}.{effect.attempt}"
-                    self._say(f"{name} {at} {effect.phase} {effect.message}")
+                    place = f"{effect.round}.{effect.attempt}"
+                    self._say(f"{name} {place} {effect.phase} {effect.message}")
 
     # ---- messages and blobs ----------------------------------------------------------
 
