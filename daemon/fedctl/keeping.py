@@ -155,7 +155,7 @@ def site_forget_round(
         {"forgotten": f"all that this site has said in round {round_}, and the run"},
         "Start it while its peers run, so that it hears from them what they remember:",
         "systemctl start fedd",
-        "fedctl rounds            # after the next one: let it be committed before you forget again",
+        "Let a round be committed (fedctl rounds) before you forget one anywhere again.",
         as_json={"round": round_, "state_dir": str(state)},
     )
 
