@@ -24,7 +24,7 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon import round_crypto
+from daemon import integers
 from daemon.attempt_work import AttemptWork
 from daemon.collection import Collection
 from daemon.exchange import Exchange, Folders, History, no_room, too_large
@@ -442,7 +442,7 @@ class Node:
         draws = draws or folders.kept_draws(effect.round)
         kept = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
         try:
-            round_crypto.keep_residual(folders.residual, kept)
+            integers.keep_residual(folders.residual, kept)
         except CryptoError as error:
             log.warning("what rounding dropped is not fed back", cause=str(error))
 
