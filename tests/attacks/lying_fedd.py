@@ -5,8 +5,8 @@
 As long as the daemon's folder (HANSE_TAPE) holds a file ``lie`` with "HOW SITE", it does
 to that site what the function of that name in LIES says; a daemon without the file does
 as the program says. HANSE_UNDEFENDED takes those of DEFENCES out of a daemon, liar or not.
-Every update is kept as ``update-ROUND-ATTEMPT.npy``, and of what is made of a sum the
-digest as ``opened-ROUND-ATTEMPT``, so that a test can tell what an attacker has learnt.
+Every update is kept as ``update-ROUND-ATTEMPT.npy``, and what is made of a sum as
+``opened-ROUND-ATTEMPT.safetensors``, so that a test can tell what an attacker has learnt.
 HANSE_COUNTS, "SITE=NUMBER ...": how many examples sites say that they have.
 """
 
@@ -38,6 +38,7 @@ from peers.participation import Participation
 from peers.protocol import Protocol
 from peers.signing import Keys, Kind, name_of, read, sign, verify
 from peers.statement import Known, ManifestOf
+from peers.timing import Timing
 from peers.vectors import BlobInfo, read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
 from tests.attacks.planting import without
@@ -122,14 +123,19 @@ def drops_privacy() -> None:
 
 
 def _believe_ourselves() -> None:
-    """A liar's own daemon must not refuse what it forged."""
-    honest = bundle.read
+    """A liar's own daemon must not refuse what it forged, nor accuse others of it."""
+    honest, note = bundle.read, Protocol._note
 
     def believing(*arguments: Any, **named: Any) -> Any:
         forging = lying("weighs", "drops-privacy")
         return (_unverified if forging else honest)(*arguments, **named)
 
+    def noting(self: Protocol, *said: Any) -> None:
+        if not lying("weighs", "drops-privacy"):
+            note(self, *said)
+
     bundle.read = believing
+    Protocol._note = noting  # type: ignore[method-assign]
 
 
 def leaves_out() -> None:
@@ -230,9 +236,7 @@ def two_sums() -> None:
         state = pb.State(round=self.round, attempt=self.attempt, statement=second["known"].raw)
         return [*effects, *(do.Send(site, state) for site in sorted(self._promises))]
 
-    def signing(
-        self: Coordination, sender: str, message: pb.Stated, now: float
-    ) -> list[do.Effect]:
+    def signing(self: Coordination, sender: str, message: pb.Stated, now: float) -> list[do.Effect]:
         known = second["known"]
         if not lying("two-sums") or message.statement_digest != known.digest:
             return stated(self, sender, message, now)
@@ -398,11 +402,11 @@ def makes_a_version_up() -> None:
 
 
 def _keep_records() -> None:
-    """Each update as it was trained, and the name of what was made of a sum."""
+    """Each update as it was trained, and what was made of a sum."""
     for module, name in ((round_crypto, "encrypt_update"), (round_masking, "mask_update")):
         _keep_update(module, name)
     for module in (round_crypto, round_masking):
-        _keep_name(module)
+        _keep_version(module)
 
 
 def _keep_update(module: Any, name: str) -> None:
@@ -417,16 +421,18 @@ def _keep_update(module: Any, name: str) -> None:
     setattr(module, name, keeping)
 
 
-def _keep_name(module: Any) -> None:
+def _keep_version(module: Any) -> None:
     apply_sum = module.apply_sum
 
     @functools.wraps(apply_sum)
-    def naming(round: int, attempt: int, *rest: Any, **named: Any) -> Applied:
+    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> Applied:
         applied: Applied = apply_sum(round, attempt, *rest, **named)
-        (_folder / f"opened-{round}-{attempt}").write_text(applied.model_digest.hex())
+        (versions,) = [one for one in rest if isinstance(one, Path) and one.is_dir()]
+        made = versions / f"{applied.model_digest.hex()}.safetensors"
+        shutil.copy(made, _folder / f"opened-{round}-{attempt}.safetensors")
         return applied
 
-    module.apply_sum = naming
+    module.apply_sum = keeping
 
 
 LIES: dict[str, Callable[[], None]] = {
@@ -447,8 +453,12 @@ WORKERS_LIES: dict[str, Callable[[], None]] = {
 
 
 def without_promises() -> None:
-    """What a bundle says that sites have promised, and that a run is, is not verified."""
+    """What a bundle says that sites have promised, and that a run is, is not verified.
+
+    Nor is it held against what they have said before: that would accuse the victims.
+    """
     bundle.read = _unverified
+    Protocol._note = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_weights() -> None:
@@ -524,6 +534,11 @@ def _count_as_told() -> None:
     Collection.situation = saying  # type: ignore[method-assign]
 
 
+def _wait_for_all() -> None:
+    """A site that is late on a loaded machine is waited for: who takes part is to be certain."""
+    Timing.straggler = lambda self, attempt: self.phase(attempt) / 2  # type: ignore[method-assign]
+
+
 def _undefended() -> list[str]:
     return [one for one in os.environ.get("HANSE_UNDEFENDED", "").split(",") if one]
 
@@ -543,4 +558,5 @@ if __name__ == "__main__":
     for lie in LIES.values():
         lie()
     _count_as_told()
+    _wait_for_all()
     fedd.main()

@@ -104,7 +104,7 @@ async def members(
                 crypto=worker,
                 spec=cast(Any, None),
                 shapes=SHAPE,
-                folders=Folders(folder, spool, spool, folder / "residual.npy"),
+                folders=Folders(folder, spool, spool, folder / "residual.npy", folder / "kept"),
                 library=folder,
                 progress=ProgressBoard(lambda: (0, 0)),
                 privacy=PrivacyBudget(ledger, worker, None, 1e-5),

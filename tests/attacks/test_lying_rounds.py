@@ -21,7 +21,7 @@ from peers.bundle import DOMINANCE, clipped
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.attacks.lying_fedd import HEAVY
-from tests.attacks.test_lying_coordinator import shared, update
+from tests.attacks.test_lying_coordinator import shared, update, vector_of
 from tests.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
@@ -69,7 +69,7 @@ async def step_of(site: LiveSite, number: int) -> Float64:
 
 def opened(site: LiveSite, round_: int, attempt: int) -> Float64:
     """The version that a site made of an attempt's sum, committed or not."""
-    return shared(site, bytes.fromhex((site.folder / f"opened-{round_}-{attempt}").read_text()))
+    return vector_of(site.folder / f"opened-{round_}-{attempt}.safetensors")
 
 
 async def a_round(
@@ -88,7 +88,7 @@ async def a_round(
         (live.sites[liar].folder / "lie").write_text(f"{lie} {VICTIM}")
     plan = pb.TrainingPlan(mode=mode, privacy=privacy, max_num_examples=most, min_participants=3)
     await asking.stub.Train(control.TrainRequest(rounds=1, plan=plan), timeout=60)
-    await live.until_head(number, within_s=400)
+    await live.until_head(number, within_s=180)
     (live.sites[liar].folder / "lie").unlink(missing_ok=True)
     (last,) = [one for one in await asking.rounds() if one.certificate.body.round == number]
     return liar, last
@@ -137,25 +137,20 @@ async def test_a_coordinator_that_lies_in_an_encrypted_round_learns_nothing(
             assert list(last.certificate.body.contributors) == SITES
             assert last.report.noise_multiplier == (privacy.noise_multiplier if privacy else 0)
             for site in live.sites.values():
-                assert not (site.folder / f"opened-{number}-0").exists()
+                assert not (site.folder / f"opened-{number}-0.safetensors").exists()
             step = await step_of(live.sites[VICTIM], number)
             others = {**alike, liar: 0.0}
             left = len(SITES) * step - update(live.sites[liar], number, 1)
             learnt = cosine(left, update(live.sites[VICTIM], number, 1))
-            honest = cosine(
-                sum_of(live, number, others, 1), update(live.sites[VICTIM], number, 1)
-            )
+            honest = cosine(sum_of(live, number, others, 1), update(live.sites[VICTIM], number, 1))
             print(f"  cosine with {VICTIM}'s update {learnt:.6f}; of an honest sum {honest:.6f}")
             if privacy is None:
                 assert fits(step, alike, sum_of(live, number, alike, 1))
         liar, last = await a_round(live, "two-sums")
         number = last.certificate.body.round
         refused(live, liar, "two statements in one attempt")
-        made = {
-            (site.folder / f"opened-{number}-0").read_text()
-            for site in live.sites.values()
-            if (site.folder / f"opened-{number}-0").exists()
-        }
+        paths = [site.folder / f"opened-{number}-0.safetensors" for site in live.sites.values()]
+        made = {path.read_bytes() for path in paths if path.exists()}
         assert len(made) <= 1
         assert not (live.sites[liar].folder / f"told-{number}-0").exists()
         print(f"two-sums, led by {liar}: {len(made)} sum of its attempt was opened")
