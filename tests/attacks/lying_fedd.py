@@ -223,7 +223,9 @@ def two_sums() -> None:
         Coordination.applied,
         AttemptWork.send_sum,
     )
-    second: dict[str, Any] = {"signatures": {}, "known": None}
+    version_here = Protocol._version_here
+    second: dict[str, Any] = {"signatures": {}, "known": None, "told": b"", "held": []}
+    second["here"] = False
 
     def stating(self: Coordination, event: do.SumFinished, now: float) -> list[do.Effect]:
         effects = finished(self, event, now)
@@ -269,11 +271,27 @@ def two_sums() -> None:
         self: Coordination, sender: str, message: pb.AppliedSum, now: float
     ) -> list[do.Effect]:
         told = pb.Applied.FromString(message.applied.body)
-        known = second["known"]
-        if not lying("two-sums") or known is None or told.root_digest != known.digest:
+        known, both = second["known"], self.ground.manifest.quorum
+        if not lying("two-sums") or len(second["signatures"]) < both:
             return applied(self, sender, message, now)
-        (_folder / f"told-{self.round}-{self.attempt}").write_text(told.model_digest.hex())
+        if told.root_digest != known.digest:  # the round goes on when both are here
+            if second["here"]:
+                return applied(self, sender, message, now)
+            second["held"].append((sender, message))
+            return []
+        second["told"] = told.model_digest
         return [do.FetchVersion(told.model_digest, (sender,))]
+
+    def fetched(self: Protocol, digest: bytes) -> None:
+        version_here(self, digest)
+        under_way = self._coordination
+        if lying("two-sums") and digest == second["told"] and under_way is not None:
+            made = _folder / "state" / "versions" / f"{digest.hex()}.safetensors"
+            name = f"told-{under_way.round}-{under_way.attempt}.safetensors"
+            shutil.copy(made, _folder / name)
+            second["here"] = True
+            for sender, message in second["held"]:
+                self._emit(*applied(under_way, sender, message, self._now))
 
     async def sending(self: AttemptWork, effect: do.SendSum) -> None:
         known, here = second["known"], effect.certified
@@ -287,6 +305,7 @@ def two_sums() -> None:
     Coordination.stated = signing  # type: ignore[method-assign]
     Coordination._certified = certifying  # type: ignore[method-assign]
     Coordination.applied = opened  # type: ignore[method-assign]
+    Protocol._version_here = fetched  # type: ignore[method-assign]
     AttemptWork.send_sum = sending  # type: ignore[method-assign]
 
 
