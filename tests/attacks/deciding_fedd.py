@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from crypto.identity import Identity
 from daemon import main as fedd
 from daemon import membership
 from daemon.node import Node
 from daemon.versions import read_version, write_version
-from peers import adoption, bundle, coordination, protocol, runs, statement
+from peers import adoption, bundle, coordination, protocol, runs, statement, transport_client
 from peers import effects as do
 from peers.bundle import Ground, Promised
 from peers.certificates import certificate_of, sign_vote
 from peers.coordination import AttemptFails
 from peers.manifest import FederationManifest
+from peers.messages import check
 from peers.pacemaker import reached
 from peers.protocol import Protocol
 from peers.roles import coordinator_of
@@ -39,7 +41,7 @@ from peers.statement import Known, ManifestOf
 from proto import federation_pb2 as pb
 
 FOLDER = Path(os.environ.get("HANSE_TAPE", "."))
-FARTHEST_ATTEMPT = 2**32 - 2
+FARTHEST_ATTEMPT, LAST_RUN = 2**32 - 2, 2**62  # no message has larger numbers
 CHEAP = 1e-6  # what a liar says of the loss and of the clip norm
 
 Effects = list[do.Effect]
@@ -116,7 +118,7 @@ def another_version(liar: Protocol, by: float) -> bytes:
 
 
 def absurd(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
-    """Row 4: a Prepare and a promise of the last attempt there is, and a run of run 2^62."""
+    """Row 4: a Prepare and a promise of the last attempt there is, and a run of number 2^62."""
     run = liar.durable.signed_run
     if not liar._active or run is None or not liar.durable.state.HasField("promise"):
         return effects
@@ -126,7 +128,7 @@ def absurd(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     while coordinator_of(liar.manifest, liar.head_round + 1, farthest) != liar.site:
         farthest -= 1
     vast = pb.Run.FromString(run.body)
-    vast.requested_by, vast.generation, vast.target_round = liar.site, 2**62, 10**6
+    vast.requested_by, vast.generation, vast.target_round = liar.site, LAST_RUN, 10**6
     wish = pb.RunWish(run=sign(liar._keys, Kind.RUN, vast))
     bodies = (prepare(liar, farthest, run), promise(liar, farthest), wish)
     return [*effects, *(do.Send(site, body) for site in others(liar) for body in bodies)]
@@ -138,7 +140,7 @@ def usurping(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     if run is None or done("usurping"):
         return effects
     last = pb.Run.FromString(run.body)
-    last.requested_by, last.generation, last.target_round = liar.site, 2**64 - 1, 0
+    last.requested_by, last.generation, last.target_round = liar.site, LAST_RUN, 0
     wish = pb.RunWish(run=sign(liar._keys, Kind.RUN, last))
     return [*effects, *(do.Send(site, wish) for site in others(liar))]
 
@@ -459,11 +461,16 @@ def _lie_in_steps() -> None:
                 one.certificate = owner.certificate_der
         return made
 
+    def bounded(message: Message) -> None:
+        if not lie():  # a liar's own bounds are nobody's
+            check(message)
+
     def checking(self: membership.Signatures, *about: Any) -> None:
         if lie() != "stolen key":  # a liar believes itself
             must_be_current(self, *about)
 
     membership.Signatures._must_be_current = checking  # type: ignore[method-assign]
+    vars(transport_client)["check"] = bounded
     Protocol.step = lying  # type: ignore[method-assign]
     vars(coordination)["make"] = bundling
 
