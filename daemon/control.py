@@ -373,11 +373,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             audit_entries=audit_entries,
             audit_head=audit_head,
             authority_expires_unix_s=_unix_s(node.trust.not_after),
-            warnings=[
-                *self._broken(),
-                *await self._contradictions(),
-                *warnings(expiries(node.identity, node.trust, seen)),
-            ],
+            warnings=[*self._broken(), *warnings(expiries(node.identity, node.trust, seen))],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )
 
@@ -388,12 +384,6 @@ class ControlService(LearningCalls):  # its method names are control.proto's
     def _broken(self) -> list[str]:
         """Breaks of the audit log that no person has acknowledged, in words."""
         return [f"the audit log is broken at {r.text}: {LOOK_AT_IT}" for r in self._open_breaks()]
-
-    async def _contradictions(self) -> list[str]:
-        """Sites that have contradicted themselves and are not expelled yet, in words."""
-        kept = await asyncio.to_thread(self._node.store.evidence)
-        manifest = self._node.protocol.manifest
-        return [one.text for one in kept if manifest.enabled(one.site)]
 
     def _last_error(self) -> str:
         """A broken audit log must not hide an attempt's error, nor the other way round."""
@@ -424,8 +414,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
         node, now = self._node, time.monotonic()
         peers = node.transport.statistics()
         expiring = warnings(expiries(node.identity, node.trust, peers))
-        contradictions = await self._contradictions()
-        reply = control.PeersReply(warnings=[*self._broken(), *contradictions, *expiring])
+        reply = control.PeersReply(warnings=[*self._broken(), *expiring])
         rejected = await asyncio.to_thread(node.store.rejected_rounds)
         desk = node.desk.desk if node.desk else None
         for site, seen in peers.items():

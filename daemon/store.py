@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -31,7 +30,6 @@ from google.protobuf.message import DecodeError
 
 from daemon.faultpoints import passing
 from peers.effects import Durable
-from peers.evidence import WORDS
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -144,16 +142,6 @@ class Accusation:
     kind: pb.EvidenceKind.ValueType
     unix_ms: int
     shown: pb.Evidence
-
-    @property
-    def text(self) -> str:
-        """What people read, with what to do about it."""
-        return (
-            f"{self.site} has signed {WORDS[self.kind]} (known here since "
-            f"{datetime.fromtimestamp(self.unix_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC): nobody "
-            "waits for the attempts that it leads. Ask its people whether its state was restored "
-            "or a second daemon runs with its key; if neither, disable it in the manifest"
-        )
 
 
 class Store:
