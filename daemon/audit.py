@@ -66,6 +66,7 @@ Action = Literal[
     "drop-pairs",
     "evaluate",
     "evidence",
+    "forget-round",
     "ingest",
     "manifest",
     "negatives",

@@ -193,6 +193,7 @@ class Daemon:
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
+            node.listening.set()
             watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))
@@ -328,6 +329,7 @@ class Daemon:
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
         )
+        node.manifest = membership.manifest
         return node, StageTwo(settings, spec, described)
 
     def _spec(self) -> RetrieverSpec:

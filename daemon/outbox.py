@@ -6,10 +6,11 @@ messages and bytes, the oldest going first; and of a message that a later one
 makes needless only the later one waits. All of this is safe, for the protocol
 tolerates the loss of any message; its deadlines deal with it.
 
-One kind is said again to who did not get it, once it answers: a run. Nothing
-else tells a site of a run that began and ended while it was away, and a run
-that its own people then ask for would be numbered as the one it missed, and
-lose to it everywhere (docs/decisions/0006).
+Two kinds are said again to who did not get them, once it answers. One is a run:
+nothing else tells a site of a run that began and ended while it was away, and a run
+that its own people then ask for would be numbered as the one it missed, and lose to
+it everywhere (docs/decisions/0006). The other is a site's question, at its start, what
+it has said: until it is answered it says nothing more.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Outbox:
     ) -> None:
         """``send`` says whether the peer has it."""
         self.without_run: set[str] = set()  # peers that may not have the newest run
+        self._unasked: dict[str, pb.Recall] = {}  # peers that did not get our question
         self._send = send
         self._group = group
         self._waiting: dict[str, Waiting] = {}
@@ -114,11 +116,14 @@ class Outbox:
         self._lost[to] += lost
         self._wake[to].set()
 
-    def say_run_again(self, run: pb.Signed | None, to: Iterable[str]) -> None:
-        """Tell the newest run, as it was signed, to who of these peers did not get the last."""
+    def say_again(self, run: pb.Signed | None, to: Iterable[str]) -> None:
+        """Say to these peers what they did not get: the newest run, and what we asked."""
+        answering = set(to)
         if run is not None:
-            for peer in self.without_run & set(to):
+            for peer in self.without_run & answering:
                 self.put(peer, pb.RunWish(run=run))
+        for peer in self._unasked.keys() & answering:
+            self.put(peer, self._unasked.pop(peer))
 
     async def _serve(self, to: str) -> None:
         waiting, wake = self._waiting[to], self._wake[to]
@@ -130,6 +135,8 @@ class Outbox:
                 delivered = await self._send(to, body)
                 if isinstance(body, pb.RunWish):
                     (self.without_run.discard if delivered else self.without_run.add)(to)
+                if isinstance(body, pb.Recall) and not delivered:
+                    self._unasked[to] = body
             if self._lost[to]:
                 log.info("the peer has what waited for it", peer=to, dropped=self._lost[to])
                 self._lost[to] = 0

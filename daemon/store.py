@@ -230,7 +230,10 @@ class Store:
         )
 
     def _wrong_seal(self) -> StoreError:
-        return self._damaged("the digest of what this site promised and voted is wrong")
+        return self._damaged(
+            "the digest of what this site promised and voted is wrong "
+            "(`fedctl site forget-round` forgets it and keeps the history)"
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -293,15 +296,33 @@ class Store:
 
     def _check_head(self, durable: Durable) -> None:
         """The head has its proof, and the history no gap."""
-        if durable.head_round == 0:
-            return
         head = self.certificate(durable.head_round)
         with self._lock:
             (count,) = self._db.execute("SELECT COUNT(*) FROM rounds").fetchone()
-        if head is None or head.body.model_digest != durable.head_digest:
+        proven = head is not None and head.body.model_digest == durable.head_digest
+        if durable.head_round and not proven:
             raise self._damaged(f"the certificate of round {durable.head_round} is not in it")
         if count != durable.head_round:
             raise self._damaged(f"it holds {count} rounds and stands at {durable.head_round}")
+
+    def forget_round(self) -> int:
+        """Forget the run and all that was said in the round under way; its number.
+
+        What was said need not be sound. Raises StoreError, and changes nothing, when the
+        head and the committed rounds, which stay, do not belong together.
+        """
+        with self._lock:
+            row = self._db.execute(f"SELECT {_HEAD} FROM protocol").fetchone()  # noqa: S608  ours
+        if row is None:
+            raise self._damaged("it does not say which federation it belongs to")
+        try:
+            self._check_head(Durable(row[2], row[3]))
+        except DecodeError as error:
+            raise self._damaged(str(error)) from error
+        with self._lock, self._explained("write"), self._transaction():
+            self._db.execute("DELETE FROM protocol")
+            self._insert_state((*row, -1, b"", None))
+        return int(row[2]) + 1
 
     def persist(self, durable: Durable, commits: tuple[pb.Commit, ...]) -> None:
         """Write the state and file committed rounds, in one transaction.

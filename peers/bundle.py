@@ -49,6 +49,22 @@ class Ground:
         """The site that runs it."""
         return coordinator_of(self.manifest, self.round, self.attempt)
 
+    def statement(
+        self, kind: pb.StatementKind.ValueType, bundle_digest: bytes, run_digest: bytes
+    ) -> pb.Statement:
+        """The frame of every statement of this attempt."""
+        return pb.Statement(
+            federation_id=self.federation_id,
+            manifest_digest=self.manifest.digest,
+            manifest_version=self.manifest.version,
+            round=self.round,
+            attempt=self.attempt,
+            parent_digest=self.parent_digest,
+            run_digest=run_digest,
+            bundle_digest=bundle_digest,
+            kind=kind,
+        )
+
 
 @dataclass(frozen=True)
 class Promised:
@@ -128,7 +144,29 @@ def _read_stated(
         "shows a statement that is no earlier sum of this round",
     )
     read_contributions(statement, keys, manifest, past=True)
+    _check_whole(statement, manifest, site)
     return statement
+
+
+def _check_whole(statement: pb.Statement, manifest: FederationManifest, site: str) -> None:
+    """Raises RemoteProtocolError unless honest sites could have signed such a sum.
+
+    Who has signed it may lie, and it may be alone: of what was sent to it for a sum it
+    may not have a smaller one made, nor one of integers that were drawn before.
+    """
+    plan = statement.plan
+    ours = (plan.round, plan.attempt, plan.parent_digest, plan.bundle_digest, plan.faulty_sites)
+    its = (
+        statement.round,
+        statement.attempt,
+        statement.parent_digest,
+        statement.bundle_digest,
+        manifest.tolerated,
+    )
+    must_be(ours == its, site, "shows a sum by another attempt's plan")
+    sites = [one.site for one in statement.contributions]
+    enough = len(sites) >= needed_contributors(plan) and not too_dominant(plan, sites)
+    must_be(enough, site, "shows a sum that tells too much of one site")
 
 
 def make(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
@@ -268,8 +306,16 @@ def bundle_digest(promises: Iterable[pb.Signed]) -> bytes:
 
 
 def read_run(signed: pb.Signed, keys: Keys, manifest: FederationManifest) -> pb.Run:
-    """A run as the site that wants it signed it. Raises CertificateError, RemoteProtocolError."""
+    """A run as the site that wants it signed it. Raises CertificateError, RemoteProtocolError.
+
+    In one encoding: what it is called depends on its bytes, which of two stands does not.
+    """
     run = read(keys, Kind.RUN, pb.Run, signed, manifest, past=True)
+    plain = pb.Run()
+    plain.CopyFrom(run)
+    plain.DiscardUnknownFields()
+    same = plain.SerializeToString(deterministic=True) == signed.body
+    must_be(same, signed.site, "signs a run in another encoding than everybody's")
     must_be(run.requested_by == signed.site, signed.site, "signs another site's run")
     must_be(run.federation_id == manifest.federation_id, signed.site, "runs another federation")
     return run

@@ -7,7 +7,7 @@ decrypt their dot products (peers/comparison.py), and only what is selected is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peers import comparison
@@ -155,6 +155,12 @@ class Gathering:
             return []
         self._finishing = True
         return [do.FinishSum(self.plan.round, self.plan.attempt)]
+
+    def describe(self, statement: pb.Statement, sites: Iterable[str]) -> None:
+        """Write into a statement what is summed, or compared: these sites' contributions."""
+        statement.scale_exponents.extend(self.exponents)
+        statement.contributions.extend(self.contributions[site] for site in sites)
+        statement.rejected.extend(sorted(self.rejected))
 
     def rejections(self) -> list[pb.Rejection]:
         """What the round's report tells of those who were kept out."""

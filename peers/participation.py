@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from peers import comparison
 from peers import effects as do
 from peers.bundle import Ground, needed_contributors, too_dominant
-from peers.coordination import scale_of
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingPart
 from peers.messages import one_line
 from peers.proving import Opening
+from peers.reports import scale_of
 from peers.roles import is_masked, key_holders, weights
 from peers.signing import Keys, Kind, digest_of, must_be, read, sign
 from peers.statement import Known, check_selection, read_contributions, scale_digest
@@ -397,30 +397,18 @@ def check_statement(
     check_selection(statement, question, keys, manifest)
 
 
+_FRAME = (
+    *("federation_id", "manifest_digest", "manifest_version", "round", "attempt"),
+    *("parent_digest", "bundle_digest", "run_digest"),
+)
+
+
 def check_ground(
     statement: pb.Statement, ground: Ground, bundle_digest: bytes, run_digest: bytes
 ) -> None:
     """Raises RemoteProtocolError unless a statement is of this attempt and its promises."""
-    said = (
-        statement.federation_id,
-        statement.manifest_digest,
-        statement.manifest_version,
-        statement.round,
-        statement.attempt,
-        statement.parent_digest,
-        statement.bundle_digest,
-        statement.run_digest,
-    )
-    agreed = (
-        ground.federation_id,
-        ground.manifest.digest,
-        ground.manifest.version,
-        ground.round,
-        ground.attempt,
-        ground.parent_digest,
-        bundle_digest,
-        run_digest,
-    )
+    frame = ground.statement(statement.kind, bundle_digest, run_digest)
+    said, agreed = ([getattr(one, name) for name in _FRAME] for one in (statement, frame))
     must_be(said == agreed, ground.coordinator, "makes a statement of another attempt")
 
 
@@ -437,7 +425,8 @@ def _check_who(
     must_be(everyone <= participants, lead, "states a sum of sites that take no part")
     must_be(not set(sites) & set(statement.rejected), lead, "sums updates that it rejects")
     must_be(not set(sites) & set(statement.dropouts), lead, "asks for both secrets of a site")
-    needed = len(participants) if plan.scale_exponents else needed_contributors(plan)
+    all_of_them = len(participants) if plan.scale_exponents else 0
+    needed = max(all_of_them, needed_contributors(plan))
     must_be(len(sites) >= needed, lead, f"states a sum of {len(sites)}; the plan needs {needed}")
     must_be(not (objection := too_dominant(plan, sites)), lead, f"states a sum: {objection}")
     gone = sorted(expelled & set(sites))

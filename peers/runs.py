@@ -22,11 +22,14 @@ def stands_over(
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
-    Of two runs the greater (generation, target round, run_id) stands. A site that was
+    Of two runs the greater (generation, target round, run_id) stands, and of two that a
+    liar has numbered alike the greater encoding. A site that was
     away numbers its run like the one that it missed. It has caught up with the rounds of
     that one, so its own goes farther: what people asked for is not lost to a run that is
     over. But while a run has rounds left, another site's run with a weaker protection
-    does not stand over it, in whichever order the two are seen. Stopping is always possible.
+    does not stand over it, in whichever order the two are seen. Where each weakens what the
+    other protects, the one that came first stays: under any other rule a site could choose
+    its run so that it takes over. Stopping is always possible.
     A number that is absurdly far ahead is no run.
     """
     if run.generation > (known.generation if known is not None else 0) + FARTHEST:
@@ -35,9 +38,9 @@ def stands_over(
         return True
     if run == known:
         return False
-    if _rank(run) > _rank(known):
-        return not weakens(run, known, head_round, manifest)
-    return bool(weakens(known, run, head_round, manifest))
+    if weakens(run, known, head_round, manifest):
+        return False
+    return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))
 
 
 def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:
@@ -49,8 +52,9 @@ def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: Federati
     return weakening(run.plan, unfinished.plan)
 
 
-def _rank(run: pb.Run) -> tuple[int, int, str]:
-    return run.generation, run.target_round, run.run_id
+def _rank(run: pb.Run) -> tuple[int, int, str, bytes]:
+    whole = run.SerializeToString(deterministic=True)
+    return run.generation, run.target_round, run.run_id, whole
 
 
 def is_active(head: do.Durable, manifest: FederationManifest) -> bool:

@@ -187,12 +187,13 @@ class Servicer:
             request = decode(pb.HelloRequest, raw)
             if request.protocol_version != PROTOCOL_VERSION:
                 self._greeted.discard(site)
+                older = site if request.protocol_version < PROTOCOL_VERSION else self._ours
                 raise Refusal(
                     Reason.GREETING,
                     f"site {site!r} speaks protocol version {request.protocol_version} (software "
                     f"{request.software_version[:32]!r}), site {self._ours!r} speaks "
-                    f"{PROTOCOL_VERSION} (software {SOFTWARE_VERSION!r}): bring both to one "
-                    "release",
+                    f"{PROTOCOL_VERSION} (software {SOFTWARE_VERSION!r}): update {older!r}, which "
+                    "has the older release",
                 )
             check(request)
             self._admit(site, request.federation_id, request.sender)

@@ -237,10 +237,11 @@ class PeerLink:
         round_trip_ms = (time.perf_counter() - started) * 1000
         reply = decode(pb.HelloReply, raw)
         if reply.protocol_version != PROTOCOL_VERSION:
+            older = "that site" if reply.protocol_version < PROTOCOL_VERSION else "this site"
             raise RemoteProtocolError(
                 f"it speaks protocol version {reply.protocol_version} (software "
                 f"{reply.software_version[:32]!r}), we speak {PROTOCOL_VERSION} (software "
-                f"{SOFTWARE_VERSION!r}): bring both sites to one release"
+                f"{SOFTWARE_VERSION!r}): update {older}, which has the older release"
             )
         check(reply)
         if reply.sender != self.peer.id:

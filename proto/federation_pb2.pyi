@@ -2115,7 +2115,9 @@ class Certified(_message.Message):
     attempt: _builtins.int
     """its attempt in that round; 0 .."""
     @_builtins.property
-    def certificate(self) -> Global___StatementCertificate: ...
+    def certificate(self) -> Global___StatementCertificate:
+        """of a SUM or a QUESTION of this attempt"""
+
     def __init__(
         self,
         *,
@@ -2830,10 +2832,12 @@ class Evidence(_message.Message):
     kind: Global___EvidenceKind.ValueType
     """never unspecified"""
     @_builtins.property
-    def first(self) -> Global___Signed: ...
+    def first(self) -> Global___Signed:
+        """what the site has said"""
+
     @_builtins.property
     def second(self) -> Global___Signed:
-        """by the same site"""
+        """by the same site: what contradicts it"""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,6 +41,7 @@ from crypto.identity import (
     sign_request,
 )
 from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
+from proto import federation_pb2 as pb
 
 FEDERATION_ID = "med"
 
@@ -166,3 +167,16 @@ class Federation:
         faulty = self.faulty_sites if faulty_sites is None else faulty_sites
         manifest = FederationManifest(self.federation_id, version, listed, faulty)
         return parse_signed(signed(manifest, self.authority), self.trust)
+
+
+def signer(identity: Identity) -> Callable[[bytes], pb.Signature]:
+    """Signs as that site does."""
+
+    def sign(payload: bytes) -> pb.Signature:
+        return pb.Signature(
+            site=identity.site_id,
+            signature=identity.sign(payload),
+            certificate=identity.certificate_der,
+        )
+
+    return sign

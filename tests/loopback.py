@@ -44,9 +44,11 @@ CONTEXT = pb.BlobName(kind=pb.SEALED_CONTEXT, round=1, attempt=0)
 
 
 def hint(sender: str, attempt: int = 0) -> pb.Envelope:
-    """The smallest message there is: a later attempt was promised."""
-    nack = pb.Nack(round=1, attempt=attempt, promised_attempt=attempt + 1)
-    return pb.Envelope(federation_id=FEDERATION_ID, sender=sender, manifest_version=1, nack=nack)
+    """The smallest message there is: this site is behind."""
+    behind = pb.Behind(round=1, attempt=attempt)
+    return pb.Envelope(
+        federation_id=FEDERATION_ID, sender=sender, manifest_version=1, behind=behind
+    )
 
 
 @dataclass

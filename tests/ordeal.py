@@ -46,6 +46,7 @@ class Ordeal:
         self.live = live
         self.network = network
         self.names = sorted(live.sites)
+        self.quorum = live.federation.manifest().quorum
         self.down: set[str] = set()  # not running, or not ready yet
         self.away: set[str] = set()  # those, and who has not answered a question since
         self.asked = {name: Asked() for name in self.names}
@@ -53,16 +54,23 @@ class Ordeal:
     @classmethod
     @asynccontextmanager
     async def begun(
-        cls, root: Path, network: Network, deadlines: dict[str, float]
+        cls, root: Path, network: Network, deadlines: dict[str, float], *, faulty_sites: int = 0
     ) -> AsyncIterator[Ordeal]:
-        """Start a daemon for each site of the network; all have documents and are asked."""
+        """Start a daemon for each site of the network; all have documents and are asked.
+
+        ``faulty_sites``: how many may lie; with 0 a plain majority decides.
+        """
         around = Surroundings(
             hosts=network.addresses,
             commands={site: network.command(site) for site in network.sites},
             program="tests.halting_fedd",
         )
         async with LiveFederation.start(
-            root, network.sites, rounds=deadlines, surroundings=around
+            root,
+            network.sites,
+            rounds=deadlines,
+            surroundings=around,
+            faulty_sites=faulty_sites,
         ) as live:
             await live.ingest_all()
             ordeal = cls(live, network)
@@ -80,6 +88,11 @@ class Ordeal:
 
     def others(self, *sites: str) -> list[str]:
         return [name for name in self.names if name not in sites]
+
+    @property
+    def may_be_down(self) -> int:
+        """How many sites can be away and the others still decide."""
+        return len(self.names) - self.quorum
 
     async def head(self) -> int:
         """The last round that anybody has committed."""
@@ -179,6 +192,14 @@ class Ordeal:
                 if sum(head >= round_ for head in heads) >= needed:
                     return time.monotonic() - began
                 await asyncio.sleep(0.05)
+
+    async def stands_still(self, round_: int, for_s: float) -> None:
+        """Nobody commits a round for so long, though a run is under way."""
+        until = time.monotonic() + for_s
+        while time.monotonic() < until:
+            heads = {name: await self._head_of(name) for name in self.names}
+            assert max(heads.values()) < round_, f"committed without a quorum: {heads}"
+            await asyncio.sleep(0.2)
 
     async def until_at_rest(self, within_s: float = 60.0) -> None:
         """Until what an earlier test left is over: every site is up, no run is under way."""

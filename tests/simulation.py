@@ -93,6 +93,7 @@ class SimulatedKeys:
         self, payload: bytes, signed: pb.Signature, manifest: FederationManifest, *, past: bool
     ) -> None:
         """Certificates do not expire here."""
+        del past
         if not manifest.enabled(signed.site):
             raise CertificateError(f"{signed.site} is not enabled in manifest {manifest.version}")
         if signed.signature != signature(signed.site, payload):
@@ -455,8 +456,8 @@ class World:
                 self._work(name, "prove", effect, self._job, self.proofs.answer, name, effect)
             case do.Progress() if self.recording:
                 if effect.message or effect.phase == "committed":
-                    at = f"{effect.round}.{effect.attempt}"
-                    self._say(f"{name} {at} {effect.phase} {effect.message}")
+                    place = f"{effect.round}.{effect.attempt}"
+                    self._say(f"{name} {place} {effect.phase} {effect.message}")
 
     # ---- messages and blobs ----------------------------------------------------------
 

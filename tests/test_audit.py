@@ -307,7 +307,13 @@ def test_a_log_that_was_written_anew_does_not_have_the_noted_head(folder: Path) 
 # ---- what its documentation says ---------------------------------------------------------
 
 ROOT = Path(__file__).parents[1]
-WRITERS = {"record", "record_or_owe", "_record", "_audited"}  # (actor or context, action, ...)
+WRITERS = {
+    "record",
+    "record_or_owe",
+    "write",
+    "_record",
+    "_audited",
+}  # (actor or context, action, ...)
 
 
 def actions_in(source: str) -> Iterator[str]:

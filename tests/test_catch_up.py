@@ -34,7 +34,7 @@ from peers.manifest import ManifestError, signed
 from peers.messages import FRAME_BYTES
 from peers.transport import Transport
 from proto import federation_pb2 as pb
-from tests.authority import Federation, free_port
+from tests.authority import Federation, free_port, signer
 from tests.federation import LiveFederation, LiveSite
 from tests.loopback import KeepsAll, running
 
@@ -60,7 +60,7 @@ def history(
         )
         certificate = pb.Certificate(body=body)
         for identity in identities.values():
-            vote = sign_vote(identity, body, 0)
+            vote = sign_vote(signer(identity), body, 0)
             vote.ClearField("body")
             certificate.votes.append(vote)
         commits.append(pb.Commit(certificate=certificate))
@@ -116,7 +116,9 @@ async def at(
     manifest = federation.manifest(version=version)
     membership = membership_of(federation, site, signed(manifest, federation.authority))
     state = federation.root / site / "state"
-    folders = Folders(state / "versions", state / "spool", state / "arriving", state / "residual")
+    folders = Folders(
+        *(state / name for name in ("versions", "spool", "arriving", "residual", "kept"))
+    )
     folders.versions.mkdir(parents=True, exist_ok=True)
     store = Store(state / "state.sqlite3")
     store.load("med", SHAPE.digest, GENESIS)

@@ -241,7 +241,7 @@ async def test_a_message_survives_a_cut_line(federation: Federation) -> None:
         await ends.alpha.transport.send("beta", hint("alpha", 1))
         ends.line.cut()
         await ends.alpha.transport.send("beta", hint("alpha", 2))
-        assert [envelope.nack.attempt for _, envelope in ends.beta.inbox.messages] == [1, 2]
+        assert [envelope.behind.attempt for _, envelope in ends.beta.inbox.messages] == [1, 2]
 
 
 # ---- a peer that is slow ----------------------------------------------------------

@@ -20,8 +20,9 @@ from daemon.learning.terms import ServerOptions, TrainingOptions
 from daemon.proposing import ChoiceRefused, chosen, make_plan
 from daemon.round_crypto import apply_integers
 from daemon.versions import ShapeManifest, read_whole_version, write_version
+from peers.bundle import Bundle, Ground, clipped, derive_plan
+from peers.manifest import FederationManifest, ManifestSite
 from peers.messages import check
-from peers.planning import make_plan as plan_of_promises
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.federation import Corpus, LiveFederation, LiveSite
@@ -114,9 +115,9 @@ def test_uniform_weights_are_a_plan_that_counts_one_example_a_site() -> None:
     _, learning = chosen(TRAINING, LEARNING, "head", "", ["weigh=uniform"])
     plan = make_plan(pb.TrainingPlan(), TRAINING, learning, ROBUST, "head")
     assert plan.max_num_examples == 1
-    promises = {s: pb.Promise(num_examples=n) for s, n in (("a", 10), ("b", 9999))}
-    made = plan_of_promises(pb.Plan(training=plan), "c", promises, None)
-    assert [participant.num_examples for participant in made.participants] == [1, 1]
+    examples = {"a": 10, "b": 9999, "c": 50}
+    told = {site: min(count, plan.max_num_examples) for site, count in examples.items()}
+    assert set(clipped(told, 1).values()) == {1}
 
 
 def test_words_warm_up_the_first_rounds_only() -> None:
@@ -210,12 +211,23 @@ def test_momentum_goes_on_from_the_version_that_a_site_fetched(tmp_path: Path, r
 
 def test_the_range_of_complexity_is_that_of_those_who_told() -> None:
     told = {"a": 2.5, "b": 0.0, "c": 1.5, "d": 4.0}
-    promises = {s: pb.Promise(num_examples=5, complexity=c) for s, c in told.items()}
-    frame = pb.Plan(training=pb.TrainingPlan(max_num_examples=10))
-    made = plan_of_promises(frame, "a", promises, None)
+    made = planned(told)
     assert (made.least_complexity, made.most_complexity) == (1.5, 4.0)
-    silent = {site: pb.Promise(num_examples=5) for site in told}
-    assert plan_of_promises(frame, "a", silent, None).most_complexity == 0.0
+    assert planned(dict.fromkeys(told, 0.0)).most_complexity == 0.0
+
+
+def planned(complexity: dict[str, float]) -> pb.Plan:
+    """What follows from promises of sites that tell this of their documents."""
+    sites = tuple(ManifestSite(site, f"{site}:1") for site in complexity)
+    ground = Ground("test", FederationManifest("test", 1, sites), 1, 0, bytes(32))
+    promises = {
+        site: pb.Promise(num_examples=5, willing=True, complexity=told)
+        for site, told in complexity.items()
+    }
+    run = pb.Run(plan=pb.TrainingPlan(max_num_examples=10))
+    certificates = dict.fromkeys(complexity, b"")
+    bundle = Bundle(pb.Bundle(), run, promises, certificates, None, None, bytes(32))
+    return derive_plan(bundle, ground, None)
 
 
 # ---- live --------------------------------------------------------------------------

@@ -19,9 +19,9 @@ LEAD, VICTIM = "birch", "dogwood"  # of round 1, attempt 0: the second of the so
 @pytest.mark.parametrize(
     ("fault", "contributes"),
     [
-        ("mask:before=kill@4", True),  # told who is in the sum: its input is in, it opens nothing
-        # behind its signature
-        pytest.param("mask:before=kill@5", True, marks=pytest.mark.endurance),
+        ("openshares:before=kill", True),  # the sum is certified, with its input: it opens nothing
+        # its shares are told, and it opens nothing itself
+        pytest.param("openshares:after=kill", True, marks=pytest.mark.endurance),
         # its secrets are shared, its input never comes: a deadline must pass
         pytest.param("encryptupdate:before=kill", False, marks=pytest.mark.endurance),
     ],
@@ -47,7 +47,7 @@ async def test_a_site_is_killed_and_the_sum_is_exact(
         expected = SITES if contributes else [name for name in SITES if name != VICTIM]
         assert list(body.contributors) == expected
         assert (report.attempt, report.coordinator, report.key_dealer) == (0, LEAD, "")
-        assert "unmask" in [phase.phase for phase in report.phases]
+        assert "open" in [phase.phase for phase in report.phases]
         # A mask left in the sum would be some 10^9 in every value; the loss is one of them.
         assert math.isfinite(report.mean_loss)
         assert 0 < report.mean_loss < 20

@@ -47,7 +47,7 @@ async def test_spoilt_pull(federation: Federation, spoil: Spoil, told: str) -> N
 async def test_answer_in_an_unknown_protocol_version(federation: Federation) -> None:
     answers = Answers([], pb.HelloReply(protocol_version=7, sender="beta", software_version="7.1"))
     complaint = await blamed(federation, answers)
-    assert "speaks protocol version 7 (software '7.1'), we speak 1" in complaint
+    assert "speaks protocol version 7 (software '7.1'), we speak 2" in complaint
 
 
 async def test_answer_under_another_name(federation: Federation) -> None:

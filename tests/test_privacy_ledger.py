@@ -17,6 +17,7 @@ from daemon.privacy import Booked, LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.workers import Worker
 from peers import effects as do
 from peers import privacy
+from peers.certificates import RULES
 from proto import federation_pb2 as pb
 
 DELTA = 1e-5
@@ -217,17 +218,26 @@ def test_a_rounds_noise_follows_the_loss_in_the_certificate_before_it() -> None:
     training.privacy.loss_threshold = 1.0
     training.privacy.first_round = 4
     assert privacy.of_round(training, 4, None) == pytest.approx((2.0, 0.5))
-    votes = [
-        pb.Vote(mean_loss=1.0, next_clip_norm=0.6),
-        pb.Vote(mean_loss=math.nan),  # of a site that fetched the version
-        pb.Vote(mean_loss=1.0, next_clip_norm=0.6),
-    ]
-    head = pb.Certificate(votes=votes)
+    body = pb.VoteBody(rules=RULES, mean_loss=1.0, next_clip_norm=0.6)
+    head = pb.Certificate(body=body)
     assert privacy.of_round(training, 5, head) == pytest.approx((2.0 / 2 * 0.5, 0.5))
     training.privacy.clip_quantile = 0.5
     assert privacy.of_round(training, 5, head)[1] == 0.6
     assert privacy.of_round(training, 4, head)[1] == 0.5  # a run begins with its own norm
     assert privacy.of_round(a_plan(None).training, 5, head) == (0.0, 0.0)
+
+
+def test_what_is_not_in_the_body_that_all_voted_on_changes_no_noise() -> None:
+    """Of a round of old each vote named its own loss: a coordinator chose among the votes."""
+    training = a_plan(2.0, clip_norm=0.5).training
+    training.privacy.noise_floor = 0.1
+    training.privacy.clip_quantile = 0.5
+    votes = [pb.Vote(mean_loss=0.0, next_clip_norm=1e9)] * 3
+    told = privacy.of_round(training, 5, pb.Certificate(votes=votes))
+    assert told == privacy.of_round(training, 5, None) == (2.0, 0.5)
+    today = pb.Certificate(body=pb.VoteBody(rules=RULES, mean_loss=1.0), votes=votes)
+    bare = pb.Certificate(body=pb.VoteBody(rules=RULES, mean_loss=1.0))
+    assert privacy.of_round(training, 5, today) == privacy.of_round(training, 5, bare)
 
 
 def test_shares_count_on_the_fewest_contributors_less_those_who_collude() -> None:

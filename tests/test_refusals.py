@@ -235,15 +235,15 @@ async def speak(
 @pytest.mark.parametrize("method", ["Deliver", "Push", "Pull"])
 async def test_no_greeting(federation: Federation, attacked: Site, method: str) -> None:
     async with calling(federation, federation.identity("beta")) as rude:
-        with refused(Code.FAILED_PRECONDITION, "say Hello first", "protocol version 1"):
+        with refused(Code.FAILED_PRECONDITION, "say Hello first", "protocol version 2"):
             await speak(rude, method)
 
 
 async def test_unknown_protocol_version(federation: Federation, attacked: Site) -> None:
     async with beta_calling(federation) as beta:
-        both = "'beta' speaks protocol version 2", "'alpha' speaks 1"
+        both = "'beta' speaks protocol version 1", "'alpha' speaks 2"
         with refused(Code.FAILED_PRECONDITION, *both):
-            await beta.hello(version=2)
+            await beta.hello(version=1)
         # and what was agreed before no longer counts
         with refused(Code.FAILED_PRECONDITION, "say Hello first"):
             await beta.call("Deliver", hint("beta"))
@@ -276,9 +276,9 @@ async def test_garbage_instead_of_a_message(
 
 async def test_message_out_of_bounds(federation: Federation, attacked: Site) -> None:
     message = hint("beta")
-    message.nack.promised_attempt = 0
+    message.behind.round = 0
     async with beta_calling(federation) as beta:
-        with refused(Code.INVALID_ARGUMENT, "Envelope.nack.promised_attempt is 0; expected 1"):
+        with refused(Code.INVALID_ARGUMENT, "Envelope.behind.round is 0; expected 1"):
             await beta.call("Deliver", message)
     assert attacked.transport.statistics()["beta"].refused == 1
 

@@ -12,12 +12,13 @@ from crypto.ckks import CryptoError, DealtKey, choose_measurable
 from crypto.quantize import Float32
 from daemon import round_crypto
 from daemon.exchange import too_large
-from daemon.round_crypto import LOSS_BOUND
+from daemon.integers import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
 from daemon.workers import Worker
 from peers import comparison
 from peers.robust import Selection
 from peers.roles import weights
+from peers.statement import Known
 from peers.vectors import largest_size
 from proto import federation_pb2 as pb
 from tests.proofs import check_of, proven
@@ -30,7 +31,8 @@ HOLDER, COORDINATOR = (1, 0), (1, 1)
 def plan(rule: pb.RobustRule.ValueType = pb.ROBUST_MULTI_KRUM) -> pb.Plan:
     training = pb.TrainingPlan(bits=16, min_participants=4, robust=rule, byzantine_sites=2)
     participants = [pb.Participant(site=s, num_examples=60 + 10 * k) for k, s in enumerate(SITES)]
-    return pb.Plan(participants=participants, training=training)
+    full = max(one.num_examples for one in participants)
+    return pb.Plan(participants=participants, training=training, full_weight=full, coordinator="a")
 
 
 def honest(seed: int) -> Float32:
@@ -76,9 +78,11 @@ def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]]
 def selected(
     question: round_crypto.Question, path: Path, exponent: int, made: pb.Plan
 ) -> Selection:
-    asked = pb.Compare(sites=question.sites, byzantine_sites=made.training.byzantine_sites)
+    statement = pb.Statement(byzantine_sites=made.training.byzantine_sites)
+    statement.contributions.extend(pb.Signed(site=site) for site in question.sites)
     products, imaginary = round_crypto.decrypt_products(*HOLDER, path, question.sites)
-    return comparison.choose(made, asked, products, imaginary, exponent)
+    answer = pb.Products(products=products, imaginary=imaginary)
+    return comparison.choose(made, Known(b"", statement), answer, exponent)
 
 
 @pytest.mark.parametrize("rule", [pb.ROBUST_NORM, pb.ROBUST_MULTI_KRUM])
@@ -188,7 +192,7 @@ def test_a_site_with_a_wild_scale_is_kept_out_before_it_costs_the_others_their_b
     assert not comparison.wild(made, exponents).keys() - {"d"}
     exponents["d"] = [127, -7]
     assert list(comparison.wild(made, exponents)) == ["d"]
-    assert "2^127" in comparison.wild(made, exponents)["d"]
+    assert "2.3e+38" in comparison.wild(made, exponents)["d"]
 
 
 def test_a_small_site_is_not_wild() -> None:

@@ -33,7 +33,7 @@ from peers.certificates import sign_vote, verify_certificate
 from peers.errors import PeerUnreachable
 from peers.manifest import ManifestError, parse_signed, signed
 from proto import federation_pb2 as pb
-from tests.authority import Federation
+from tests.authority import Federation, signer
 from tests.loopback import hint, running
 
 NOW = datetime.now(UTC) + timedelta(hours=1)  # later than what a slow run makes
@@ -147,7 +147,7 @@ def test_votes_of_earlier_rounds_verify_after_a_rotation(rotated: Rotated) -> No
     )
     certificate = pb.Certificate(body=body)
     for identity in voters.values():
-        certificate.votes.append(sign_vote(identity, body, 0))
+        certificate.votes.append(sign_vote(signer(identity), body, 0))
     manifest = federation.manifest()
     verify_certificate(certificate, Trust.from_pem(rotated.bundle), manifest, at=None)
     create_authority(federation.root / "alone", "med")

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers import effects as do
 from peers import runs
+from peers.manifest import FederationManifest, ManifestSite
 from proto import federation_pb2 as pb
 
-PLAN = pb.TrainingPlan(local_epochs=1)
+PLAN = pb.TrainingPlan(local_epochs=1, min_participants=3)
+WEAK = pb.TrainingPlan(local_epochs=1, min_participants=2)
+SITES = ("alder", "beech", "cedar", "doom")
+MANIFEST = FederationManifest("woods", 1, tuple(ManifestSite(s, f"{s}:1") for s in SITES), 1)
 
 
-def asked(known: pb.Run | None, run_id: str, target: int) -> pb.Run:
-    return runs.following(known, "alder", run_id, target, PLAN)
+def asked(
+    known: pb.Run | None,
+    run_id: str,
+    target: int,
+    *,
+    by: str = "alder",
+    plan: pb.TrainingPlan = PLAN,
+) -> pb.Run:
+    return runs.following(known, by, "woods", run_id, target, plan)
+
+
+def stands(run: pb.Run, known: pb.Run | None, head_round: int = 0) -> bool:
+    return runs.stands_over(run, known, head_round, MANIFEST)
 
 
 def test_the_newest_stands_and_a_stop_ends_what_it_saw() -> None:
     first = asked(None, "zz", 20)
     stop = asked(first, "aa", 7)
-    assert runs.supersedes(first, None)
-    assert runs.supersedes(stop, first)
-    assert not runs.supersedes(first, stop)
-    assert not runs.supersedes(first, first)
+    assert stands(first, None)
+    assert stands(stop, first)
+    assert not stands(first, stop)
+    assert not stands(first, first)
 
 
 def test_a_site_that_missed_a_run_and_caught_up_is_heard() -> None:
@@ -29,11 +49,94 @@ def test_a_site_that_missed_a_run_and_caught_up_is_heard() -> None:
     missed = asked(known, "zz", 5)
     after = asked(known, "aa", 5 + 1)
     assert missed.generation == after.generation
-    assert runs.supersedes(after, missed)
-    assert not runs.supersedes(missed, after)
+    assert stands(after, missed)
+    assert not stands(missed, after)
 
 
 def test_of_two_runs_asked_for_at_once_one_stands_whichever_came_first() -> None:
     wished = [asked(None, run_id, target) for run_id in ("aa", "bb") for target in (4, 9)]
     for one, other in itertools.combinations(wished, 2):
-        assert runs.supersedes(one, other) != runs.supersedes(other, one)
+        assert stands(one, other) != stands(other, one)
+
+
+# ---- attacks -------------------------------------------------------------------------------
+
+
+def test_a_run_that_weakens_another_sites_unfinished_one_stands_in_neither_order() -> None:
+    strong = asked(None, "a", 9)
+    weak = asked(strong, "z", 9, by="doom", plan=WEAK)
+    assert "min_participants from 3 to 2" in runs.weakens(weak, strong, 3, MANIFEST)
+    assert not stands(weak, strong, 3)
+    assert stands(strong, weak, 3), "and where the weak one came first, it goes"
+
+
+def test_who_asked_for_it_may_weaken_a_run_and_anybody_may_once_it_is_over() -> None:
+    strong = asked(None, "a", 9)
+    own = asked(strong, "z", 9, plan=WEAK)
+    others = asked(strong, "z", 19, by="doom", plan=WEAK)
+    assert stands(own, strong, 3)
+    assert stands(others, strong, 9), "its rounds are committed"
+    gone = FederationManifest("woods", 2, tuple(s for s in MANIFEST.sites if s.id != "alder"), 1)
+    assert runs.stands_over(others, strong, 3, gone), "who asked for it was expelled"
+
+
+def test_anybody_may_stop_a_run_however_strong_it_is() -> None:
+    strong = asked(None, "a", 9)
+    head = do.Durable(3, bytes(32), signed_run=pb.Signed(body=strong.SerializeToString()))
+    stop = runs.stopped("stop", head, "doom", MANIFEST)
+    assert stop.requested_by == "doom"
+    assert stands(stop, strong, 3)
+    assert not stands(strong, stop, 3)
+
+
+@pytest.mark.parametrize("generation", [runs.FARTHEST + 1, 2**62])
+def test_a_number_that_nobody_could_follow_is_no_run(generation: int) -> None:
+    """A run of the last number there is could never be stopped, nor followed."""
+    known = asked(None, "a", 9)
+    forged = pb.Run(
+        generation=generation, run_id="z", requested_by="doom", target_round=2**62, plan=PLAN
+    )
+    assert not stands(forged, None)
+    forged.generation = known.generation + generation
+    assert not stands(forged, known)
+    forged.generation = known.generation + runs.FARTHEST
+    assert stands(forged, known), "a site that was away has missed no more than so many"
+    assert stands(asked(forged, "stop", 0), forged)
+
+
+plans = st.builds(
+    pb.TrainingPlan,
+    min_participants=st.integers(2, 3),
+    mode=st.sampled_from((pb.CKKS, pb.MASKING)),
+    max_num_examples=st.integers(1, 2),
+    robust=st.sampled_from((pb.ROBUST_NONE, pb.ROBUST_NORM)),
+)
+wishes = st.builds(
+    pb.Run,
+    generation=st.integers(1, 2),
+    target_round=st.integers(0, 3),
+    run_id=st.sampled_from(("a", "b")),
+    requested_by=st.sampled_from((*SITES[:2], "expelled")),
+    plan=plans,
+    federation_id=st.just("woods"),
+)
+
+
+@given(one=wishes, other=wishes, head_round=st.integers(0, 2))
+def test_two_sites_that_see_two_runs_in_either_order_go_by_the_same_one(
+    one: pb.Run, other: pb.Run, head_round: int
+) -> None:
+    def after(*seen: pb.Run) -> pb.Run:
+        known = seen[0]
+        for run in seen[1:]:
+            known = run if stands(run, known, head_round) else known
+        return known
+
+    def weakens(run: pb.Run, known: pb.Run) -> bool:
+        return bool(runs.weakens(run, known, head_round, MANIFEST))
+
+    assert after(one, other, one) == after(one, other), "nor does saying it again bring it back"
+    if weakens(one, other) and weakens(other, one):
+        assert (after(one, other), after(other, one)) == (one, other), "a person has to stop one"
+    else:
+        assert after(one, other) == after(other, one)

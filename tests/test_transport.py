@@ -75,14 +75,14 @@ async def test_many_messages_at_once_all_arrive(alpha: Site, beta: Site) -> None
     async with asyncio.TaskGroup() as group:
         for attempt in range(100):
             group.create_task(alpha.transport.send("beta", hint("alpha", attempt)))
-    attempts = sorted(envelope.nack.attempt for _, envelope in beta.inbox.messages)
+    attempts = sorted(envelope.behind.attempt for _, envelope in beta.inbox.messages)
     assert attempts == list(range(100))
 
 
 async def test_our_own_nonsense_is_not_sent_and_blamed_on_us(alpha: Site, beta: Site) -> None:
     message = hint("alpha")
-    message.nack.promised_attempt = 0
-    with pytest.raises(LocalProtocolError, match=r"promised_attempt is 0; expected 1"):
+    message.behind.round = 0
+    with pytest.raises(LocalProtocolError, match=r"behind.round is 0; expected 1"):
         await alpha.transport.send("beta", message)
     assert beta.inbox.messages == []
 

@@ -1,4 +1,4 @@
-"""fedctl site expel, site renew, ca rotate, ca adopt: what comes with the years.
+"""fedctl site expel, renew, forget-round, ca rotate, adopt: what comes with the years.
 
 `expel` is the keeper's: it needs the authority's key and no daemon, so it works from
 wherever the keeper is. One site that installs the new manifest is enough; the others
@@ -7,6 +7,10 @@ take it from there (docs/decisions/0008).
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +21,21 @@ from daemon.fedctl import setup
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session
 
+_SETTINGS = Path("/etc/hanse/fedd.toml")
+_WHAT_IT_MEANS = (
+    "It forgets what this site has promised, stated, locked and voted in the round under way, and "
+    "the run; committed rounds, versions, manifests and the privacy ledger stay. What it has "
+    "signed in that round still counts: it asks its peers at its next start, and what none of "
+    "them remembers counts towards faulty_sites. So forget at one site at a time, and start it "
+    "while the others run"
+)
+
 
 def join() -> None:
     """Put these commands beside those of setup.py."""
     setup.site_app.command("expel")(site_expel)
     setup.site_app.command("renew")(site_renew)
+    setup.site_app.command("forget-round")(site_forget_round)
     setup.ca_app.command("rotate")(ca_rotate)
     setup.ca_app.command("adopt")(ca_adopt)
 
@@ -116,6 +130,106 @@ def site_renew(
         f"fedctl site install {directory} --certificate site.crt --authority ca.crt",
         "systemctl reload fedd",
     )
+
+
+@command
+def site_forget_round(
+    session: Session,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Bring a site back whose record of the round under way is damaged or absurd.
+
+    The daemon must be stopped. It forgets what this site has promised, stated, locked and
+    voted in the round under way, and the run; no committed round and no version is lost.
+    """
+    from daemon.observe import configure_logging
+
+    state = _state_dir(session)
+    _check_state(state)
+    if not yes:
+        _confirm(session)
+    configure_logging("warning")  # to stderr: the result is alone on stdout
+    round_ = _forget_round(state)
+    setup.tell(
+        session,
+        {"forgotten": f"all that this site has said in round {round_}, and the run"},
+        "Start it while its peers run, so that it hears from them what they remember:",
+        "systemctl start fedd",
+        "Let a round be committed (fedctl rounds) before you forget one anywhere again.",
+        as_json={"round": round_, "state_dir": str(state)},
+    )
+
+
+def _state_dir(session: Session) -> Path:
+    from config.settings import SettingsError, load
+
+    try:
+        return load(session.config or _SETTINGS).site.state_dir
+    except SettingsError as error:
+        raise CommandError(str(error), exit_code=Exit.USAGE) from error
+
+
+def _check_state(state: Path) -> None:
+    """Raises CommandError unless a daemon of this user has left its state there."""
+    try:
+        (state / "state.sqlite3").stat()
+        owner = state.stat().st_uid
+    except OSError as error:
+        raise CommandError(
+            f"no state of a daemon in {state}: {error.strerror}",
+            "Name the daemon's settings (--config)",
+            exit_code=Exit.USAGE,
+        ) from error
+    # Files that another user makes there would keep the daemon from starting.
+    if owner != os.geteuid():
+        raise CommandError(
+            f"{state} belongs to user {owner}, and this is user {os.geteuid()}",
+            "Run it as the daemon's user: sudo -u hanse fedctl site forget-round",
+        )
+
+
+def _confirm(session: Session) -> None:
+    """Raises CommandError unless a person at a terminal agrees."""
+    if session.json or not sys.stdin.isatty():
+        raise CommandError(
+            f"{_WHAT_IT_MEANS}: this is not done unasked", "Add --yes", exit_code=Exit.USAGE
+        )
+    session.note(f"{_WHAT_IT_MEANS}.")
+    if not typer.confirm("Forget the round under way?", err=True):
+        raise CommandError("nothing was forgotten")
+
+
+def _forget_round(state: Path) -> int:
+    """Under the state's lock, with an entry before it and one behind it; the round's number."""
+    from daemon.audit import AuditLog
+    from daemon.audit_chain import HEAD_FILE, AuditError
+    from daemon.state_lock import StateError, locked
+    from daemon.store import StoreError
+
+    actor = f"uid:{os.getuid()}"
+    try:
+        with locked(state), closing(AuditLog(state / "audit", head_file=state / HEAD_FILE)) as log:
+            log.write(actor, "forget-round", "begun")
+            try:
+                round_ = _forget(state)
+            except (StoreError, OSError):
+                log.write(actor, "forget-round", "refused or failed")
+                raise
+            log.write(actor, "forget-round", "done", round=round_)
+    except (StateError, StoreError, AuditError, OSError) as error:
+        raise CommandError(str(error)) from error
+    return round_
+
+
+def _forget(state: Path) -> int:
+    from daemon.store import Store
+
+    with closing(Store(state / "state.sqlite3")) as store:
+        # First this site's integers of the round: those that were in a sum must be in no
+        # other one. Without them it draws anew, and books that.
+        if (kept := state / "kept").exists():
+            shutil.rmtree(kept)
+        return store.forget_round()
 
 
 @command

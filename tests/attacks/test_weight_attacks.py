@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from daemon import round_crypto
-from daemon.round_crypto import LOSS_BOUND
+from daemon.integers import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
 from peers import coordination
 from peers import effects as do
