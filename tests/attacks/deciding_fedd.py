@@ -26,14 +26,14 @@ from daemon import main as fedd
 from daemon import membership
 from daemon.node import Node
 from daemon.versions import read_version, write_version
-from peers import adoption, bundle, coordination, protocol, runs, statement, transport_client
+from peers import adoption, bundle, preparing, protocol, runs, statement, transport_client
 from peers import effects as do
 from peers.bundle import Ground, Promised
 from peers.certificates import certificate_of, sign_vote
-from peers.coordination import AttemptFails
 from peers.manifest import FederationManifest
 from peers.messages import check
 from peers.pacemaker import reached
+from peers.preparing import AttemptFails
 from peers.protocol import Protocol
 from peers.roles import coordinator_of
 from peers.signing import Keys, Kind, sign
@@ -148,8 +148,8 @@ def usurping(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 def proving(liar: Protocol, digests: dict[str, bytes], loss: float = 0.0) -> Effects:
     """A proof for each site that we alone have made, of a sum that a quorum has certified."""
     leading = liar._coordination
-    assert leading is not None and leading._certificate is not None
-    root = leading._statement
+    assert leading is not None and leading._tally.certificate is not None
+    root = leading._tally.known
     assert root is not None
     at = {"round": leading.round, "attempt": leading.attempt}
     sending: Effects = []
@@ -161,7 +161,7 @@ def proving(liar: Protocol, digests: dict[str, bytes], loss: float = 0.0) -> Eff
             next_clip_norm=CHEAP if loss else 0.0,
         )
         proof = [sign(liar._keys, Kind.APPLIED, told)]
-        lock = pb.Lock(certificate=leading._certificate, proof=proof)
+        lock = pb.Lock(certificate=leading._tally.certificate, proof=proof)
         sending.append(do.Send(site, pb.Proven(**at, lock=lock)))
     return sending
 
@@ -182,20 +182,20 @@ def any_vector(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 def _led(liar: Protocol, digest: bytes, loss: float = 0.0) -> Effects:
     """Go on to the vote with that version ourselves; what its honest code says to others."""
     leading = liar._coordination
-    assert leading is not None and leading._certificate is not None
-    assert leading._statement is not None
+    assert leading is not None and leading._tally.certificate is not None
+    assert leading._tally.known is not None
     proven = proving(liar, {liar.site: digest}, loss)[0]
     assert isinstance(proven, do.Send) and isinstance(proven.body, pb.Proven)
     held = statement.HeldLock(
         proven.body.lock,
-        leading._statement,
-        leading._statement,
+        leading._tally.known,
+        leading._tally.known,
         pb.Applied.FromString(proven.body.lock.proof[0].body),
     )
 
     def vote() -> None:
         leading._enter("vote", liar._now, leading.timing.phase(leading.attempt))
-        leading._value = statement.value_of(held, leading.ground.manifest)
+        leading._tally._value = statement.value_of(held, leading.ground.manifest)
         liar._vote(held)
 
     return acting(liar, vote)
@@ -273,9 +273,9 @@ def weakening(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 def cheap_loss(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 14: the version is the true one, its loss and next clip norm are what we like."""
     leading = liar._coordination
-    if leading is None or not leading._applied or leading.phase != "open":
+    if leading is None or not leading._tally.applied or leading.phase != "open":
         return effects
-    first = next(iter(leading._applied.values()))
+    first = next(iter(leading._tally.applied.values()))
     digest = pb.Applied.FromString(first.body).model_digest
     proven = proving(liar, dict.fromkeys(others(liar), digest), CHEAP)
     return [*effects, *_led(liar, digest, CHEAP), *proven]
@@ -472,7 +472,7 @@ def _lie_in_steps() -> None:
     membership.Signatures._must_be_current = checking  # type: ignore[method-assign]
     vars(transport_client)["check"] = bounded
     Protocol.step = lying  # type: ignore[method-assign]
-    vars(coordination)["make"] = bundling
+    vars(preparing)["make"] = bundling
 
 
 def _told_to_say() -> Iterator[tuple[str, pb.Envelope]]:

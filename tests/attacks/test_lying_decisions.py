@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -53,6 +54,7 @@ async def federation(
     without: str = "",
     faulty_sites: int = 1,
     phase_s: float = 60.0,
+    **training: Any,
 ) -> AsyncIterator[LiveFederation]:
     """With corpora, one liar tolerated, and without one defence if ``without`` names one."""
     monkeypatch.setenv("HANSE_UNDEFENDED", without)
@@ -63,6 +65,7 @@ async def federation(
         connect_s=500,
         rounds={"phase_deadline_s": phase_s, "heartbeat_s": 1.0},
         faulty_sites=faulty_sites,
+        **training,
     ) as live:
         await live.ingest_all()
         yield live
@@ -248,9 +251,8 @@ async def test_votes_of_an_expelled_site_commit_nothing_under_the_older_manifest
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
 ) -> None:
     """Birch, with the key of cedar, which is expelled: two of the three of manifest 1."""
-    async with federation(
-        tmp_path, monkeypatch, THREE, without=without, faulty_sites=0, phase_s=20
-    ) as live:
+    settings = {"faulty_sites": 0, "phase_s": 20, "min_participants": 2}
+    async with federation(tmp_path, monkeypatch, THREE, without=without, **settings) as live:
         await ask(live.sites["alder"])
         await heads(live, THREE, 1)
         expelling = live.federation.manifest(version=2, disabled={"cedar"})
@@ -260,7 +262,7 @@ async def test_votes_of_an_expelled_site_commit_nothing_under_the_older_manifest
                 signed(expelling, live.federation.authority)
             )
             site.process.send_signal(signal.SIGHUP)
-        await logged(live, ["alder", "birch"], "manifest")
+        await logged(live, ["alder", "birch"], '"event": "reloaded"')
         await ask(live.sites["alder"])
         both = ["alder", "birch"]
         await heads(live, both, 2)
