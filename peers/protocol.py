@@ -322,7 +322,10 @@ class Protocol:
         if runs.stands_over(run, self.run, self.head_round, self.manifest):
             self._take_run(signed, run)
             return
-        if known is not None:
+        # Only what the sender will take: two that take neither's would go on for ever.
+        if self.run is not None and runs.stands_over(
+            self.run, run, self.head_round, self.manifest
+        ):
             self._emit(do.Send(sender, pb.RunWish(run=known)))
         if self.run is not None and (
             why := runs.weakens(run, self.run, self.head_round, self.manifest)
