@@ -58,3 +58,12 @@ def test_a_run_that_weakens_stands_over_no_other_whatever_its_number() -> None:
         assert not stands_over(theirs, ours, 3)
         assert not stands_over(ours, theirs, 3)
         assert stands_over(theirs, ours, 9) == (target == 10)
+
+
+def test_a_number_far_ahead_is_no_run_unless_an_honest_site_has_got_there() -> None:
+    ours = asked(None, "ours", 9)
+    far = pb.Run()
+    far.CopyFrom(ours)
+    far.generation = runs.FARTHEST * 3
+    assert not stands_over(far, ours)
+    assert runs.stands_over(far, ours, 0, MANIFEST, usual=runs.FARTHEST * 2)
