@@ -10,7 +10,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 # isort: split
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from config.settings import load
+from crypto.identity import Identity
 from daemon import exchange as exchange_module
 from daemon.exchange import Exchange, Folders
 from daemon.membership import Membership
@@ -42,6 +43,19 @@ SHAPE = ShapeManifest("test", (("w", (1000,)),))
 GENESIS = b"g" * 32
 
 
+def signing(identity: Identity) -> Callable[[bytes], pb.Signature]:
+    """A site's signature, without its daemon."""
+
+    def sign(payload: bytes) -> pb.Signature:
+        return pb.Signature(
+            site=identity.site_id,
+            signature=identity.sign(payload),
+            certificate=identity.certificate_der,
+        )
+
+    return sign
+
+
 def history(
     federation: Federation, rounds: range, voters: list[str], *, manifest: int = 1
 ) -> list[pb.Commit]:
@@ -60,7 +74,7 @@ def history(
         )
         certificate = pb.Certificate(body=body)
         for identity in identities.values():
-            vote = sign_vote(identity, body, 0)
+            vote = sign_vote(signing(identity), body, 0)
             vote.ClearField("body")
             certificate.votes.append(vote)
         commits.append(pb.Commit(certificate=certificate))
@@ -116,7 +130,9 @@ async def at(
     manifest = federation.manifest(version=version)
     membership = membership_of(federation, site, signed(manifest, federation.authority))
     state = federation.root / site / "state"
-    folders = Folders(state / "versions", state / "spool", state / "arriving", state / "residual")
+    folders = Folders(
+        state / "versions", state / "spool", state / "arriving", state / "residual", state / "kept"
+    )
     folders.versions.mkdir(parents=True, exist_ok=True)
     store = Store(state / "state.sqlite3")
     store.load("med", SHAPE.digest, GENESIS)

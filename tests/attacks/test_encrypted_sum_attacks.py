@@ -97,6 +97,8 @@ async def members(
             ledger = PrivacyLedger(folder / "privacy.sqlite3")
             stack.callback(ledger.close)
             spool = folder / "spool"
+            folders = Folders(folder, spool, spool, folder / "residual.npy", folder / "kept")
+            folders.empty_spool()
             work = AttemptWork(
                 identity=federation.identity(site),
                 trust=federation.trust,
@@ -104,7 +106,7 @@ async def members(
                 crypto=worker,
                 spec=cast(Any, None),
                 shapes=SHAPE,
-                folders=Folders(folder, spool, spool, folder / "residual.npy"),
+                folders=folders,
                 library=folder,
                 progress=ProgressBoard(lambda: (0, 0)),
                 privacy=PrivacyBudget(ledger, worker, None, 1e-5),
@@ -160,7 +162,10 @@ async def test_the_coordinator_decrypts_an_update(
     coordinator. Without it the coordinator has the victim's integers, every one.
     """
     federation = Federation.found(tmp_path, COORDINATOR, DEALER, VICTIM)
-    plan = pb.Plan(round=7, key_dealer=DEALER, training=pb.TrainingPlan(bits=12))
+    training = pb.TrainingPlan(bits=12)
+    plan = pb.Plan(
+        round=7, coordinator=COORDINATOR, key_dealer=DEALER, training=training, full_weight=1
+    )
     for site in (COORDINATOR, DEALER, VICTIM):
         certificate = federation.identity(site).certificate_der
         plan.participants.add(site=site, num_examples=1, certificate=certificate)
