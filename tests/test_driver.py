@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -176,7 +176,7 @@ async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
     node._out.put("birch", pb.RunWish())
     node._out.put("nobody", pb.RunWish())
-    node._out.put("birch", pb.Envelope())  # type: ignore[arg-type]  none that a peer could take
+    node._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
     async with asyncio.timeout(10):
         while "could not be sent" not in node.last_error:
             await asyncio.sleep(0.01)
