@@ -491,7 +491,7 @@ async def test_two_promises_of_one_attempt_are_shown_with_the_remedy_also_after_
             for name in honest:
                 shown = await fedctl_peers(live.sites[name])
                 assert words in shown
-                assert "disable it in the manifest" in shown
+                assert "expel it" in shown
         for name in honest:
             folder = live.sites[name].folder / "state" / "audit"
             log = "".join(path.read_text() for path in sorted(folder.iterdir()))
