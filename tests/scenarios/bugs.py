@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from peers import bundle, coordination, participation, preparing, protocol, runs, signing, statement
+from peers import (
+    bundle,
+    coordination,
+    evidence,
+    participation,
+    preparing,
+    protocol,
+    runs,
+    signing,
+    statement,
+)
 from peers import effects as do
 from peers.adoption import Adoption
 from peers.coordination import Coordination
@@ -434,7 +444,7 @@ BUGS = (
     Bug("anybody ends an attempt", "ends an attempt", 100, (
         _deaf(protocol, "that it does not run"),), draw_with_liar),
     Bug("believe any evidence", "accuses", 50, (
-        (protocol.evidence, "check_evidence", _believe_evidence),), draw_with_liar),
+        (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
 )  # fmt: skip
