@@ -85,7 +85,7 @@ def weighs() -> None:
     make = vars(coordination)["make"]
 
     def forged(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
-        made = make(ground, run, promised)
+        made: pb.Bundle = make(ground, run, promised)
         if victim := lying("weighs"):
             for signed in made.promises:
                 promise = pb.Promise.FromString(signed.body)
@@ -110,7 +110,7 @@ def drops_privacy() -> None:
         return go(self, now)
 
     def forged(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
-        made = make(ground, run, promised)
+        made: pb.Bundle = make(ground, run, promised)
         if lying("drops-privacy"):
             for signed in made.promises:
                 promise = pb.Promise.FromString(signed.body)
