@@ -51,7 +51,8 @@ _DIFFERENCE = (
 )
 
 _folder = Path(os.environ.get("HANSE_TAPE", "."))
-_kept_for_good = pytest.MonkeyPatch()
+_for_good = pytest.MonkeyPatch()
+_put = _for_good.setattr
 
 
 def lying(*ways: str) -> str:
@@ -81,10 +82,10 @@ def _with_body(signed: pb.Signed, message: Any) -> pb.Signed:
 
 def weighs() -> None:
     """In the bundle the victim promises 100,000 examples, and everybody else 1."""
-    make = coordination.make
+    make = vars(coordination)["make"]
 
     def forged(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
-        made = make(ground, run, promised)
+        made: pb.Bundle = make(ground, run, promised)
         if victim := lying("weighs"):
             for signed in made.promises:
                 promise = pb.Promise.FromString(signed.body)
@@ -93,13 +94,13 @@ def weighs() -> None:
                     signed.CopyFrom(_with_body(signed, promise))
         return made
 
-    coordination.make = forged
+    _put(coordination, "make", forged)
     _believe_ourselves()
 
 
 def drops_privacy() -> None:
     """In the bundle the run is without differential privacy, and all promises are for that."""
-    make, go = coordination.make, Coordination._go
+    make, go = vars(coordination)["make"], Coordination._go
 
     def going(self: Coordination, now: float) -> list[do.Effect]:
         if lying("drops-privacy"):
@@ -109,7 +110,7 @@ def drops_privacy() -> None:
         return go(self, now)
 
     def forged(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
-        made = make(ground, run, promised)
+        made: pb.Bundle = make(ground, run, promised)
         if lying("drops-privacy"):
             for signed in made.promises:
                 promise = pb.Promise.FromString(signed.body)
@@ -117,14 +118,14 @@ def drops_privacy() -> None:
                 signed.CopyFrom(_with_body(signed, promise))
         return made
 
-    Coordination._go = going  # type: ignore[method-assign]
-    coordination.make = forged
+    _put(Coordination, "_go", going)
+    _put(coordination, "make", forged)
     _believe_ourselves()
 
 
 def _believe_ourselves() -> None:
     """A liar's own daemon must not refuse what it forged, nor accuse others of it."""
-    honest, note = bundle.read, Protocol._note
+    honest, note = vars(bundle)["read"], Protocol._note
 
     def believing(*arguments: Any, **named: Any) -> Any:
         forging = lying("weighs", "drops-privacy")
@@ -134,8 +135,8 @@ def _believe_ourselves() -> None:
         if not lying("weighs", "drops-privacy"):
             note(self, *said)
 
-    bundle.read = believing
-    Protocol._note = noting  # type: ignore[method-assign]
+    _put(bundle, "read", believing)
+    _put(Protocol, "_note", noting)
 
 
 def leaves_out() -> None:
@@ -163,9 +164,9 @@ def leaves_out() -> None:
             self._situation = replace(self._situation, willing=False, reason="sulks")
         return make_promise(self, ground, tried=tried)
 
-    Coordination.promised = deaf  # type: ignore[method-assign]
-    Coordination.applied = opened  # type: ignore[method-assign]
-    Protocol._make_promise = promising  # type: ignore[method-assign]
+    _put(Coordination, "promised", deaf)
+    _put(Coordination, "applied", opened)
+    _put(Protocol, "_make_promise", promising)
 
 
 # ---- lies about the scale ------------------------------------------------------------
@@ -183,9 +184,11 @@ def scales() -> None:
         effects = scale(self, now)
         if victim := lying("scales"):
             for effect in effects:
-                if isinstance(effect, do.Send) and effect.to not in (victim, self.site):
+                if not isinstance(effect, do.Send) or not isinstance(effect.body, pb.Scale):
+                    continue
+                if effect.to not in (victim, self.site):
                     message = pb.Scale()
-                    message.CopyFrom(effect.body)  # type: ignore[arg-type]
+                    message.CopyFrom(effect.body)
                     effects[effects.index(effect)] = do.Send(effect.to, message)
                     for signed in message.exponents:
                         if signed.site == self.site:
@@ -201,8 +204,8 @@ def scales() -> None:
         told = pb.Contribution.FromString(signed.body)
         return self._joined(sender, self._gathered.signed(sender, signed, told), now)
 
-    Coordination._scale = telling  # type: ignore[method-assign]
-    Coordination.contributed = taking  # type: ignore[method-assign]
+    _put(Coordination, "_scale", telling)
+    _put(Coordination, "contributed", taking)
 
 
 def _coarser(self: Coordination, ours: pb.Signed) -> pb.Signed:
@@ -301,12 +304,12 @@ def two_sums() -> None:
         path = _other_sum(here.round, here.attempt)[0]
         await self._send_behind(effect.holders, here, pb.ENCRYPTED_SUM, path)
 
-    Coordination.sum_finished = stating  # type: ignore[method-assign]
-    Coordination.stated = signing  # type: ignore[method-assign]
-    Coordination._certified = certifying  # type: ignore[method-assign]
-    Coordination.applied = opened  # type: ignore[method-assign]
-    Protocol._version_here = fetched  # type: ignore[method-assign]
-    AttemptWork.send_sum = sending  # type: ignore[method-assign]
+    _put(Coordination, "sum_finished", stating)
+    _put(Coordination, "stated", signing)
+    _put(Coordination, "_certified", certifying)
+    _put(Coordination, "applied", opened)
+    _put(Protocol, "_version_here", fetched)
+    _put(AttemptWork, "send_sum", sending)
 
 
 def _second_holder(participants: Iterable[str], lead: str) -> str:
@@ -336,9 +339,9 @@ def hands_out() -> None:
     def believing(*arguments: Any) -> pb.Applied:
         return (_proven_by_anyone if lying("hands-out") else believe)(*arguments)
 
-    Coordination._pass_on = keeping  # type: ignore[method-assign]
-    Coordination._proving = property(alone)  # type: ignore[assignment,method-assign]
-    statement.read_proof = believing
+    _put(Coordination, "_pass_on", keeping)
+    _put(Coordination, "_proving", property(alone))
+    _put(statement, "read_proof", believing)
 
 
 def _is_opening(effect: do.Effect) -> bool:
@@ -398,9 +401,9 @@ def changes_the_sum() -> None:
             sites.discard(victim)
         return held.tally.answer(sites, holder, challenge)
 
-    round_crypto.add_update = keeping_blocks
-    round_crypto.finish_sum = finishing
-    round_crypto.answer_challenge = answering
+    _put(round_crypto, "add_update", keeping_blocks)
+    _put(round_crypto, "finish_sum", finishing)
+    _put(round_crypto, "answer_challenge", answering)
 
 
 def makes_a_version_up() -> None:
@@ -417,7 +420,7 @@ def makes_a_version_up() -> None:
         digest, _ = write_version(versions, shape_digest, parent + np.float32(1.0))
         return replace(applied, model_digest=digest)
 
-    round_masking.apply_sum = opening
+    _put(round_masking, "apply_sum", opening)
 
 
 def _keep_records() -> None:
@@ -476,57 +479,58 @@ def without_promises() -> None:
 
     Nor is it held against what they have said before: that would accuse the victims.
     """
-    bundle.read = _unverified
-    Protocol._note = lambda *_: None  # type: ignore[method-assign]
+    _put(bundle, "read", _unverified)
+    _put(Protocol, "_note", lambda *_: None)
 
 
 def without_weights() -> None:
     """Examples count as they are told: nobody asks whether one site stands out."""
-    bundle.clipped = lambda examples, _tolerated: dict(examples)
-    bundle.stands_out = lambda *_: False
+    _put(bundle, "clipped", lambda examples, _tolerated: dict(examples))
+    _put(bundle, "stands_out", lambda *_: False)
 
 
 def without_scale() -> None:
     """Contributions to a sum may be on scales that differ from the one that is stated."""
     without(
-        _kept_for_good,
+        _for_good,
         statement,
         "read_contributions",
         "agreed = (told.plan_digest, told.scale_digest) == (plan, scale)",
         instead="agreed = told.plan_digest == plan",
     )
-    participation.read_contributions = statement.read_contributions
+    _put(participation, "read_contributions", statement.read_contributions)
     text = 'must_be(same, lead, "states another scale than follows from what all told")'
-    without(_kept_for_good, Participation, "check_own", text, instead="pass")
+    without(_for_good, Participation, "check_own", text, instead="pass")
 
 
 def without_one_statement() -> None:
     """A site signs as many sums of an attempt as it is shown, of the same integers, too."""
     text = "signed = self._stated_in(message.attempt, question=question)"
-    without(_kept_for_good, Protocol, "_on_state", text, instead="signed = None")
-    without(_kept_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
+    without(_for_good, Protocol, "_on_state", text, instead="signed = None")
+    without(_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
 
 
 def without_repeating() -> None:
     """Each attempt draws its own sum, whatever was opened before."""
-    bundle._to_be_repeated = lambda *_: None
+    _put(bundle, "_to_be_repeated", lambda *_: None)
 
 
 def without_drawing() -> None:
     """All attempts of a round train alike and sum the same integers, of whichever sites."""
-    without(_kept_for_good, bundle, "derive_plan", "draw=ground.attempt,", instead="draw=0,")
-    coordination.derive_plan = protocol.derive_plan = bundle.derive_plan  # type: ignore[attr-defined]
-    without(_kept_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
+    without(_for_good, bundle, "derive_plan", "draw=ground.attempt,", instead="draw=0,")
+    for module in (coordination, protocol):
+        _put(module, "derive_plan", bundle.derive_plan)
+    without(_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
 
 
 def without_proof_of_version() -> None:
     """One site that says that it has opened the sum is enough."""
-    statement.read_proof = _proven_by_anyone
+    _put(statement, "read_proof", _proven_by_anyone)
 
 
 def without_proof_of_sum() -> None:
     """A key holder applies what it is sent, as if there were no proof (in its worker)."""
-    round_crypto._check_proof = lambda *_: None
+    _put(round_crypto, "_check_proof", lambda *_: None)
 
 
 DEFENCES: dict[str, Callable[[], None]] = {
@@ -550,12 +554,12 @@ def _count_as_told() -> None:
         honest = await situation(self)
         return replace(honest, num_examples=int(told)) if told else honest
 
-    Collection.situation = saying  # type: ignore[method-assign]
+    _put(Collection, "situation", saying)
 
 
 def _wait_for_all() -> None:
     """A site that is late on a loaded machine is waited for: who takes part is to be certain."""
-    Timing.straggler = lambda self, attempt: self.phase(attempt) / 2  # type: ignore[method-assign]
+    _put(Timing, "straggler", lambda self, attempt: self.phase(attempt) / 2)
 
 
 def _undefended() -> list[str]:
