@@ -56,6 +56,7 @@ from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
 from peers.errors import RemoteProtocolError
+from peers.evidence import WORDS
 from peers.messages import SOFTWARE_VERSION, check
 from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
@@ -78,6 +79,10 @@ _REFUSALS = (
     LibraryError,
     LedgerError,
     WorkerCrashed,
+)
+_REMEDY = (
+    "find out whether two daemons run with this site's key, or with an old copy of its state; "
+    "if not, it breaks the protocol: expel it (`fedctl site expel`)"
 )
 _UNIT = "this site: all that it contributed, in every round, against zeros in its place"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -373,7 +378,11 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             audit_entries=audit_entries,
             audit_head=audit_head,
             authority_expires_unix_s=_unix_s(node.trust.not_after),
-            warnings=[*self._broken(), *warnings(expiries(node.identity, node.trust, seen))],
+            warnings=[
+                *self._broken(),
+                *warnings(expiries(node.identity, node.trust, seen)),
+                *_waiting(node),
+            ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )
 
@@ -415,12 +424,19 @@ class ControlService(LearningCalls):  # its method names are control.proto's
         peers = node.transport.statistics()
         expiring = warnings(expiries(node.identity, node.trust, peers))
         reply = control.PeersReply(warnings=[*self._broken(), *expiring])
+        for found in await asyncio.to_thread(node.store.evidence):
+            reply.accused.add(
+                site=found.site,
+                signed=WORDS[found.kind],
+                first_seen_unix_ms=found.unix_ms,
+                remedy=_REMEDY,
+            )
         rejected = await asyncio.to_thread(node.store.rejected_rounds)
         desk = node.desk.desk if node.desk else None
         for site, seen in peers.items():
             reply.peers.add(
                 site=site,
-                address=node.protocol.manifest.site(site).address,
+                address=node.manifest.site(site).address,
                 connected=seen.connected,
                 software_version=seen.software_version,
                 head_round=seen.head_round,
@@ -506,6 +522,12 @@ def _user_name(actor: str) -> dict[str, str]:
         return {"user": pwd.getpwuid(int(actor.removeprefix("uid:"))).pw_name}
     except KeyError:
         return {}
+
+
+def _waiting(node: Node) -> list[str]:
+    """Why the newest manifest is not the one in force."""
+    why = node.protocol.waiting_manifest
+    return [f"manifest {node.manifest.version} is not in force yet: {why}"] if why else []
 
 
 def _unix_s(moment: datetime | None) -> int:

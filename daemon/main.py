@@ -329,6 +329,7 @@ class Daemon:
             keep_versions=settings.rounds.keep_versions,
             heartbeat_s=settings.rounds.heartbeat_s,
         )
+        node.manifest = membership.manifest
         return node, StageTwo(settings, spec, described)
 
     def _spec(self) -> RetrieverSpec:

@@ -24,7 +24,7 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon import round_crypto
+from daemon import integers
 from daemon.attempt_work import AttemptWork
 from daemon.collection import Collection
 from daemon.exchange import Exchange, Folders, History, no_room, too_large
@@ -106,6 +106,7 @@ class Node:
         self.identity = identity
         self.trust = trust
         self.protocol = protocol
+        self.manifest = protocol.manifest  # the newest; which one is in force, the protocol says
         self.store = store
         self.collection = collection
         self.privacy = privacy
@@ -299,7 +300,7 @@ class Node:
 
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
-        self.identity, self.trust = identity, trust
+        self.identity, self.trust, self.manifest = identity, trust, manifest
         self._work.renew(identity, trust)
         changed = do.ManifestChanged(manifest, identity.certificate_der)
         self._start_task(self.feed(changed))
@@ -441,7 +442,7 @@ class Node:
         draws = draws or folders.kept_draws(effect.round)
         kept = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
         try:
-            round_crypto.keep_residual(folders.residual, kept)
+            integers.keep_residual(folders.residual, kept)
         except CryptoError as error:
             log.warning("what rounding dropped is not fed back", cause=str(error))
 

@@ -30,8 +30,9 @@ from crypto.privacy import NoiseTerms
 from crypto.quantize import CryptoError
 from crypto.roster import KEY_BYTES, Advertisement, Roster, Terms, Verify
 from crypto.unmasking import MaskedSum, Unmasking
+from daemon.integers import integers_of
 from daemon.learning.terms import ServerOptions
-from daemon.round_crypto import FEDAVG, Applied, Summed, apply_integers, integers_of
+from daemon.round_crypto import FEDAVG, Applied, Summed, apply_integers
 from daemon.workers import reads
 from peers.vectors import BlobInfo
 

@@ -144,7 +144,29 @@ def _read_stated(
         "shows a statement that is no earlier sum of this round",
     )
     read_contributions(statement, keys, manifest, past=True)
+    _check_whole(statement, manifest, site)
     return statement
+
+
+def _check_whole(statement: pb.Statement, manifest: FederationManifest, site: str) -> None:
+    """Raises RemoteProtocolError unless honest sites could have signed such a sum.
+
+    Who has signed it may lie, and it may be alone: of what was sent to it for a sum it
+    may not have a smaller one made, nor one of integers that were drawn before.
+    """
+    plan = statement.plan
+    ours = (plan.round, plan.attempt, plan.parent_digest, plan.bundle_digest, plan.faulty_sites)
+    its = (
+        statement.round,
+        statement.attempt,
+        statement.parent_digest,
+        statement.bundle_digest,
+        manifest.tolerated,
+    )
+    must_be(ours == its, site, "shows a sum by another attempt's plan")
+    sites = [one.site for one in statement.contributions]
+    enough = len(sites) >= needed_contributors(plan) and not too_dominant(plan, sites)
+    must_be(enough, site, "shows a sum that tells too much of one site")
 
 
 def make(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:

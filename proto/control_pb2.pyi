@@ -295,6 +295,7 @@ class PeersReply(_message.Message):
 
     PEERS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    ACCUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """all of the manifest but this site, sorted"""
@@ -303,19 +304,58 @@ class PeersReply(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as in StatusReply"""
 
+    @_builtins.property
+    def accused(self) -> _containers.RepeatedCompositeFieldContainer[Global___Accused]:
+        """sites that contradict themselves, by site"""
+
     def __init__(
         self,
         *,
         peers: _abc.Iterable[Global___Peer] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        accused: _abc.Iterable[Global___Accused] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accused", b"accused", "peers", b"peers", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeersReply: _TypeAlias = PeersReply  # noqa: Y015
+
+@_typing.final
+class Accused(_message.Message):
+    """A site has signed two things that exclude each other; this site keeps both."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    SIGNED_FIELD_NUMBER: _builtins.int
+    FIRST_SEEN_UNIX_MS_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """site id"""
+    signed: _builtins.str
+    """what it has signed two of"""
+    first_seen_unix_ms: _builtins.int
+    """when this site learnt of it"""
+    remedy: _builtins.str
+    """what people can do about it"""
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        signed: _builtins.str = ...,
+        first_seen_unix_ms: _builtins.int = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seen_unix_ms", b"first_seen_unix_ms", "remedy", b"remedy", "signed", b"signed", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Accused: _TypeAlias = Accused  # noqa: Y015
 
 @_typing.final
 class Peer(_message.Message):

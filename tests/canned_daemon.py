@@ -115,7 +115,13 @@ class CannedDaemon(ControlServicer):
         self._hear(request, context)
         east = control.Peer(site="east", address="h:1", connected=True, clock_offset_ms=-12)
         west = control.Peer(site="west", address="h:2", last_contact_s=-1, last_error="refused")
-        return control.PeersReply(peers=[east, west])
+        accused = control.Accused(
+            site="west",
+            signed="two votes of one attempt",
+            first_seen_unix_ms=1_760_000_000_000,
+            remedy="expel it",
+        )
+        return control.PeersReply(peers=[east, west], accused=[accused])
 
     def Rounds(self, request: Any, context: Any) -> control.RoundsReply:
         self._hear(request, context)

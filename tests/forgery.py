@@ -11,7 +11,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from crypto.identity import Identity, Trust, create_authority, create_site, install, sign_request
+from crypto.identity import (
+    Identity,
+    IdentityError,
+    Trust,
+    create_authority,
+    create_site,
+    install,
+    sign_request,
+)
+from peers.certificates import CertificateError
+from peers.manifest import FederationManifest
+from proto import federation_pb2 as pb
 
 NOW = datetime.now(UTC) + timedelta(hours=1)  # later than what a slow run makes
 DAY = timedelta(days=1)
@@ -30,6 +41,35 @@ class Federation:
     alpha: Identity
     beta: Identity
     trust: Trust
+
+
+@dataclass(frozen=True)
+class IdentityKeys:
+    """A site's real key as the round protocol has it; certificates are verified ``at`` a moment."""
+
+    identity: Identity
+    trust: Trust
+    at: datetime
+
+    def sign(self, payload: bytes) -> pb.Signature:
+        return pb.Signature(
+            site=self.identity.site_id,
+            signature=self.identity.sign(payload),
+            certificate=self.identity.certificate_der,
+        )
+
+    def verify(
+        self, payload: bytes, signature: pb.Signature, manifest: FederationManifest, *, past: bool
+    ) -> None:
+        if not manifest.enabled(signature.site):
+            raise CertificateError(f"{signature.site} is not enabled")
+        at = None if past else self.at
+        try:
+            signer = self.trust.verify(signature.certificate, signature.signature, payload, at=at)
+        except IdentityError as error:
+            raise CertificateError(f"the signature of {signature.site}: {error}") from error
+        if signer != signature.site:
+            raise CertificateError(f"{signer} signed in the name of {signature.site}")
 
 
 def found(root: Path) -> Federation:

@@ -24,6 +24,16 @@ def vote(attempt: int, size: int = 0) -> pb.Vote:
     return pb.Vote(attempt=attempt, certificate=bytes(size))
 
 
+def promised(attempt: int) -> pb.Promised:
+    body = pb.Promise(round=1, attempt=attempt).SerializeToString()
+    return pb.Promised(promise=pb.Signed(body=body, site="alpha"))
+
+
+def wish(generation: int) -> pb.RunWish:
+    body = pb.Run(generation=generation).SerializeToString()
+    return pb.RunWish(run=pb.Signed(body=body, site="alpha"))
+
+
 def taken(waiting: Waiting) -> list[Body]:
     return [waiting.take() for _ in range(len(waiting))]
 
@@ -47,8 +57,7 @@ def test_messages_wait_in_order() -> None:
     ("older", "newer"),
     [
         (prepare(0), prepare(1)),
-        (pb.Run(generation=1), pb.Run(generation=2)),
-        (pb.Nack(promised_attempt=1), pb.Nack(promised_attempt=2)),
+        (wish(1), wish(2)),
         (pb.Behind(head_round=1), pb.Behind(head_round=2)),
         (pb.Ahead(round=1), pb.Ahead(round=2)),
     ],
@@ -61,11 +70,12 @@ def test_of_what_only_moves_on_the_newest_waits(older: Body, newer: Body) -> Non
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (pb.Promise(attempt=0), pb.Promise(attempt=1)),
+        (promised(0), promised(1)),
         (vote(0), vote(1)),
         (pb.Commit(), pb.Commit(report=pb.RoundReport(round=1))),
-        (pb.Accept(attempt=0), pb.Accept(attempt=1)),
-        (pb.Apply(attempt=0), pb.Apply(attempt=1)),
+        (pb.State(attempt=0), pb.State(attempt=1)),
+        (pb.Stated(attempt=0), pb.Stated(attempt=1)),
+        (pb.Proven(attempt=0), pb.Proven(attempt=1)),
         (pb.AttemptFailed(attempt=0), pb.AttemptFailed(attempt=1)),
     ],
 )
@@ -169,17 +179,38 @@ async def test_who_did_not_get_a_run_is_told_the_newest_one_when_it_answers() ->
     peers = Peers()
     for gate in peers.gates.values():
         gate.set()
-    missed, newest = pb.Run(generation=1, target_round=3), pb.Run(generation=2, target_round=9)
+    missed, newest = wish(1), wish(2)
     async with an_outbox(peers) as outbox:
         peers.away = {"beta"}
         for peer in ("beta", "gamma"):
             outbox.put(peer, missed)
         await asyncio.sleep(0.01)
-        outbox.say_run_again(newest, ["gamma"])  # beta does not answer yet
+        outbox.say_again(newest.run, ["gamma"])  # beta does not answer yet
         await asyncio.sleep(0.01)
         assert peers.heard == {"beta": [], "gamma": [missed]}
         peers.away.clear()
         for _ in range(2):
-            outbox.say_run_again(newest, ["beta", "gamma"])
+            outbox.say_again(newest.run, ["beta", "gamma"])
             await asyncio.sleep(0.01)
     assert peers.heard == {"beta": [newest], "gamma": [missed]}
+
+
+async def test_a_question_that_a_peer_did_not_hear_is_asked_again_until_it_does() -> None:
+    """At a start peers can't be reached yet, and a site says nothing before they have answered."""
+    peers = Peers()
+    for gate in peers.gates.values():
+        gate.set()
+    peers.away = {"beta"}
+    question = pb.Recall(round=4)
+    async with an_outbox(peers) as outbox:
+        for peer in ("beta", "gamma"):
+            outbox.put(peer, question)
+        await asyncio.sleep(0.01)
+        for _ in range(2):
+            outbox.say_again(None, ["beta", "gamma"])
+            await asyncio.sleep(0.01)
+        peers.away.clear()
+        for _ in range(2):
+            outbox.say_again(None, ["beta", "gamma"])
+            await asyncio.sleep(0.01)
+    assert peers.heard == {"beta": [question], "gamma": [question]}

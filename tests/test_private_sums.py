@@ -11,7 +11,8 @@ import pytest
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
 from crypto.quantize import CryptoError
 from daemon import round_crypto
-from daemon.round_crypto import LOSS_BOUND, Applied, Summed
+from daemon.integers import LOSS_BOUND
+from daemon.round_crypto import Applied, Summed
 from daemon.versions import Float32, ShapeManifest, read_version, write_version
 from tests.proofs import LEAD, check_of, proven
 

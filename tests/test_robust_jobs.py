@@ -12,7 +12,7 @@ from crypto.ckks import CryptoError, DealtKey, choose_measurable
 from crypto.quantize import Float32
 from daemon import round_crypto
 from daemon.exchange import too_large
-from daemon.round_crypto import LOSS_BOUND
+from daemon.integers import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
 from daemon.workers import Worker
 from peers import comparison

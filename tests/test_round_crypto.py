@@ -16,8 +16,10 @@ import pytest
 from crypto.checksum import Claim, UnprovenSum, size_of_tags
 from crypto.ckks import CryptoError, RoundKey, deal, parameters_of
 from crypto.privacy import Mechanism, NoiseTerms
+from daemon import integers as integers_
 from daemon import round_crypto
-from daemon.round_crypto import LOSS_BOUND, Applied
+from daemon.integers import LOSS_BOUND
+from daemon.round_crypto import Applied
 from daemon.versions import Float32, ShapeManifest, VersionError, read_version, write_version
 from daemon.workers import Worker
 from tests.proofs import LEAD, check_of, proven
@@ -235,13 +237,13 @@ def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
     for round_ in range(3):
         write_update(update, meant, 0.5)
         exponents = round_crypto.measure_update(update, sizes, 1.0, residual)
-        before = round_crypto._with_residual(meant, residual)
+        before = integers_.with_residual(meant, residual)
         round_crypto.encrypt_update(
             *(2, 0, update, sizes, 1.0, exponents, roles / "u", residual), check=CHECK
         )
         assert residual.exists() == (round_ > 0)  # a round that fails leaves it as it was
-        round_crypto.keep_residual(residual)
-        round_crypto.keep_residual(residual)  # committing twice is no error
+        integers_.keep_residual(residual)
+        integers_.keep_residual(residual)  # committing twice is no error
         kept = np.load(residual)
         assert np.abs(kept).max() <= 2.0 ** exponents[0] / 127
         assert kept.std() > 0
@@ -381,7 +383,7 @@ def kept_at(folder: Path, name: str = "kept", **changed: Any) -> Path:
     terms |= changed
     residual = folder / "residual.npy" if terms["bits"] < 16 else None
     write_update(folder / "u.npy", delta(0), 0.1)
-    round_crypto.integers_of(
+    integers_.integers_of(
         *(folder / "u.npy", terms.get("sizes", SIZES), terms["weight"], terms["exponents"]),
         *(terms["bits"], residual, terms["noise"], folder / name),
     )
@@ -417,7 +419,7 @@ def test_noise_is_kept_with_what_it_is_added_to(tmp_path: Path) -> None:
     path = kept_at(tmp_path, **terms)
     (tmp_path / "u.npy").unlink()
     first, second = (
-        round_crypto.integers_of(
+        integers_.integers_of(
             tmp_path / "u.npy", SIZES, 1.0, terms["exponents"], 16, None, noise, path
         )
         for _ in range(2)
@@ -474,13 +476,13 @@ def test_a_repeated_upload_leaves_its_residual_once(tmp_path: Path) -> None:
     assert not np.array_equal(np.load(pending), left)
     kept_at(tmp_path, "first", bits=8)  # and one that sums the first once more
     assert np.array_equal(np.load(pending), left)
-    integers = round_crypto.integers_of(
+    integers = integers_.integers_of(
         *(tmp_path / "none", SIZES, 1.0, EXPONENTS, 8, residual, None, first)
     )
     meant = delta(0) + in_use
     unit = np.repeat(np.ldexp(1.0, EXPONENTS), SIZES) / 127
     assert np.abs(meant - integers[: SHAPE.total] * unit - left).max() < 1e-6
-    round_crypto.keep_residual(residual)
+    integers_.keep_residual(residual)
     assert np.array_equal(np.load(residual), left)
 
 
@@ -489,18 +491,18 @@ def test_the_committed_sum_says_which_residual_is_kept(tmp_path: Path) -> None:
     first = kept_at(tmp_path, "first", bits=8)
     left = np.load(pending)
     kept_at(tmp_path, "second", bits=8)
-    round_crypto.keep_residual(residual, first)  # not what the later attempt left
-    round_crypto.keep_residual(residual, first)
+    integers_.keep_residual(residual, first)  # not what the later attempt left
+    integers_.keep_residual(residual, first)
     assert np.array_equal(np.load(residual), left)
     assert not pending.exists()
     # A sum of 16 bits leaves nothing, and what waits from another attempt is not for it.
     kept_at(tmp_path, "second", bits=8)
-    round_crypto.keep_residual(residual, kept_at(tmp_path, "third"))
+    integers_.keep_residual(residual, kept_at(tmp_path, "third"))
     assert np.array_equal(np.load(residual), left)
     assert not pending.exists()
     first.write_bytes(first.read_bytes()[:-1])
     with pytest.raises(CryptoError, match="damaged"):
-        round_crypto.keep_residual(residual, first)
+        integers_.keep_residual(residual, first)
     assert np.array_equal(np.load(residual), left)
 
 

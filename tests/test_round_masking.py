@@ -16,7 +16,8 @@ from crypto.identity import Identity, IdentityError
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
 from crypto.roster import Terms
 from daemon import round_masking
-from daemon.round_crypto import LOSS_BOUND, Applied, measure_update
+from daemon.integers import LOSS_BOUND
+from daemon.round_crypto import Applied, measure_update
 from daemon.round_masking import Believed
 from daemon.versions import ShapeManifest, read_version, write_version
 from peers.vectors import BlobInfo

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import signal
 import sqlite3
 from pathlib import Path
+from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
-from daemon.journal import Journal
-from daemon.store import CurvePoint, Store, StoreError
+from daemon.journal import Journal, Unwritable
+from daemon.store import Accusation, CurvePoint, Store, StoreError
 from peers.effects import Durable
 from proto import federation_pb2 as pb
 from tests.test_versions import child
@@ -34,11 +37,14 @@ def commit(round_: int, manifest: int = 1) -> pb.Commit:
 
 
 def durable(round_: int, promised: int = -1) -> Durable:
-    accepted = None
+    state = pb.RoundState()
     if promised >= 0:
-        value = pb.VoteBody(round=round_ + 1, model_digest=digest_of(round_ + 1))
-        accepted = pb.Accepted(attempt=promised, value=value)
-    return Durable(round_, digest_of(round_) if round_ else GENESIS, promised, accepted)
+        body = pb.VoteBody(round=round_ + 1, model_digest=digest_of(round_ + 1))
+        state.vote.CopyFrom(pb.Vote(attempt=promised, body=body, site="alpha"))
+    run = pb.Run(generation=1, run_id="a-run", target_round=9)
+    signed = pb.Signed(body=run.SerializeToString(), site="alpha", signature=b"s")
+    head = digest_of(round_) if round_ else GENESIS
+    return Durable(round_, head, promised, state, signed if promised >= 0 else None)
 
 
 def opened(path: Path) -> tuple[Store, Durable]:
@@ -173,6 +179,31 @@ def test_a_write_that_fails_changes_nothing_and_may_be_tried_again(tmp_path: Pat
     store.close()
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        Durable(0, GENESIS, promised=1 << 63),  # more than SQLite's integers
+        Durable(0, cast(bytes, object())),  # and what is none of its types
+    ],
+)
+async def test_what_no_disk_is_to_blame_for_is_not_tried_again(
+    tmp_path: Path, state: Durable
+) -> None:
+    store, before = opened(tmp_path / "state.sqlite3")
+    told: list[str] = []
+    journal = Journal(store, told.append)
+    with capture_logs() as logged, pytest.raises(Unwritable, match="restart it"):
+        await asyncio.wait_for(journal.persist(state, ()), 5)
+    assert [line["log_level"] for line in logged] == ["critical"]
+    with pytest.raises(Unwritable):
+        await journal.persist(durable(0), ())  # nothing follows it any more
+    assert journal.broken
+    assert len(told) == 1
+    assert "not because of the disk" in journal.trouble
+    assert store.load("med", SHAPE, GENESIS) == before
+    store.close()
+
+
 async def test_the_journal_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     store, _ = opened(tmp_path / "state.sqlite3")
     told: list[str] = []
@@ -205,6 +236,76 @@ def test_manifests_that_peers_showed_us_are_never_in_force(tmp_path: Path) -> No
     store.close()
 
 
+# What a state file was before quorums decided (schema 4), word by word.
+SCHEMA_4 = """
+CREATE TABLE protocol (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    federation TEXT NOT NULL,
+    shape_digest BLOB NOT NULL,
+    head_round INTEGER NOT NULL,
+    head_digest BLOB NOT NULL,
+    promised INTEGER NOT NULL,
+    accepted BLOB,
+    run BLOB,
+    seal BLOB NOT NULL
+);
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY,
+    certificate BLOB NOT NULL,
+    report BLOB NOT NULL
+);
+CREATE TABLE manifests (
+    version INTEGER PRIMARY KEY,
+    signed BLOB NOT NULL,
+    in_force INTEGER NOT NULL
+);
+"""
+CURVE_4 = """
+CREATE TABLE curve (
+    round INTEGER NOT NULL,
+    model_digest BLOB NOT NULL,
+    kind TEXT NOT NULL,
+    metric TEXT NOT NULL,
+    value REAL NOT NULL,
+    questions INTEGER NOT NULL,
+    unix_ms INTEGER NOT NULL,
+    own_digest BLOB NOT NULL,
+    PRIMARY KEY (round, model_digest, kind, metric)
+) WITHOUT ROWID;
+"""
+CURVE_3 = (
+    "CREATE TABLE curve (round INTEGER NOT NULL, model_digest BLOB NOT NULL, metric TEXT NOT NULL,"
+    " value REAL NOT NULL, questions INTEGER NOT NULL, unix_ms INTEGER NOT NULL,"
+    " PRIMARY KEY (round, model_digest, metric)) WITHOUT ROWID;"
+)
+
+
+def seal_of_old(columns: tuple[object, ...]) -> bytes:
+    """As schemas 2 to 4 sealed their state."""
+    seal = hashlib.sha256(b"hanse-state-v2\0")
+    for column in columns:
+        raw = column if isinstance(column, bytes) else repr(column).encode()
+        seal.update(type(column).__name__.encode() + len(raw).to_bytes(8) + raw)
+    return seal.digest()
+
+
+def write_old(path: Path, schema: int, curve: str = "") -> None:
+    """A file at round 1 that has promised attempt 4, accepted in it, and knows of a run."""
+    state = ("med", SHAPE, 1, digest_of(1), 4, b"accepted", b"a run")
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{SCHEMA_4}{curve}PRAGMA user_version = {schema};")
+        db.execute(
+            "INSERT INTO protocol VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", (*state, seal_of_old(state))
+        )
+        first = commit(1)
+        db.execute(
+            "INSERT INTO rounds VALUES (1, ?, ?)",
+            (first.certificate.SerializeToString(), first.report.SerializeToString()),
+        )
+        db.execute("INSERT INTO manifests VALUES (2, x'32', 1)")
+    db.close()
+
+
 def test_a_file_of_schema_1_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
     with sqlite3.connect(path) as db:
@@ -223,7 +324,7 @@ def test_a_file_of_schema_1_is_taken_over(tmp_path: Path) -> None:
         db.execute("INSERT INTO manifests VALUES (2, x'32')")
     db.close()
     store, state = opened(path)
-    assert state == Durable(0, GENESIS, promised=4)
+    assert state == Durable(0, GENESIS)
     with pytest.raises(StoreError, match="older than 2"):
         store.file_manifest(1, b"1")
     store.persist(durable(1), (commit(1),))
@@ -231,6 +332,64 @@ def test_a_file_of_schema_1_is_taken_over(tmp_path: Path) -> None:
     again, state = opened(path)
     assert state == durable(1)
     assert again.curve() == []
+    again.close()
+
+
+@pytest.mark.parametrize(("schema", "curve"), [(2, ""), (3, CURVE_3), (4, CURVE_4)])
+def test_of_a_time_when_majorities_decided_the_history_stays_and_nothing_else(
+    tmp_path: Path, schema: int, curve: str
+) -> None:
+    path = tmp_path / "state.sqlite3"
+    write_old(path, schema, curve)
+    with capture_logs() as logged:
+        store, state = opened(path)
+    assert state == Durable(1, digest_of(1)), "nothing promised, signed or asked for"
+    assert any("ask again" in line["event"] and line["round"] == 2 for line in logged)
+    assert [c.certificate for c in store.rounds(1, 0)] == [commit(1).certificate]
+    assert store.manifests() == [b"2"]
+    assert store.accused() == frozenset()
+    store.file_scores(1, digest_of(1), {"em": 1.0}, 5, 1)
+    store.persist(durable(1, 3), ())
+    store.close()
+    with capture_logs() as logged:
+        again, state = opened(path)
+    assert state == durable(1, 3)
+    assert state.run is not None
+    assert state.run.target_round == 9
+    assert len(again.curve()) == 1
+    assert logged == []
+    again.close()
+
+
+def test_an_old_file_that_was_changed_is_not_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    write_old(path, 4, CURVE_4)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE protocol SET head_round = 0")
+    db.close()
+    with pytest.raises(StoreError, match="digest of what this site promised"):
+        opened(path)
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (4,), "and it is left as it is"
+    db.close()
+
+
+def test_evidence_is_kept_once_of_each_kind(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    store, _ = opened(path)
+    one, other = (pb.Signed(body=body, site="gamma") for body in (b"1", b"2"))
+    votes = pb.Evidence(kind=pb.TWO_VOTES, first=one, second=other)
+    promises = pb.Evidence(kind=pb.TWO_PROMISES, first=one, second=other)
+    store.file_evidence(votes, 1000)
+    store.file_evidence(pb.Evidence(kind=pb.TWO_VOTES, first=other, second=one), 2000)
+    store.file_evidence(promises, 3000)
+    store.close()
+    again, _ = opened(path)
+    assert again.accused() == {"gamma"}
+    assert again.evidence() == [
+        Accusation("gamma", pb.TWO_VOTES, 1000, votes),
+        Accusation("gamma", pb.TWO_PROMISES, 3000, promises),
+    ]
     again.close()
 
 
@@ -252,22 +411,6 @@ def test_a_curve_is_kept_and_a_version_judged_again_is_judged_anew(tmp_path: Pat
     again.close()
 
 
-def test_a_file_of_schema_2_gets_a_curve_and_keeps_its_promises(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite3"
-    store, _ = opened(path)
-    store.persist(durable(1), (commit(1),))
-    store.persist(durable(1, 3), ())
-    store.close()
-    with sqlite3.connect(path) as db:
-        db.executescript("DROP TABLE curve; PRAGMA user_version = 2;")
-    db.close()
-    again, state = opened(path)
-    assert state == durable(1, 3)
-    again.file_scores(1, digest_of(1), {"em": 1.0}, 5, 1)
-    assert len(again.curve()) == 1
-    again.close()
-
-
 def test_a_version_is_kept_as_what_it_was_judged(tmp_path: Path) -> None:
     store, _ = opened(tmp_path / "state.sqlite3")
     version, own = (1, digest_of(1)), b"\x07" * 32
@@ -285,26 +428,15 @@ def test_a_version_is_kept_as_what_it_was_judged(tmp_path: Path) -> None:
 
 def test_a_curve_of_schema_3_is_kept_and_says_no_kind(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
-    store, _ = opened(path)
-    store.persist(durable(1), (commit(1),))
-    store.persist(durable(1, 3), ())
-    store.close()
+    write_old(path, 3, CURVE_3)
+    older = [
+        (n, digest_of(n), metric, n / 8, 20, 1000 * n) for n in (0, 1) for metric in ("em", "map")
+    ]
     with sqlite3.connect(path) as db:
-        db.executescript(
-            "DROP TABLE curve; CREATE TABLE curve (round INTEGER NOT NULL,"
-            " model_digest BLOB NOT NULL, metric TEXT NOT NULL, value REAL NOT NULL,"
-            " questions INTEGER NOT NULL, unix_ms INTEGER NOT NULL,"
-            " PRIMARY KEY (round, model_digest, metric)) WITHOUT ROWID; PRAGMA user_version = 3;"
-        )
-        older = [
-            (n, digest_of(n), metric, n / 8, 20, 1000 * n)
-            for n in (0, 1)
-            for metric in ("em", "map")
-        ]
         db.executemany("INSERT INTO curve VALUES (?, ?, ?, ?, ?, ?)", older)
     db.close()
     again, state = opened(path)
-    assert state == durable(1, 3)
+    assert state == Durable(1, digest_of(1))
     assert again.curve() == [CurvePoint(*row, kind="") for row in older]
     assert again.judged(1, digest_of(1)) == frozenset(), "it is judged anew, and says as what"
     again.file_scores(1, digest_of(1), {"em": 0.5, "map": 0.5}, 20, 5000)

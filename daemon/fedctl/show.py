@@ -98,6 +98,10 @@ def peers(session: Session) -> None:
 
 def _show_peers(console: Console, reply: PeersReply) -> None:
     console.print(_peers_table(reply))
+    for accused in reply.accused:
+        seen = datetime.fromtimestamp(accused.first_seen_unix_ms / 1000, UTC)
+        text = f"EVIDENCE  {accused.site} has signed {accused.signed} (seen {seen:%Y-%m-%d %H:%M})"
+        console.print(plain_text(f"{text}: {accused.remedy}"), soft_wrap=True)
     for text in reply.warnings:
         console.print(plain_text(f"WARNING  {text}"), soft_wrap=True)
 

@@ -31,7 +31,7 @@ from crypto.checksum import (
 from crypto.ckks import RoundKey, RunningSum, choose_parameters
 from crypto.quantize import CryptoError, pack, quantise_fraction
 from daemon import round_crypto
-from daemon.round_crypto import LOSS_BOUND
+from daemon.integers import LOSS_BOUND
 from daemon.versions import Float32, ShapeManifest, read_version, write_version
 from peers.vectors import read_encrypted, read_trailer, write_encrypted
 from tests.attacks.lattice import short_relation

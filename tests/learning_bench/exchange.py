@@ -20,6 +20,7 @@ from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS
 from crypto.roster import Roster, Terms, Verify, smallest_threshold
 from crypto.unmasking import MaskedSum, Relay, Unmasking
+from daemon import integers as integers_
 from daemon import round_crypto
 from daemon.learning.terms import TrainingOptions
 from daemon.versions import ShapeManifest, largest_file, read_version, write_version
@@ -187,7 +188,7 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     total, uploaded = MaskedSum(roster, sites), 0
     for site, name in ids.items():
         scaled = (manifest.sizes, agreed.weights[name], agreed.exponents, training.bits)
-        integers = round_crypto.integers_of(updates[name][0], *scaled, None, training.noise)
+        integers = integers_.integers_of(updates[name][0], *scaled, None, training.noise)
         words = contributors[site].mask(integers.astype(np.int32, casting="same_kind"))
         total.add(site, words)
         uploaded = words.nbytes

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from peers.tenure import Tenure
+
 from peers import effects as do
 from peers.adoption import Adoption
 from peers.coordination import Coordination
@@ -21,7 +23,6 @@ from peers.masking_steps import is_masked
 from peers.participation import Participation
 from peers.protocol import Protocol
 from peers.proving import Opening
-from peers.tenure import Tenure
 from proto import federation_pb2 as pb
 from tests.simulation import World
 

@@ -1,0 +1,212 @@
+"""What every part of a site's protocol machine stands on. PURE.
+
+Who the site is, what it must still know after a crash, whom it accuses, and how an
+effect comes about. peers/attending.py and peers/protocol.py build on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from peers import effects as do
+from peers import evidence, runs
+from peers.adoption import Adoption
+from peers.bundle import (
+    Bundle,
+    Ground,
+    Promised,
+)
+from peers.coordination import Coordination
+from peers.effects import Durable, Effect
+from peers.manifest import FederationManifest
+from peers.manifest_in_force import ManifestInForce
+from peers.pacemaker import Pacemaker
+from peers.participation import (
+    Participation,
+)
+from peers.policy import Policy
+from peers.roles import coordinator_of
+from peers.signing import Keys, must_be
+from peers.statement import HeldLock, Known
+from peers.timing import Timing
+from proto import federation_pb2 as pb
+
+
+class Machine:
+    """One site's state in the round under way. Methods add to the effects of a step."""
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        federation_id: str,
+        manifest: FederationManifest,
+        durable: Durable,
+        head_certificate: pb.Certificate | None,
+        shape_digest: bytes,
+        shared_values: int,
+        keys: Keys,
+        policy: Policy,
+        timing: Timing,
+        verify_vote: Callable[[pb.Vote], None],
+        verify_certificate: Callable[[pb.Certificate], None],
+        unix_ms: Callable[[], int],
+        past_manifest: Callable[[int], FederationManifest | None],
+        accused: Iterable[str] = (),
+    ) -> None:
+        """``verify_*`` raise CertificateError; ``unix_ms`` dates certificates, for people.
+
+        ``keys``: this site's signature, and whom it believes. ``accused``: sites that
+        evidence is kept of.
+        """
+        self.site = site
+        self.durable = durable
+        self.accused = set(accused)
+        # Empty bytes where nothing was promised are a promise under manifest 0.
+        entered = pb.Promise.FromString(durable.state.promise.promise.body).manifest_version
+        self._manifests = ManifestInForce(manifest, past_manifest, head_certificate, entered)
+        self._federation_id = federation_id
+        self._head_certificate = head_certificate
+        self._shape_digest = shape_digest
+        self._shared_values = shared_values
+        self._unix_ms = unix_ms
+        self._keys = keys
+        self._policy = policy
+        self._timing = timing
+        self._verify_vote = verify_vote
+        self._situation = do.Situation(0, willing=False, reason="still starting")
+        self._ground = self._ground_of(max(0, durable.promised))
+        self._coordination: Coordination | None = None
+        self._bundle: Bundle | None = None
+        self._plan: pb.Plan | None = None
+        self._part: Participation | None = None
+        self._question: Known | None = None
+        self._state_early: pb.State | None = None  # came before its bundle
+        self._pending: HeldLock | None = None
+        self._prepares: dict[str, pb.Prepare] = {}
+        self._promises: dict[str, Promised] = {}
+        self._generations: dict[str, int] = {}  # how far each site's runs are numbered
+        self._heard = evidence.Heard()
+        self._recalling: set[str] = set()
+        self._recall_until = math.inf
+        self._too_early: list[do.Received] = []
+        self._early: list[do.Received] = []
+        self._adoption = Adoption(site, verify_certificate)
+        self._pace = Pacemaker(timing)
+        self._now = 0.0
+        self._effects: list[Effect] = []
+
+    @property
+    def manifest(self) -> FederationManifest:
+        """The manifest in force."""
+        return self._manifests.current
+
+    @property
+    def waiting_manifest(self) -> str:
+        """Why a newer manifest is not in force yet; empty when none waits."""
+        return self._manifests.waiting
+
+    @property
+    def head_round(self) -> int:
+        """The last committed round; 0: none."""
+        return self.durable.head_round
+
+    @property
+    def run(self) -> pb.Run | None:
+        """The run under way, or the last one."""
+        return self.durable.run
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run is under way, or an attempt that a stopped run has begun."""
+        return self._active or self._part is not None or self._coordination is not None
+
+    @property
+    def _active(self) -> bool:
+        return runs.is_active(self.durable, self.manifest)
+
+    def _ground_of(self, attempt: int) -> Ground:
+        return Ground(
+            self._federation_id,
+            self._manifests.current,
+            self.durable.head_round + 1,
+            attempt,
+            self.durable.head_digest,
+        )
+
+    # ---- evidence ----------------------------------------------------------------
+
+    def _note(self, kind: pb.EvidenceKind.ValueType, signed: pb.Signed) -> None:
+        self._accuse(self._heard.note(kind, signed))
+
+    def _accuse(self, found: pb.Evidence | None) -> None:
+        """Keep it, tell people, and pass it on, once a site."""
+        if found is None or found.first.site in self.accused:
+            return
+        site = found.first.site
+        self.accused.add(site)
+        self._emit(do.Accuse(found))
+        self._emit(
+            *(
+                do.Send(peer, found)
+                for peer in self.manifest.enabled_ids
+                if peer not in (self.site, site)
+            )
+        )
+        self._progress("waiting", message=f"{site} has signed {evidence.WORDS[found.kind]}")
+        if self._ground.coordinator == site and self._active and self._coordination is None:
+            self._pace.ended(self._ground.attempt, self._now - self._timing.retry(0))
+
+    def _on_evidence(self, message: pb.Evidence) -> None:
+        if message.first.site not in self.accused:
+            evidence.check_evidence(message, self._keys, self.manifest)
+            self._accuse(message)
+
+    # ---- small parts ---------------------------------------------------------------
+
+    def _emit(self, *effects: Effect) -> None:
+        self._effects.extend(effects)
+
+    def _persist(self, durable: Durable) -> None:
+        self.durable = durable
+        self._emit(do.Persist(durable))
+
+    @property
+    def _round(self) -> int:
+        return self.durable.head_round + 1
+
+    def _is_current(self, round_: int, attempt: int) -> bool:
+        return (round_, attempt) == (self._round, self.durable.promised)
+
+    def _from_lead(self, sender: str, round_: int, attempt: int) -> bool:
+        """Whether this belongs to the attempt under way and comes from its coordinator."""
+        if not self._is_current(round_, attempt):
+            return False
+        must_be(
+            sender == self._ground.coordinator,
+            sender,
+            f"does not coordinate attempt {attempt} of round {round_}: it is not its turn",
+        )
+        return True
+
+    def _coordinated(self, round_: int, attempt: int) -> Coordination | None:
+        """The attempt that we coordinate, if it is this one."""
+        c = self._coordination
+        return c if c is not None and (c.round, c.attempt) == (round_, attempt) else None
+
+    def _got_on(self, what: str, *, train: bool = False) -> None:
+        """The attempt got on: its next sign of life may take this long (peers/timing.py)."""
+        self._pace.got_on(what, max(0, self.durable.promised), self._now, train=train)
+
+    def _progress(
+        self,
+        phase: str,
+        *,
+        contributors: tuple[str, ...] = (),
+        message: str = "",
+        attempt: int | None = None,
+    ) -> None:
+        attempt = max(0, self.durable.promised) if attempt is None else attempt
+        lead = coordinator_of(self._ground.manifest, self._round, attempt)
+        self._emit(do.Progress(self._round, attempt, phase, lead, (), contributors, message))
