@@ -8,7 +8,6 @@ from peers.manifest import FederationManifest
 from peers.policy import Policy, weakening
 from proto import federation_pb2 as pb
 
-
 # A run's number may be so far above the one that is known. A site that was away catches
 # up over any real distance, and nobody can use the numbers up: that takes 2^42 runs.
 FARTHEST = 1 << 20

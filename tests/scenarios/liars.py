@@ -572,7 +572,6 @@ class Liar:
         ended = pb.Ended(federation_id="simulated", round=at[0], attempt=at[1], reason="a lie")
         self._tell(self._some(), pb.EndedAttempt(ended=sign(self._keys, Kind.ENDED, ended)))
 
-
     def _accuse(self) -> None:
         """Somebody has promised two things, in two attempts or in garbage."""
         signed = [

@@ -294,7 +294,8 @@ class _Play:
         world = self.world
         world.train(world.random.choice(sorted(world.disks)), self.scenario.rounds)
         for fault in self.scenario.schedule:
-            world.at(fault.at, self._happen, fault)
+            if fault.at < self.scenario.peace:  # of a shrunken one they may be later
+                world.at(fault.at, self._happen, fault)
 
     def _happen(self, fault: Fault) -> None:
         world = self.world
@@ -397,7 +398,8 @@ class _Play:
         for round_ in range(head + 1, target + 1):
             attempt = world.certificate(round_).attempt
             wasted = attempt - (before + 1 if round_ == head + 1 else 0)
-            claim(wasted <= allowed or self._stopped, f"round {round_} took {wasted + 1} attempts in peace")
+            few = wasted <= allowed or self._stopped
+            claim(few, f"round {round_} took {wasted + 1} attempts in peace")
 
     def _wish(self, up: list[str], target: int) -> None:
         """People want their rounds: where most see no run under way, one of them starts it."""
