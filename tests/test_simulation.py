@@ -12,7 +12,7 @@ import pytest
 
 from peers import effects as do
 from tests import simulate
-from tests.scenarios import bugs
+from tests.scenarios import bugs, scripts
 from tests.scenarios.bugs import BUGS, Bug, Drawn
 from tests.scenarios.invariants import Violation
 from tests.scenarios.schedule import draw, draw_with_liar, play, play_in, world_of
@@ -99,6 +99,53 @@ def test_the_simulation_catches_a_planted_bug(bug: Bug) -> None:
     seed, violation = catch(bug)
     print(f"{bug.name}: seed {seed}: {violation}")
     assert re.search(bug.caught_as, violation)
+
+
+# What is scripted, the defences that it is about, and what happens without them.
+SCRIPTED = {
+    "two restatements of an attempt": (
+        lambda: scripts.restate_both(*scripts.two_locks()),
+        bugs.UNCERTIFIED,
+        "two versions of round 1 are chosen",
+    ),
+    "a lock that is not the highest": (
+        lambda: scripts.restate_the_lower(*scripts.two_locks()),
+        bugs.ANY_LOCK,
+        "over the lock of 1",
+    ),
+    "two votes an attempt": (
+        lambda: scripts.prove_two(*scripts.two_locks()),
+        bugs.TWO_VOTES,
+        "a site votes once",
+    ),
+    "a sum less one of its updates": (
+        lambda: scripts.sum_less(scripts.Script()),
+        bugs.ANOTHER_SUM,
+        "two sums of one draw",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
+    """With all defences nothing happens; without them what they are for."""
+    play_script, defences, caught_as = SCRIPTED[name]
+    play_script()
+    with bugs.planted(defences), pytest.raises(Violation, match=caught_as):
+        play_script()
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("two votes an attempt", bugs.UNCERTIFIED),
+        ("a sum less one of its updates", bugs.ANOTHER_DIFFERENCE),
+    ],
+)
+def test_each_of_two_defences_is_enough(name: str, left_out: tuple[bugs.Plant, ...]) -> None:
+    play_script, _, _ = SCRIPTED[name]
+    with bugs.planted(left_out):
+        play_script()
 
 
 def test_nothing_stays_planted() -> None:

@@ -431,3 +431,44 @@ BUGS = (
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
 )  # fmt: skip
+
+# ---- what is hardly ever drawn, and scripted (tests/scenarios/scripts.py) ----------------
+
+_read_certificate = statement.read_certificate
+
+
+def _restated_by_anybody(
+    certificate: pb.StatementCertificate, keys: Any, manifest_of: Any, *, past: bool = True
+) -> statement.Known:
+    """What is stated again needs no quorum: it had one before."""
+    known = statement.Known.parse(certificate.statement)
+    if known.message.kind == pb.RESTATED:
+        return known
+    return _read_certificate(certificate, keys, manifest_of, past=past)
+
+
+def _vote_again(self: Protocol, lock: statement.HeldLock) -> None:
+    kept = self.durable
+    state = pb.RoundState()
+    state.CopyFrom(kept.state)
+    state.ClearField("vote")
+    self.durable = replace(kept, state=state)
+    _vote(self, lock)
+
+
+UNCERTIFIED: tuple[Plant, ...] = (
+    (statement, "read_certificate", _restated_by_anybody),
+    (protocol, "read_certificate", _restated_by_anybody),
+)
+ANY_LOCK: tuple[Plant, ...] = ((bundle, "_lock_of", _any_lock),)
+TWO_VOTES: tuple[Plant, ...] = (*UNCERTIFIED, (Protocol, "_vote", _vote_again))
+ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothing),)
+ANOTHER_SUM: tuple[Plant, ...] = (
+    *ANOTHER_DIFFERENCE, (participation, "_check_who", _nothing))  # fmt: skip
+
+
+@contextmanager
+def planted(plants: tuple[Plant, ...]) -> Iterator[None]:
+    """As `Bug.planted`."""
+    with Bug("", "", 0, plants).planted():
+        yield
