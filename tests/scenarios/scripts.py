@@ -28,9 +28,9 @@ def nothing(_sender: str, _to: str, _body: do.Body) -> bool:
     return False
 
 
-def among(*sites: str, without: type = type(None)) -> Passes:
+def among(*sites: str, without: type | None = None) -> Passes:
     """These sites hear each other, but for one kind of message."""
-    return lambda sender, to, body: {sender, to} <= {*sites} and not isinstance(body, without)
+    return lambda sender, to, body: {sender, to} <= {*sites} and type(body) is not without
 
 
 class Script(World):
@@ -200,7 +200,7 @@ def sum_less(script: Script) -> None:
     script.passes = among(*"abcd", without=pb.AppliedSum)
     script.train("b", rounds=1)
     script.until(lambda: script.site("c")._coordination is not None, 5_000.0)
-    script.passes = lambda sender, to, body: not (sender == LIAR and isinstance(body, pb.State))
+    script.passes = lambda sender, _to, body: not (sender == LIAR and isinstance(body, pb.State))
     lead = script.site("c")
     script.until(lambda: lead._coordination is not None and lead._coordination.phase == "state")
     coordination = lead._coordination
