@@ -2,7 +2,8 @@
 
 A run is a function of its seed. A violation prints the seed, the shrunken
 scenario and the end of its transcript; the exit status is 1 then. One seed again,
-with its transcript: `python -m tests.simulate --replay SEED`.
+with its transcript: `python -m tests.simulate --replay SEED`. With `--liars` one site of
+each run lies.
 """
 
 from __future__ import annotations
@@ -12,26 +13,29 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from tests.scenarios.schedule import draw, play
+from tests.scenarios.schedule import Scenario, draw, draw_with_liar, play
 from tests.scenarios.shrink import failure, shrunken
 
 SEEDS_A_TASK = 50
 MOST_SHOWN = 3
 
 
-def violations(seeds: range) -> list[int]:
+Drawn = Callable[[int], Scenario]
+
+
+def violations(seeds: range, drawn: Drawn = draw) -> list[int]:
     """The seeds whose runs break an invariant."""
     found = []
     gc.disable()  # looking for dead worlds after each few hundred objects takes longer than a run
     for seed in seeds:
         try:
-            play(draw(seed))
+            play(drawn(seed))
         except AssertionError:
             found.append(seed)
     gc.enable()
@@ -46,19 +50,19 @@ def tasks(first: int, seeds: int) -> Iterator[range]:
         yield range(start, min(end, start + SEEDS_A_TASK))
 
 
-def sweep(first: int, seeds: int, jobs: int, progress: Progress) -> list[int]:
+def sweep(first: int, seeds: int, jobs: int, progress: Progress, drawn: Drawn) -> list[int]:
     """Play all seeds, ``jobs`` at a time; the seeds that failed, sorted."""
     bar = progress.add_task("runs", total=seeds)
     failed: list[int] = []
     if jobs == 1:
         for portion in tasks(first, seeds):
-            failed += violations(portion)
+            failed += violations(portion, drawn)
             progress.advance(bar, len(portion))
         return failed
     with ProcessPoolExecutor(jobs) as pool:
         waiting: dict[Future[list[int]], int] = {}
         for portion in tasks(first, seeds):
-            waiting[pool.submit(violations, portion)] = len(portion)
+            waiting[pool.submit(violations, portion, drawn)] = len(portion)
             if len(waiting) >= 4 * jobs:
                 failed += _finished(waiting, progress, bar)
         while waiting:
@@ -77,10 +81,10 @@ def _finished(waiting: dict[Future[list[int]], int], progress: Progress, bar: Ta
     return found
 
 
-def show(seed: int) -> None:
+def show(seed: int, drawn: Drawn = draw) -> None:
     """The smallest scenario like that of this seed, and what happens in it."""
     print(f"violation at seed {seed}; shrunken to:")
-    smallest = shrunken(draw(seed))
+    smallest = shrunken(drawn(seed))
     print(smallest)
     print(failure(smallest), flush=True)
 
@@ -92,9 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one run, as it was drawn")
+    parser.add_argument("--liars", action="store_true", help="one site of each run lies")
     asked = parser.parse_args(arguments)
+    drawn = draw_with_liar if asked.liars else draw
     if asked.replay is not None:
-        scenario = draw(asked.replay)
+        scenario = drawn(asked.replay)
         print(scenario)
         text = failure(scenario)
         print(text or "no violation")
@@ -103,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        failed = sweep(asked.first, asked.seeds, asked.jobs, progress)
+        failed = sweep(asked.first, asked.seeds, asked.jobs, progress, drawn)
     minutes = (time.monotonic() - began) / 60
     for seed in failed[:MOST_SHOWN]:
-        show(seed)
+        show(seed, drawn)
     if len(failed) > MOST_SHOWN:
         print(f"more seeds that fail: {' '.join(map(str, failed[MOST_SHOWN:100]))}")
     print(f"{asked.seeds} runs, {len(failed)} violations, {asked.seeds / minutes:.0f} runs/min")

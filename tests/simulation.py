@@ -28,6 +28,7 @@ import heapq
 import math
 import random
 import string
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,7 @@ GENESIS = hashlib.sha256(b"genesis").digest()
 SHAPE = hashlib.sha256(b"shape").digest()
 TIMING = Timing(phase_s=10.0, train_s=60.0, growth=1.5)
 HEARTBEAT_S = 5.0
+BACKUPS = 200  # of a disk, one a write
 LONGEST_WORK_S = 2.0
 POLICY = Policy(min_participants=2, max_local_epochs=10)
 
@@ -159,6 +161,7 @@ class World:
         self._clocks: dict[str, Clock] = {}
         self._armed: dict[str, float] = {}
         self._doomed: dict[str, tuple[int, bool, float]] = {}
+        self._backups: dict[str, deque[tuple[do.Durable, frozenset[bytes]]]] = {}
         self._boots: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
         self._queue: list[tuple[float, int, str, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -189,6 +192,7 @@ class World:
     def add(self, name: str) -> None:
         """A site's daemon starts for the first time."""
         self.disks[name] = Disk(do.Durable(0, GENESIS), {GENESIS})
+        self._backups[name] = deque(maxlen=BACKUPS)
         self._boots[name] = self._attempts[name] = 0
         self.start(name)
 
@@ -200,6 +204,17 @@ class World:
         self._doomed.pop(name, None)
         self._boots[name] += 1
         self._attempts[name] += 1
+
+    def restore(self, name: str, writes: int) -> None:
+        """The site is stopped; what it has written last, so many times, is gone."""
+        self.crash(name)
+        backups, disk = self._backups[name], self.disks[name]
+        for _ in range(min(writes, len(backups))):
+            durable, versions = backups.pop()
+            disk.durable, disk.versions = durable, set(versions)
+        head = disk.durable.head_round
+        disk.commits = {round_: one for round_, one in disk.commits.items() if round_ <= head}
+        self._say(f"{name} is restored to {head}.{disk.durable.promised}")
 
     def doom(self, name: str, after: int, down_s: float, *, writing: bool) -> None:
         """Crash in its next step (that writes), behind ``after`` of its effects."""
@@ -404,6 +419,7 @@ class World:
             case do.Persist(durable, commits):
                 self.watch.persisted(name, durable, commits)
                 disk = self.disks[name]
+                self._backups[name].append((disk.durable, frozenset(disk.versions)))
                 disk.durable = durable
                 for commit in commits:
                     disk.commits[commit.certificate.body.round] = commit

@@ -113,7 +113,17 @@ class Change:
     spread_s: float
 
 
-Fault = Crash | Cut | Slow | Failing | Unwilling | Stop | Change
+@dataclass(frozen=True)
+class Restore:
+    """A site is stopped, and started with its disk as it was some writes ago."""
+
+    at: float
+    site: str
+    writes: int
+    down_s: float
+
+
+Fault = Crash | Cut | Slow | Failing | Unwilling | Stop | Change | Restore
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,32 @@ def draw_with_liar(seed: int) -> Scenario:
         way=chance.choice(("ckks", "ckks", "masking", "norm" if sites == 7 else "ckks")),
         faulty_sites=1,
         liar=chance.choice((*names, *LEADERS[:sites])),
+    )
+
+
+def draw_with_restore(seed: int) -> Scenario:
+    """The scenario of a seed in which one site's state goes back, once or several times."""
+    chance = random.Random(f"restore {seed}")
+    scenario = draw_with_liar(seed)
+    sites = chance.choice((4, 4, 5, 7))
+    names = string.ascii_lowercase[:sites]
+    site, peace = chance.choice(names), scenario.peace
+    schedule: list[Fault] = [_fault(chance, names, peace) for _ in range(chance.choice((0, 1, 3)))]
+    schedule += [
+        Restore(
+            chance.uniform(0.0, peace),
+            site,
+            chance.choice((1, 1, 2, 3, 5, 20, 100)),
+            chance.choice((0.1, 1.0, 30.0)) * chance.random(),
+        )
+        for _ in range(chance.randint(1, 4))
+    ]
+    return replace(
+        scenario,
+        sites=sites,
+        schedule=tuple(sorted(schedule, key=lambda fault: fault.at)),
+        way=chance.choice(("ckks", "ckks", "masking", "norm" if sites == 7 else "ckks")),
+        liar="",
     )
 
 
@@ -294,7 +330,8 @@ class _Play:
         world = self.world
         world.train(world.random.choice(sorted(world.disks)), self.scenario.rounds)
         for fault in self.scenario.schedule:
-            world.at(fault.at, self._happen, fault)
+            if fault.at < self.scenario.peace:  # of a shrunken one they may be later
+                world.at(fault.at, self._happen, fault)
 
     def _happen(self, fault: Fault) -> None:
         world = self.world
@@ -317,6 +354,9 @@ class _Play:
             case Stop(_, site, starter, pause_s):
                 world.stop(site)
                 world.at(world.now + pause_s, world.train, starter, self.scenario.rounds)
+            case Restore(_, site, writes, down_s):
+                world.restore(site, writes)
+                world.at(world.now + down_s, world.start, site)
             case Change(_, site, spread_s):
                 self._change(site, spread_s)
 
@@ -397,8 +437,8 @@ class _Play:
         for round_ in range(head + 1, target + 1):
             attempt = world.certificate(round_).attempt
             wasted = attempt - (before + 1 if round_ == head + 1 else 0)
-            in_time = wasted <= allowed or self._stopped
-            claim(in_time, f"round {round_} took {wasted + 1} attempts in peace")
+            few = wasted <= allowed or self._stopped
+            claim(few, f"round {round_} took {wasted + 1} attempts in peace")
 
     def _wish(self, up: list[str], target: int) -> None:
         """People want their rounds: where most see no run under way, one of them starts it."""
@@ -450,6 +490,7 @@ def world_of(
 def play_in(world: World, scenario: Scenario) -> World:
     """Play a scenario to its end in the world that it begins with. Raises Violation.
 
+    A site whose state goes back is one of f that do not keep what they have promised.
     Three sites are safe and not live: with a liar among them nothing must be committed.
     """
     under_way = _Play(scenario, world)
@@ -459,6 +500,9 @@ def play_in(world: World, scenario: Scenario) -> World:
         if scenario.way != "norm":  # by a robust rule's weights, those of everybody are known
             world.examples[scenario.liar] = lies.choice((1, 100, 500, 10**6))
             world.set_willing(scenario.liar, willing=True)
+    for fault in scenario.schedule:
+        if isinstance(fault, Restore) and scenario.faulty_sites:
+            world.watch.liars.add(fault.site)  # it counts towards f
     under_way.arrange()
     world.run_for(scenario.peace)
     under_way.make_peace()

@@ -55,7 +55,7 @@ def shrunken(scenario: Scenario, machine: type[Protocol] = Protocol) -> Scenario
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Every scenario with one thing less, the largest steps first."""
-    if scenario.sites > 3:
+    if scenario.sites - 2 >= 3 and _survives(scenario, scenario.sites - 2):
         yield _with_sites(scenario, scenario.sites - 2)
     if scenario.schedule:
         half = len(scenario.schedule) // 2
@@ -72,6 +72,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, down_for_good=scenario.down_for_good[1:])
     if scenario.way != "ckks":
         yield replace(scenario, way="ckks")
+    if scenario.liar and scenario.sites > 3:  # three sites are not live with one
+        yield replace(scenario, liar="")
     if scenario.skewed:
         yield replace(scenario, skewed=False)
     quiet = Faults()
@@ -81,6 +83,11 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, noise=calmer)
     if scenario.peace > 1.0:
         yield replace(scenario, peace=scenario.peace / 2)
+
+
+def _survives(scenario: Scenario, sites: int) -> bool:
+    """Whether the liar, if there is one, is among so many sites."""
+    return not scenario.liar or (scenario.liar in string.ascii_lowercase[:sites] and sites > 3)
 
 
 def _with_sites(scenario: Scenario, sites: int) -> Scenario:
