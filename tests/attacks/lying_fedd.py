@@ -29,7 +29,9 @@ def _lie(folder: Path) -> None:
     blocks: dict[str, list[bytes]] = {}
 
     def keeping_update(round: int, attempt: int, path: Path, *rest: Any, **named: Any) -> BlobInfo:
-        shutil.copy(path, folder / f"update-{round}-{attempt}.npy")
+        # A sum that is made again has no update of its own: it is that of the earlier attempt.
+        before = folder / f"update-{named['kept_path'].stem}.npy"
+        shutil.copy(path if path.exists() else before, folder / f"update-{round}-{attempt}.npy")
         return encrypt_update(round, attempt, path, *rest, **named)
 
     def keeping_blocks(round: int, attempt: int, site: str, path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_a_coordinator_that_changes_the_sum_is_refused_and_the_next_one_co
             assert close(step, total(live, SITES, number, 1))
             failed = next(one for one in last.attempts if one.attempt == 0)
             assert failed.outcome == "failed"
-            assert "no key holder could apply the sum" in failed.reason
+            assert "0 sites could open the sum, 1 prove it" in failed.reason
             told = f"not that of the updates of alder, birch, cedar. {liar}, who summed, changed it"
             for holder in {*SITES} - {liar}:
                 site = live.sites[holder]
