@@ -8,6 +8,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 import ast
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from google.protobuf.message import Message
 
 from daemon import audit as audit_module
 from daemon.audit import SEVERAL, Action, AuditLog
@@ -33,7 +35,7 @@ from daemon.audit_chain import (
 )
 from daemon.fedctl import main
 from daemon.witness import WitnessedInbox, WitnessedTransport
-from peers.errors import PeerRefused
+from peers.errors import PeerRefused, PeerUnreachable
 from proto import federation_pb2 as pb
 from tests.authority import Federation
 from tests.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running
@@ -452,6 +454,65 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
     }
     assert found[1]["objects"]["coordinator"] == "beta"
     assert found[2]["objects"] == {"round": 3, "attempt": 1, "digest": "02" * 32}
+
+
+async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    """As a participant in messages of its own; as the coordinator in what it carries."""
+    federation = Federation.found(tmp_path, "alpha", "beta")
+    told_of = pb.Contribution(
+        plan_digest=bytes(32), scale_digest=bytes(32), upload_digest=b"u" * 32
+    )
+    contribution = signed_by("alpha", told_of)
+    statement = pb.Statement(round=1, attempt=2, kind=pb.SUM, contributions=[contribution])
+    raw = statement.SerializeToString(deterministic=True)
+    digest = hashlib.sha256(raw).digest()
+    applied = signed_by("alpha", pb.Applied(root_digest=digest, model_digest=b"m" * 32))
+    signature = pb.Signature(site="alpha", signature=b"s", certificate=b"c")
+    certificate = pb.StatementCertificate(statement=raw, signatures=[signature])
+    at = {"round": 1, "attempt": 2}
+    bodies: list[dict[str, Any]] = [
+        {"contributed": pb.Contributed(**at, contribution=contribution)},
+        {"state": pb.State(**at, statement=raw)},
+        {"stated": pb.Stated(**at, statement_digest=digest, signature=signature)},
+        {"certified": pb.Certified(**at, certificate=certificate)},
+        {"applied": pb.AppliedSum(**at, applied=applied)},
+        {"proven": pb.Proven(**at, lock=pb.Lock(certificate=certificate, proof=[applied]))},
+    ]
+    alpha = WitnessedTransport(
+        opened(folder),
+        federation.identity("alpha"),
+        federation.trust,
+        federation.manifest(),
+        federation.address("alpha"),
+        federation.root / "spool" / "alpha",
+        KeepsAll(),
+        statements=lambda: [pb.Signed(body=raw, site="alpha")],
+        head_round=lambda: 0,
+        terms=QUICK,
+    )
+    await alpha.start()
+    try:
+        for body in bodies:  # beta does not answer: what is said is in the log all the same
+            with pytest.raises(PeerUnreachable):
+                await alpha.send("beta", enveloped(**body))
+    finally:
+        await alpha.stop(grace=0)
+    assert told(folder) == [
+        ("fedd", "contribution", "signed"),
+        ("fedd", "statement", "signed"),
+        ("fedd", "applied", "signed"),
+    ]
+    first, second, third = (entry["objects"] for entry in read(folder))
+    assert first == {**at, "digest": (b"u" * 32).hex()}
+    assert second == {**at, "digest": digest.hex(), "kind": "sum", "contributors": ["alpha"]}
+    assert third == {**at, "statement": digest.hex(), "digest": (b"m" * 32).hex()}
+
+
+def signed_by(site: str, message: Message) -> pb.Signed:
+    body = message.SerializeToString(deterministic=True)
+    return pb.Signed(body=body, site=site, signature=b"s", certificate=b"c")
 
 
 def enveloped(**body: Any) -> pb.Envelope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,7 @@ def test_of_a_vote_the_same_holds_but_we_are_reminded_of_our_own(place: Place) -
     )  # fmt: skip
     for site in ("alpha", "beta"):
         old = place.federation.identity(site)
-        vote = sign_vote(lambda said, by=old: of(by, said), body, 0)
+        vote = sign_vote(partial(of, old), body, 0)
         newer = place.renewed(site, begins=datetime.now(UTC) + timedelta(seconds=2))
         place.here.verify(
             vote_payload(body, 1), of(newer, vote_payload(body, 1)), manifest, past=True

@@ -1,8 +1,9 @@
 """fedctl rounds verify: the whole history, checked by someone who trusts only the authority.
 
 The daemon is asked for certificates and manifests and believed in nothing: each
-manifest must be signed by the authority, each round voted for by a majority of
-the manifest of its time, each round's parent be the version before it.
+manifest must be signed by the authority, each round voted for by a quorum of the
+manifest of its time (where a majority decided, by one), each round's parent be the
+version before it.
 """
 
 from __future__ import annotations
