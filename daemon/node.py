@@ -191,6 +191,9 @@ class Node:
         peers = self.transport.statistics()
         heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
         self._out.say_run_again(self.protocol.durable.signed_run, heads)
+        # At a start no peer can be reached yet, and an answer may be lost: until it is here.
+        for peer in self.protocol.recalling & heads.keys():
+            self._out.put(peer, pb.Recall(round=self.protocol.head_round + 1))
         farthest = max(heads, key=lambda site: heads[site], default=None)
         if farthest is not None and heads[farthest] > self.protocol.head_round:
             await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))

@@ -214,6 +214,11 @@ class Protocol:
         """Whether a run is under way, or an attempt that a stopped run has begun."""
         return self._active or self._part is not None or self._coordination is not None
 
+    @property
+    def recalling(self) -> frozenset[str]:
+        """Peers that are to tell what this site has signed, and have not yet: ask them again."""
+        return frozenset(self._recalling)
+
     def expects(self, sender: str, name: pb.BlobName) -> bool:
         """Whether a large object offered by ``sender`` belongs to the attempt under way."""
         if not self._is_current(name.round, name.attempt):
