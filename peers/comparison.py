@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from crypto.parameters import PRODUCT_PRECISION, CkksParameters, parameters_of
 from peers import robust
@@ -22,6 +23,8 @@ from proto import federation_pb2 as pb
 
 if TYPE_CHECKING:
     from peers.statement import Known
+
+_V = TypeVar("_V", int, tuple[int, ...])
 
 RULE_NAMES = {
     pb.ROBUST_NONE: "none",
@@ -81,20 +84,41 @@ def common_scale(
     """One fixed-point scale for all: the largest exponent of each group.
 
     With a robust rule it is one for all groups, because only integers of one unit have
-    dot products that mean something. Sites that would cost the others their bits are
-    left out, by every site alike: the second value says who, and why. Raises ValueError
-    when the reports can't belong to one plan.
+    dot products that mean something. Sites that would cost the others their bits, or that
+    tell of another vector than most, are left out, by every site alike: the second value
+    says who, and why. Raises ValueError when nobody reports.
     """
+    if not reports:
+        raise ValueError("no site reports the scale of its update")
     told = {site: tuple(exponents) for site, exponents in reports.items()}
-    lengths = {len(exponents) for exponents in told.values()}
-    if len(lengths) != 1:
-        raise ValueError(f"sites report different numbers of parameter groups: {lengths}")
-    if plan.noise_multiplier and len({*told.values()}) != 1:
-        raise ValueError("sites differ about the scale of the same noise: update them")
-    rejected = wild(plan, told)
+    rejected = _unlike(plan, told)
+    told = {site: exponents for site, exponents in told.items() if site not in rejected}
+    rejected |= wild(plan, told)
     kept = (exponents for site, exponents in told.items() if site not in rejected)
     largest = tuple(max(column) for column in zip(*kept, strict=True))
     return ((max(largest),) * len(largest) if compares(plan) else largest), rejected
+
+
+def _unlike(plan: pb.Plan, told: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Sites that report what can't belong to the vector that most report of."""
+    groups = _commonest([len(exponents) for exponents in told.values()])
+    found = {
+        site: f"it reports {len(exponents)} parameter groups, most sites {groups}: update it"
+        for site, exponents in told.items()
+        if len(exponents) != groups
+    }
+    if not plan.noise_multiplier:
+        return found
+    rest = {site: exponents for site, exponents in told.items() if site not in found}
+    same = _commonest(list(rest.values()))
+    reason = "it differs from most sites about the scale of the same noise: update it"
+    return found | {site: reason for site, exponents in rest.items() if exponents != same}
+
+
+def _commonest(values: Sequence[_V]) -> _V:
+    """Of equally common ones the least, so that every site finds the same."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value))
 
 
 def wild(plan: pb.Plan, exponents: Mapping[str, Sequence[int]]) -> dict[str, str]:

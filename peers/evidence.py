@@ -8,7 +8,6 @@ is for people to find out. Until then nobody waits for the attempts that it lead
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
 from typing import Final
 
 from peers.certificates import vote_payload
@@ -18,7 +17,7 @@ from peers.messages import parse
 from peers.signing import Keys, Kind, must_be, read
 from proto import federation_pb2 as pb
 
-_REMEMBERED: Final = 4096  # of a round, more than its attempts say
+_REMEMBERED: Final = 512  # of a site, in a round: more than its attempts say
 
 _SIGNED_AS: Final = {
     pb.TWO_PROMISES: (Kind.PROMISE, pb.Promise),
@@ -33,23 +32,28 @@ WORDS: Final = {
     pb.TWO_VOTES: "two votes of one attempt",
 }
 
+_About = tuple[int, tuple[int, ...] | bytes]  # the kind; round and attempt, or the sum
+
 
 class Heard:
     """What sites have signed in the round under way, as far as this one has seen it."""
 
     def __init__(self) -> None:
-        self._signed: OrderedDict[Hashable, pb.Signed] = OrderedDict()
+        self._signed: dict[str, OrderedDict[_About, pb.Signed]] = {}
 
     def forget(self) -> None:
         """Another round begins."""
         self._signed.clear()
 
     def note(self, kind: pb.EvidenceKind.ValueType, signed: pb.Signed) -> pb.Evidence | None:
-        """Remember what was verified; evidence when it contradicts what was before."""
-        about = (kind, signed.site, _about(kind, signed.body))
-        known = self._signed.setdefault(about, signed)
-        if len(self._signed) > _REMEMBERED:
-            self._signed.popitem(last=False)
+        """Remember what was verified; evidence when it contradicts what was before.
+
+        A site that floods us pushes out words of its own, and of nobody else.
+        """
+        said = self._signed.setdefault(signed.site, OrderedDict())
+        known = said.setdefault((kind, _about(kind, signed.body)), signed)
+        if len(said) > _REMEMBERED:
+            said.popitem(last=False)
         if known.body == signed.body or _same_vote(kind, known, signed):
             return None
         return pb.Evidence(kind=kind, first=known, second=signed)
@@ -60,35 +64,34 @@ class Heard:
 
     def latest_promise(self, site: str) -> pb.Signed | None:
         """The promise of the latest attempt that this site has signed."""
-        promises = [
-            (about[2], signed)
-            for about, signed in self._signed.items()
-            if isinstance(about, tuple) and about[:2] == (pb.TWO_PROMISES, site)
-        ]
-        return max(promises, key=lambda one: one[0])[1] if promises else None
+        promises = self._of(site, pb.TWO_PROMISES)
+        return promises[max(promises)] if promises else None
 
     def latest_statement(self, site: str) -> pb.Signed | None:
         """The last sum that this site has stated, or restated."""
-        found = [
-            (about[2], signed)
-            for about, signed in self._signed.items()
-            if isinstance(about, tuple)
-            and about[:2] == (pb.TWO_STATEMENTS, site)
-            and not about[2][2]
-        ]
-        return max(found, key=lambda one: one[0])[1] if found else None
+        found = {
+            about: signed
+            for about, signed in self._of(site, pb.TWO_STATEMENTS).items()
+            if not about[2]  # no question
+        }
+        return found[max(found)] if found else None
 
     def latest_vote(self, site: str) -> pb.Vote | None:
         """The vote of the latest attempt that this site has cast."""
-        votes = [
-            (about[2], signed)
-            for about, signed in self._signed.items()
-            if isinstance(about, tuple) and about[:2] == (pb.TWO_VOTES, site)
-        ]
-        return pb.Vote.FromString(max(votes, key=lambda one: one[0])[1].body) if votes else None
+        votes = self._of(site, pb.TWO_VOTES)
+        return pb.Vote.FromString(votes[max(votes)].body) if votes else None
+
+    def _of(self, site: str, kind: pb.EvidenceKind.ValueType) -> dict[tuple[int, ...], pb.Signed]:
+        """What a site has signed in each attempt."""
+        said = self._signed.get(site, {})
+        return {
+            about: signed
+            for (its, about), signed in said.items()
+            if its == kind and isinstance(about, tuple)
+        }
 
 
-def _about(kind: pb.EvidenceKind.ValueType, body: bytes) -> Hashable:
+def _about(kind: pb.EvidenceKind.ValueType, body: bytes) -> tuple[int, ...] | bytes:
     """What a site may sign only one of."""
     if kind == pb.TWO_PROMISES:
         promise = pb.Promise.FromString(body)

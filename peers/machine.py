@@ -86,6 +86,7 @@ class Machine:
         self._pending: HeldLock | None = None
         self._prepares: dict[str, pb.Prepare] = {}
         self._promises: dict[str, Promised] = {}
+        self._generations: dict[str, int] = {}  # how far each site's runs are numbered
         self._heard = evidence.Heard()
         self._recalling: set[str] = set()
         self._recall_until = math.inf

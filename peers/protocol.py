@@ -226,18 +226,26 @@ class Protocol(Attending):
         if known is not None and known.body == signed.body:
             return
         run = read_run(signed, self._keys, self.manifest)
-        if runs.stands_over(run, self.run, self.head_round, self.manifest):
+        if sender != self.site:
+            self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
+        if self._stands_over(run, self.run):
             self._take_run(signed, run)
             return
-        if known is not None:
+        # Only what the sender will take: two that take neither's would go on for ever.
+        if self.run is not None and self._stands_over(self.run, run):
             self._emit(do.Send(sender, pb.RunWish(run=known)))
         if self.run is not None and (
             why := runs.weakens(run, self.run, self.head_round, self.manifest)
         ):
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
 
+    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
+        usual = reached(told, self.manifest.tolerated)
+        return runs.stands_over(run, known, self.head_round, self.manifest, usual=usual)
+
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
-        if not runs.stands_over(run, self.run, self.head_round, self.manifest):
+        if not self._stands_over(run, self.run):
             return
         was_active = self._active
         self._persist(replace(self.durable, signed_run=signed))

@@ -18,7 +18,12 @@ class RunRefused(Exception):
 
 
 def stands_over(
-    run: pb.Run, known: pb.Run | None, head_round: int, manifest: FederationManifest
+    run: pb.Run,
+    known: pb.Run | None,
+    head_round: int,
+    manifest: FederationManifest,
+    *,
+    usual: int = 0,
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
@@ -30,9 +35,11 @@ def stands_over(
     does not stand over it, in whichever order the two are seen. Where each weakens what the
     other protects, the one that came first stays: under any other rule a site could choose
     its run so that it takes over. Stopping is always possible.
-    A number that is absurdly far ahead is no run.
+    A number that is absurdly far ahead is no run, neither of the one known nor of what is
+    ``usual``: what f + 1 sites have reached, one of them honest. By the first alone a site
+    that lies could number its runs away from those who happen to miss one.
     """
-    if run.generation > (known.generation if known is not None else 0) + FARTHEST:
+    if run.generation > max(usual, known.generation if known is not None else 0) + FARTHEST:
         return False
     if known is None:
         return True

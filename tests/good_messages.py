@@ -12,7 +12,7 @@ from peers import messages
 from proto import federation_pb2 as pb
 
 DIGEST = b"\x07" * 32
-CERTIFICATE = b"\x30" * 700
+CERTIFICATE = b"\x30" * 60
 
 
 def training() -> pb.TrainingPlan:
@@ -61,14 +61,14 @@ def plan() -> pb.Plan:
 
 
 def signature(site: str = "alpha") -> pb.Signature:
-    return pb.Signature(site=site, signature=b"\x30" * 72, certificate=CERTIFICATE)
+    return pb.Signature(site=site, signature=b"\x30" * 70, certificate=CERTIFICATE)
 
 
 def signed(message: Message, site: str = "alpha") -> pb.Signed:
     return pb.Signed(
         body=message.SerializeToString(),
         site=site,
-        signature=b"\x30" * 72,
+        signature=b"\x30" * 70,
         certificate=CERTIFICATE,
     )
 
@@ -182,7 +182,7 @@ def vote(*, body: bool = True) -> pb.Vote:
         attempt=0,
         body=vote_body() if body else None,
         site="alpha",
-        signature=b"\x30" * 72,
+        signature=b"\x30" * 70,
         certificate=CERTIFICATE,
         mean_loss=math.nan,
     )

@@ -76,6 +76,9 @@ class Ordeal:
             ordeal = cls(live, network)
             async with asyncio.TaskGroup() as group:
                 asking = [group.create_task(ordeal._ask_on(name)) for name in ordeal.names]
+                # In the first round libraries are loaded: no test's deadline should wait for that.
+                await ordeal.train(ordeal.names[0], rounds=1)
+                await ordeal.until_head(1, ordeal.names, within_s=120.0)
                 yield ordeal
                 for task in asking:
                     task.cancel()

@@ -31,6 +31,8 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from peers import effects as do
 from peers.certificates import CertificateError, vote_payload
 from peers.errors import RemoteProtocolError
@@ -42,7 +44,7 @@ from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Clock, Faults
-from tests.scenarios.invariants import Disk, Watch, claim
+from tests.scenarios.invariants import Disk, Upload, Watch, claim
 from tests.scenarios.liars import Character, Liar
 from tests.scenarios.updates import products_of
 from tests.simulated_masking import SimulatedMasking
@@ -136,6 +138,7 @@ class World:
         self.steps = 0
         self.slowness: dict[str, float] = {}
         self.willing: dict[str, bool] = {}
+        self.examples: dict[str, int] = {}  # else some more than a hundred
         self.training = plan(self.min_participants, mode)
         self.updates: dict[str, tuple[float, ...]] = {}  # else HONEST (tests/scenarios/updates.py)
         self.liars: dict[str, Liar] = {}
@@ -274,7 +277,8 @@ class World:
         """Whether a site trains."""
         self.willing[name] = willing
         reason = "" if willing else "off here"
-        self._feed(name, do.Situation(10 + ord(name), willing=willing, reason=reason))
+        examples = self.examples.get(name, 10 + ord(name))
+        self._feed(name, do.Situation(examples, willing=willing, reason=reason))
 
     def install(self, name: str, manifest: FederationManifest) -> None:
         """The operator of a site installs a manifest."""
@@ -332,8 +336,15 @@ class World:
         except (RemoteProtocolError, CertificateError, RunRefused) as error:
             self._say(f"{name} refuses: {error}")
             return
+        if isinstance(event, do.Received) and isinstance(event.body, pb.EndedAttempt):
+            self._ended(name, event.body)
         self._carry_out_all(name, effects)
         self._arm(name)
+
+    def _ended(self, name: str, message: pb.EndedAttempt) -> None:
+        machine, ended = self.machines[name], pb.Ended.FromString(message.ended.body)
+        if (ended.round, ended.attempt) == (machine.head_round + 1, machine.durable.promised):
+            self.watch.ended(name, message.ended.site, machine._ground.coordinator)
 
     def _arm(self, name: str) -> None:
         machine = self.machines.get(name)
@@ -403,6 +414,9 @@ class World:
             case do.Coordinate(known_plan):
                 self.plans[known_plan.round, known_plan.attempt] = known_plan
             case do.Mask() | do.OpenShares():
+                if isinstance(effect, do.OpenShares):
+                    at = (effect.round, effect.attempt)
+                    self.watch.answers(name, pb.SUM, at, effect.survivors)
                 self._work(name, "mask", effect, self._job, self.masking.step, name, effect)
             case do.StartMaskedSum():
                 at = (effect.plan.round, effect.plan.attempt)
@@ -424,7 +438,8 @@ class World:
                     self._send(name, holder, certified)
                     kind = pb.ENCRYPTED_PRODUCTS
                     self._push_blob(name, holder, kind, certified, self._nothing)
-            case do.DecryptProducts():
+            case do.DecryptProducts(round_, attempt, sites):
+                self.watch.answers(name, pb.QUESTION, (round_, attempt), sites)
                 self._work(name, "select", effect, self._decrypt, name, effect)
             case do.FinishSum():
                 self._work(name, "aggregate", effect, self._job, self.proofs.finish, name, effect)
@@ -470,6 +485,7 @@ class World:
             self._post(sender, to, body)
 
     def _post(self, sender: str, to: str, body: do.Body) -> None:
+        self.watch.posted(body)
         faults, chance = self.faults, self.random.random
         lost = faults.drop
         if faults.scarce and type(body).__name__ == faults.scarce:
@@ -493,7 +509,7 @@ class World:
             self._say(f"{sender} -> {to}: {type(body).__name__} UNREACHABLE")
             return
         if self.recording:
-            self._say(f"{sender} -> {to}: {type(body).__name__} {_place(body)}")
+            self._say(f"{sender} -> {to}: {type(body).__name__} {_place_of(body)}")
         if to in self.liars:
             self.liars[to].heard(sender, body)
             self._feed(to, do.Received(sender, body))
@@ -606,6 +622,8 @@ class World:
         masked = self.plans[at].training.mode == pb.MASKING
         tagged = not masked and effect.coordinator != name
         nonce = hashlib.sha256(f"{name} {at}".encode()).digest()[:16] if tagged else b""
+        upload = Upload(digest, tuple(effect.scale_exponents), effect.weight)
+        self.watch.uploaded(name, *at, upload)
         self._feed(name, do.UpdateReady(*at, digest, nonce))
         if effect.coordinator == name:
             self._uploaded(name, name, effect, digest)
@@ -624,12 +642,13 @@ class World:
 
     def _apply(self, name: str, effect: do.ApplySum) -> None:
         """The version is a function of whose integers were summed, and of what they were."""
-        draw = self.plans[effect.round, effect.attempt].draw
+        draw = self.watch.statement(effect.root_digest).plan.draw
         kept = [self.kept.get((site, effect.round, draw), b"") for site in effect.contributors]
         digest = hashlib.sha256(
             b"%d %r" % (effect.round, effect.total_weight) + effect.parent_digest + b"".join(kept)
         ).digest()
         self.disks[name].versions.add(digest)
+        self.watch.made(name, effect.root_digest, digest)
         opened = do.Opened(effect.round, effect.attempt, effect.root_digest, digest, 1.0)
         self._at(name, 0.001, self._unless_over, name, self._attempts[name], self._feed,
                  (name, opened))  # fmt: skip
@@ -710,6 +729,13 @@ def coordinator(world: World, round_: int, attempt: int = 0) -> str:
 
 def _key_of(plan: pb.Plan, part: str) -> bytes:
     return hashlib.sha256(f"{part} {plan.round}.{plan.attempt}".encode()).digest()
+
+
+def _place_of(body: do.Body) -> str:
+    try:
+        return _place(body)
+    except DecodeError:
+        return "of garbage"
 
 
 def _place(body: do.Body) -> str:

@@ -179,16 +179,28 @@ def test_exponents_a_little_apart_are_all_summed() -> None:
     assert scaled({"a": (1,), "b": (8,), "c": (1,)})[0] == (1,)
 
 
-def test_sites_whose_noise_has_one_scale_tell_one() -> None:
+def test_a_liar_that_tells_of_another_vector_is_left_out_and_ends_no_attempt() -> None:
+    told = {"a": (1, 3), "b": (2, 3), "c": (2,), "d": (1, 1)}
+    exponents, rejected = scaled(told)
+    assert exponents == (2, 3)
+    assert rejected == {"c": "it reports 1 parameter groups, most sites 2: update it"}
+    with pytest.raises(ValueError, match="no site reports"):
+        comparison.common_scale(pb.Plan(training=plan()), {})
+
+
+def test_a_liar_that_scales_the_same_noise_otherwise_is_left_out() -> None:
+    """Each bit that its exponents are off would cost the others' noise one."""
     made = pb.Plan(
-        participants=[pb.Participant(site=s, num_examples=1) for s in "ab"],
+        participants=[pb.Participant(site=s, num_examples=1) for s in "abcd"],
         full_weight=1,
         noise_multiplier=1.0,
+        training=plan(),
     )
-    with pytest.raises(ValueError, match="differ about the scale of the same noise"):
-        comparison.common_scale(made, {"a": (1,), "b": (2,)})
-    with pytest.raises(ValueError, match="different numbers of parameter groups"):
-        scaled({"a": (1,), "b": (1, 2)})
+    told = {"a": (1, 1), "b": (2, 1), "c": (1, 1), "d": (1,)}
+    exponents, rejected = comparison.common_scale(made, told)
+    assert exponents == (1, 1)
+    assert "scale of the same noise" in rejected["b"]
+    assert "1 parameter groups" in rejected["d"]
 
 
 # ---- a promise ----------------------------------------------------------------------------

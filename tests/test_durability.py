@@ -44,17 +44,20 @@ QUICK = {
 
 # What every round or restart passes, somewhere. Behind most effects stands the next one's
 # "before"; an "after" stands here where something is on disk or said that was not. What
-# only losers of a race send (nack, behind, ahead, accept) is the simulation's.
+# only losers of a race send (behind, ahead) is the simulation's.
 BEFORE = (
     *("persist", "beginattempt", "dealkey", "train", "encryptupdate", "addupdate", "finishsum"),
-    *("sendsum", "challenge", "answerchallenge", "applysum", "signvote", "fetchversion"),
+    *("sendsum", "challenge", "answerchallenge", "applysum", "fetchversion"),
     *("adopt", "fetchcertificates", "send.challenge", "send.proof"),
-    *("send.prepare", "send.promise", "send.plan", "send.plananswer", "send.trained"),
-    *("send.scale", "send.apply", "send.vote", "send.commit", "send.attemptfailed", "send.run"),
+    *("send.prepare", "send.promised", "send.bundle", "send.plananswer", "send.keycommitted"),
+    *("send.trained", "send.scale", "send.contributed", "send.state", "send.stated"),
+    *("send.certified", "send.appliedsum", "send.proven", "send.vote", "send.commit"),
+    *("send.attemptfailed", "send.runwish", "send.recall", "send.remembered"),
 )
 AFTER = (
     *("persist", "applysum", "sendsum", "adopt"),
-    *("send.promise", "send.vote", "send.commit", "send.run"),
+    *("send.promised", "send.stated", "send.appliedsum", "send.vote", "send.commit"),
+    "send.runwish",
 )
 BOUNDARIES = (
     *(f"{effect}:before" for effect in BEFORE),
@@ -67,7 +70,7 @@ BOUNDARIES = (
 # Only a site that missed a round passes this: it is started when the others have gone on.
 WHEN_BEHIND = "fetchcertificates:before"
 # Later than the first time, where the first says little.
-LATER = {"persist:before": 4, "persist:after": 5, "send.promise:after": 2}
+LATER = {"persist:before": 4, "persist:after": 5, "send.promised:after": 2}
 OVERDUE_S = 45.0  # then a site that did not come by is killed all the same, and another one armed
 
 
@@ -106,8 +109,10 @@ def look_at_the_dead(site: LiveSite, scratch: Path, history: History) -> None:
     )
     versions = state / "versions"
     read_version(versions, durable.head_digest, shape)
-    if durable.accepted is not None:  # a vote means: this version is on my disk
-        read_version(versions, durable.accepted.value.model_digest, shape)
+    if durable.state.HasField("vote"):  # a vote means: this version is on my disk
+        read_version(versions, durable.state.vote.body.model_digest, shape)
+    for applied in durable.state.applied:  # and what was applied, too
+        read_version(versions, applied.model_digest, shape)
     for path in versions.glob("*.safetensors"):
         read_version(versions, bytes.fromhex(path.stem), shape)
 

@@ -55,7 +55,7 @@ def network() -> Iterator[Network]:
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=[0, 1], ids=["none_may_lie", "one_may_lie"]
+    scope="module", loop_scope="module", params=[0, 1], ids=["no_liar", "one_liar"]
 )
 async def ordeal(
     request: pytest.FixtureRequest, network: Network, tmp_path_factory: pytest.TempPathFactory

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.settings import load
@@ -125,6 +125,7 @@ def test_a_site_that_requires_privacy_declines_noise_that_hides_nothing(
     assert declined("", tmp_path) == ""
 
 
+@settings(deadline=None)  # the accountant is loaded in the first call
 @given(epsilon=st.floats(0.001, 500_000), delta=st.floats(1e-12, 0.01))
 def test_whatever_the_budget_below_half_a_million_noise_that_hides_nothing_exceeds_it(
     epsilon: float, delta: float

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from peers import comparison
 from peers import effects as do
-from peers.comparison import Comparison, objection
+from peers.bundle import PlanFails
+from peers.comparison import objection
 from peers.errors import RemoteProtocolError
+from peers.participation import Participation, check_statement
 from peers.policy import Policy
 from peers.runs import RunRefused
+from peers.signing import Kind, sign
+from peers.statement import Known, read_answers
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Faults
-from tests.scenarios.updates import HONEST, products_of
+from tests.scenarios.updates import HONEST
+from tests.signed_rounds import Stage
 from tests.simulation import World, plan
 
 
@@ -24,11 +30,15 @@ def world(
     faults: Faults | None = None,
     least: int | None = None,
 ) -> World:
-    made = World(sites=sites, seed=seed, faults=faults, min_participants=least)
-    made.training = plan(least or f + 3)
-    made.training.robust = rule
-    made.training.byzantine_sites = f
+    made = World(sites=sites, seed=seed, faults=faults, min_participants=least, faulty_sites=1)
+    made.training = robust_plan(rule, f, least)
     return made
+
+
+def robust_plan(rule: pb.RobustRule.ValueType, f: int, least: int | None = None) -> pb.TrainingPlan:
+    training = plan(least or f + 3)
+    training.robust, training.byzantine_sites = rule, f
+    return training
 
 
 def around(*distances: float) -> tuple[float, ...]:
@@ -78,6 +88,7 @@ def test_krum_sums_no_fewer_than_hide_one_another() -> None:
 
 
 def test_nobody_is_asked_for_products_before_all_updates_are_in() -> None:
+    """And no product is decrypted, and nothing opened, before a quorum has signed which."""
     here = world(5, pb.ROBUST_NORM, 1, faults=Faults(delay_s=(0.01, 0.01)))
     here.train("a", rounds=1)
     here.run_until_committed(1)
@@ -88,15 +99,21 @@ def test_nobody_is_asked_for_products_before_all_updates_are_in() -> None:
         for line in here.transcript
         if f" {lead} -> {holder}: " in line
     ]
-    assert [word for word in said if word in ("Scale", "Compare", "Apply", "Commit")] == [
-        "Scale", "Compare", "Apply", "Commit",
-    ]  # fmt: skip
+    chosen = [word for word in said if word in ("Scale", "State", "Certified", "Proven", "Commit")]
+    assert chosen == ["Scale", "State", "Certified", "State", "Certified", "Proven", "Commit"]
+    before = here.transcript[: _first(here, ": Compared")]
+    assert sum(": Contributed" in line for line in before) == 4
+    assert sum(": Stated" in line for line in before) >= here.manifest.quorum - 1
+
+
+def _first(here: World, text: str) -> int:
+    return next(number for number, line in enumerate(here.transcript) if text in line)
 
 
 def test_lying_key_holders_change_nothing() -> None:
     here = world(6, pb.ROBUST_NORM, 2, least=4)
     here.updates["c"] = tuple(30 * value for value in HONEST)
-    here.liars = {"e", "f"}
+    here.misreading = {"e", "f"}
     here.train("a", rounds=3)
     here.run_until_committed(3)
     for round_ in (1, 2, 3):
@@ -110,7 +127,8 @@ def test_a_plain_round_says_nothing_of_it() -> None:
     here.train("a", rounds=1)
     here.run_until_committed(1)
     assert not here.certificate(1).body.rejected
-    assert "Compare" not in here.text()
+    assert "Compare" not in "\n".join(here.transcript)
+    assert sum(" b -> c: State " in line for line in here.transcript) == 1
 
 
 # ---- what goes wrong -----------------------------------------------------------------------
@@ -131,44 +149,142 @@ def test_robust_rounds_get_through_faults(seed: int, rule: pb.RobustRule.ValueTy
         assert "c" not in here.certificate(round_).body.contributors
 
 
-def test_a_coordinator_that_selects_otherwise_gets_no_vote() -> None:
-    here = world(5, pb.ROBUST_NORM, 1)
-    here.updates["c"] = tuple(30 * value for value in HONEST)
-    here.train("a", rounds=1)
-    while not any(" Apply " in f"{line} " for line in here.transcript):
-        here.step()
-    order = next(line for line in here.transcript if ": Apply" in line)
-    lead, holder = order.split()[1], order.split()[3].rstrip(":")
-    site = here.site(holder)
-    part = site._part
-    assert part is not None
-    part._opening.claim = None
-    kept = [name for name in "abcde" if name != "c"]
-    for contributors, rejected in (
-        (list("abcde"), []),
-        (list("abcde"), ["c"]),
-        (kept[1:], ["c"]),
-        (kept, []),
-    ):
-        wrong = pb.Apply(
-            round=1, attempt=0, contributors=contributors, rejected=rejected,
-            sum_digest=bytes(32), scale_exponents=(1, 2),
-        )  # fmt: skip
-        with pytest.raises(RemoteProtocolError, match=f"{lead} (sums|asks to decrypt)"):
-            site.step(do.Received(lead, wrong), here.now)
+def staged(
+    rule: pb.RobustRule.ValueType = pb.ROBUST_NORM, f: int = 1, sites: str = "abcde"
+) -> Stage:
+    return Stage(sites, faulty_sites=1, training=robust_plan(rule, f, 3))
 
 
-def test_a_second_question_in_an_attempt_is_refused() -> None:
+def asked(stage: Stage, sites: str = "abcde", byzantine_sites: int = 1) -> Known:
+    """The question of an attempt, as it is certified."""
+    scale = (2, 2)  # one for all groups
+    return Known.of(
+        stage.statement_of(
+            kind=pb.QUESTION, sites=sites, exponents=scale, byzantine_sites=byzantine_sites
+        )
+    )
+
+
+def answered(stage: Stage, question: Known, holder: str, products: tuple[float, ...]) -> pb.Signed:
+    told = pb.Products(question_digest=question.digest, products=products)
+    return sign(stage.keys[holder], Kind.PRODUCTS, told)
+
+
+POISONED = {"c": tuple(30 * value for value in HONEST)}
+
+
+def numbers(sites: str = "abcde") -> tuple[float, ...]:
+    """What honest key holders decrypt when c has sent thirty times the ordinary update."""
+    weightless = {name: POISONED.get(name, HONEST) for name in sites}
+    limit = 32767.0
+    return tuple(
+        sum(x * y for x, y in zip(weightless[a], weightless[b], strict=True)) * limit**2
+        for a in sites
+        for b in sites[: sites.index(a) + 1]
+    )
+
+
+def stated(
+    stage: Stage,
+    question: Known,
+    answers: list[pb.Signed],
+    *,
+    sites: str = "abde",
+    rejected: str = "c",
+) -> pb.Statement:
+    return stage.statement_of(
+        sites=sites,
+        exponents=(2, 2),
+        rejected=list(rejected),
+        question_digest=question.digest,
+        answers=answers,
+    )
+
+
+def held_against(stage: Stage, statement: pb.Statement, question: Known | None) -> None:
+    """As every site does before it signs, and as witnesses do."""
+    bundle = stage.bundle()
+    check_statement(
+        Known.of(statement),
+        stage.ground(),
+        bundle.digest,
+        bundle.run_digest,
+        stage.plan(),
+        stage.us,
+        question,
+        frozenset(),
+    )
+
+
+def test_what_is_summed_follows_from_equal_answers_to_the_certified_question() -> None:
+    stage = staged()
+    question = asked(stage)
+    answers = [answered(stage, question, holder, numbers()) for holder in "ac"]
+    held_against(stage, stated(stage, question, answers), question)
+
+
+@pytest.mark.parametrize(
+    ("sites", "rejected"), [("abcde", ""), ("abd", "c"), ("abde", ""), ("acde", "b")]
+)
+def test_a_coordinator_that_selects_otherwise_gets_no_signature(sites: str, rejected: str) -> None:
+    stage = staged()
+    question = asked(stage)
+    answers = [answered(stage, question, holder, numbers()) for holder in "ac"]
+    wrong = stated(stage, question, answers, sites=sites, rejected=rejected)
+    with pytest.raises(RemoteProtocolError, match="by their dot products it would be those of"):
+        held_against(stage, wrong, question)
+
+
+def test_a_sum_is_not_signed_where_nothing_was_asked() -> None:
+    """A run that asked for a robust rule gets one: its plan follows from what was signed."""
+    stage = staged()
+    question = asked(stage)
+    plain = stage.statement_of(exponents=(2, 2))
+    for known in (None, question):
+        with pytest.raises(RemoteProtocolError, match="by a question that is not certified"):
+            held_against(stage, plain, known)
+    weaker = stage.statement_of(exponents=(2, 2))
+    weaker.plan.training.robust, weaker.plan.training.byzantine_sites = pb.ROBUST_NONE, 0
+    with pytest.raises(RemoteProtocolError, match="another plan than follows from the promises"):
+        held_against(stage, weaker, None)
+    without = Stage("abcde", training=plan(3))
+    with pytest.raises(RemoteProtocolError, match="selects where nothing was compared"):
+        held_against(without, without.statement_of(question_digest=question.digest), None)
+    with pytest.raises(RemoteProtocolError, match="compares without a robust rule"):
+        held_against(without, without.statement_of(kind=pb.QUESTION), None)
+
+
+def test_a_second_question_in_an_attempt_is_not_answered() -> None:
     """Other signs, other numbers: two answers would tell more than one."""
+    stage = staged()
+    part = Participation("a", stage.ground(), stage.plan(), stage.keys["a"])
+    (decrypt,) = [e for e in part.certified(asked(stage)) if isinstance(e, do.DecryptProducts)]
+    assert decrypt.sites == tuple("abcde")
+    assert part.certified(asked(stage, "abde")) == []
+    (said,) = part.worked(do.ProductsDecrypted(1, 0, numbers(), ()))
+    assert isinstance(said, do.Send)
+    lead = Participation("b", stage.ground(), stage.plan(), stage.keys["b"])
+    assert lead.certified(asked(stage)) == [], "it holds no key"
+
+
+def test_a_site_signs_no_second_question_in_an_attempt() -> None:
     here = world(5, pb.ROBUST_NORM, 1)
     here.train("a", rounds=1)
-    while ": Compare " not in here.text():
+    while ": Certified " not in here.text():
         here.step()
-    order = next(line for line in here.transcript if ": Compare " in line)
-    lead, holder = order.split()[1], order.split()[3].rstrip(":")
-    again = pb.Compare(round=1, attempt=0, sites=list("abcde"), products_digest=bytes(32))
-    with pytest.raises(RemoteProtocolError, match="out of turn"):
-        here.site(holder).step(do.Received(lead, again), here.now)
+    line = next(line for line in here.transcript if ": Certified " in line)
+    lead, witness = line.split()[1], line.split()[3].rstrip(":")
+    site = here.site(witness)
+    question = next(
+        signed
+        for signed in site.durable.state.statements
+        if pb.Statement.FromString(signed.body).kind == pb.QUESTION
+    )
+    other = pb.Statement.FromString(question.body)
+    other.sum_digest = bytes(32)
+    state = pb.State(round=1, attempt=0, statement=other.SerializeToString(deterministic=True))
+    with pytest.raises(RemoteProtocolError, match=f"{lead} makes two statements in one attempt"):
+        site.step(do.Received(lead, state), here.now)
 
 
 def test_a_plan_whose_rule_has_too_few_sites_is_refused_where_it_is_asked_for() -> None:
@@ -178,15 +294,12 @@ def test_a_plan_whose_rule_has_too_few_sites_is_refused_where_it_is_asked_for() 
             here.site("a").step(do.RunRequested("r", 1, here.training), here.now)
 
 
-def test_a_site_declines_a_plan_whose_rule_does_not_hold() -> None:
-    here = world(5, pb.ROBUST_NORM, 1)
-    made = pb.Plan(
-        round=1,
-        participants=[pb.Participant(site=s, num_examples=1) for s in "abc"],
-        training=here.training,
-    )
-    made.training.min_participants = 2
-    assert "needs at least 4 participants" in objection(made.training, 3)
+def test_no_plan_follows_where_its_rule_does_not_hold() -> None:
+    assert "needs at least 4 participants" in objection(robust_plan(pb.ROBUST_NORM, 1, 2), 3)
+    stage = Stage("abcde", training=robust_plan(pb.ROBUST_KRUM, 1, 2))
+    few = [stage.promised(site, willing=site in "abcd") for site in stage.sites]
+    with pytest.raises(PlanFails, match="krum"):
+        stage.plan(stage.bundle(few))
 
 
 def test_a_site_that_requires_a_rule_declines_plans_without_one() -> None:
@@ -202,25 +315,52 @@ def test_masked_updates_are_not_compared() -> None:
         here.site("a").step(do.RunRequested("r", 1, here.training), here.now)
 
 
-def test_no_two_liars_among_five_answers_move_the_numbers() -> None:
-    """Whichever answers come first: the median of 2f + 1 is what honest holders decrypted."""
-    made = pb.Plan(
-        participants=[pb.Participant(site=s, num_examples=1) for s in "abcdefg"],
-        training=world(7, pb.ROBUST_NORM, 2).training,
-    )
-    asked = pb.Compare(sites=list("abcdefg"), byzantine_sites=2)
-    updates = {"c": tuple(30 * value for value in HONEST)}
-    honest = pb.Compared(products=products_of(updates, "abcdefg"))
-    lie = pb.Compared(products=[1.0] * 28, imaginary=["a", "b"])
-    for liars in ((0, 1), (1, 3), (3, 4)):
-        comparison = Comparison(made, asked, "bcdefg")
-        for place, holder in enumerate("bcdef"):
-            assert not comparison.complete
-            comparison.answered(holder, lie if place in liars else honest)
-        assert comparison.complete
-        chosen = comparison.select(0)
-        assert list(chosen.rejected) == ["c"]
-    with pytest.raises(RemoteProtocolError, match="holds no key"):
-        comparison.answered("a", honest)
-    with pytest.raises(RemoteProtocolError, match="asked were 28"):
-        comparison.answered("g", pb.Compared(products=[1.0] * 3))
+# ---- what key holders say --------------------------------------------------------------------
+
+
+def test_no_two_liars_move_the_numbers_whoever_answers_first() -> None:
+    """Of three equal answers one is honest, and so they are what was decrypted: a coordinator
+    can wait for them, and can not choose among others."""
+    stage = staged(f=2, sites="abcdefg")
+    question = asked(stage, "abcdefg", 2)
+    assert comparison.answers_needed(question.message.plan) == 3
+    honest = [answered(stage, question, h, numbers("abcdefg")) for h in "acd"]
+    lies = [answered(stage, question, h, (1.0,) * 28) for h in "ef"]
+    told = read_answers(honest, question, stage.us, stage.manifest)
+    chosen = comparison.choose(stage.plan(), question, told, 2)
+    assert (chosen.kept, list(chosen.rejected)) == (tuple("abdefg"), ["c"])
+    for answers, expected in (
+        (lies, "b shows 2 answers, 3 are needed"),
+        ([*lies, honest[0]], "b shows answers that differ"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=expected):
+            read_answers(answers, question, stage.us, stage.manifest)
+
+
+def test_as_many_must_answer_alike_as_may_lie_by_the_manifest_or_by_the_run_and_one_more() -> None:
+    for f, byzantine, needed in ((1, 0, 2), (1, 2, 3), (2, 1, 3), (0, 0, 1)):
+        training = pb.TrainingPlan(byzantine_sites=byzantine)
+        assert comparison.answers_needed(pb.Plan(faulty_sites=f, training=training)) == needed
+
+
+def test_answers_of_who_holds_no_key_or_to_another_question_count_for_nothing() -> None:
+    stage = staged()
+    question, other = asked(stage), asked(stage, "abde")
+    lead = [answered(stage, question, holder, numbers()) for holder in "ab"]
+    with pytest.raises(RemoteProtocolError, match="shows the answer of a site without the key"):
+        read_answers(lead, question, stage.us, stage.manifest)
+    elsewhere = [answered(stage, other, holder, numbers()) for holder in "ac"]
+    with pytest.raises(RemoteProtocolError, match="b shows answers to another question"):
+        read_answers(elsewhere, question, stage.us, stage.manifest)
+    few = pb.Products(question_digest=question.digest, products=[1.0] * 3)
+    with pytest.raises(RemoteProtocolError, match="an answer has 3 products, not 15"):
+        comparison.choose(stage.plan(), question, few, 0)
+
+
+def test_one_site_is_not_two_answers() -> None:
+    """Its answer twice would be f + 1 equal ones, none of them honest."""
+    stage = staged()
+    question = asked(stage)
+    lie = answered(stage, question, "e", (1.0,) * 15)
+    with pytest.raises(RemoteProtocolError, match="b shows 1 answers, 2 are needed"):
+        read_answers([lie, lie], question, stage.us, stage.manifest)

@@ -103,8 +103,8 @@ def test_nothing_stays_planted() -> None:
 
 @pytest.mark.slow
 def test_a_failing_run_is_shrunken_to_its_cause() -> None:
-    """An accepted value that is forgotten matters only if its attempt fails: little is left."""
-    bug = next(bug for bug in BUGS if bug.name == "forget the accepted value")
+    """A lock that is hidden matters only if its attempt fails: little is left."""
+    bug = next(bug for bug in BUGS if bug.name == "hide the lock")
     seed, _ = catch(bug)
     with bug.planted():
         whole, small = draw(seed), shrunken(draw(seed))
@@ -114,7 +114,7 @@ def test_a_failing_run_is_shrunken_to_its_cause() -> None:
     assert small.rounds <= whole.rounds
     assert len(small.schedule) <= 2
     assert "VIOLATION" in text
-    assert "forgets what it accepted" in text.splitlines()[-1]
+    assert "hides the lock" in text.splitlines()[-1]
 
 
 # ---- the command line ------------------------------------------------------------

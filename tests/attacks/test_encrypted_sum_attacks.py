@@ -104,7 +104,7 @@ async def members(
                 crypto=worker,
                 spec=cast(Any, None),
                 shapes=SHAPE,
-                folders=Folders(folder, spool, spool, folder / "residual.npy", folder),
+                folders=Folders(folder, spool, spool, folder / "residual.npy", folder / "kept"),
                 library=folder,
                 progress=ProgressBoard(lambda: (0, 0)),
                 privacy=PrivacyBudget(ledger, worker, None, 1e-5),
@@ -160,8 +160,7 @@ async def test_the_coordinator_decrypts_an_update(
     coordinator. Without it the coordinator has the victim's integers, every one.
     """
     federation = Federation.found(tmp_path, COORDINATOR, DEALER, VICTIM)
-    training = pb.TrainingPlan(bits=12)
-    plan = pb.Plan(round=7, key_dealer=DEALER, coordinator=COORDINATOR, training=training)
+    plan = pb.Plan(round=7, key_dealer=DEALER, training=pb.TrainingPlan(bits=12))
     for site in (COORDINATOR, DEALER, VICTIM):
         certificate = federation.identity(site).certificate_der
         plan.participants.add(site=site, num_examples=1, certificate=certificate)

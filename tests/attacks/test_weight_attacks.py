@@ -1,8 +1,10 @@
 """A site, or a coordinator, that lies about how many examples it has learned from.
 
 Weights are self-reported, and nobody can count another's examples: a lie is bounded, not
-found. The bound is the plan's ``max_num_examples``; the nearer it is to what the largest
-honest site has, the less a lie is worth.
+found. There are two bounds. The plan's ``max_num_examples``: the nearer it is to what the
+largest honest site has, the less a lie is worth. And whatever was told, no site may stand
+out in the sum (docs/decisions/0023), which the liar itself would: of three sites it then
+weighs at most twice what the least one does.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ import pytest
 from daemon import round_crypto
 from daemon.integers import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
-from peers import coordination
+from peers import bundle, coordination, participation, protocol, statement
 from peers import effects as do
-from peers.participation import Participation
+from peers.errors import RemoteProtocolError
 from peers.roles import weights
+from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.attacks.planting import without
 from tests.proofs import LEAD, check_of, proven
@@ -34,7 +37,7 @@ LIE = 10**9
 
 def planned(reported: dict[str, int], bound: int, liar: str = "c") -> tuple[World, pb.Plan]:
     """The plan that a coordinator makes of what sites report; the ``liar`` does not coordinate."""
-    world = World(sites=3, seed=1)
+    world = World(sites=3, seed=1, min_participants=3)
     for site, count in reported.items():
         world._feed(site, do.Situation(count, willing=True))
     agreed = plan(min_participants=3)
@@ -91,44 +94,65 @@ def test_a_site_that_lies_about_its_examples(
     reported = {**TRUTH, "c": LIE}
     plans = {
         "the truth": planned(TRUTH, 1000)[1],
-        "clipped at 300": planned(reported, 300)[1],
-        "clipped at 1000": planned(reported, 1000)[1],
+        "bounded at 300": planned(reported, 300)[1],
+        "bounded at 1000": planned(reported, 1000)[1],
     }
-    text = "min(willing[site].num_examples, training.max_num_examples)"
-    without(monkeypatch, coordination, "make_plan", text, instead="willing[site].num_examples")
-    plans["not clipped"] = planned(reported, 1000)[1]
-    share = {name: shares(made)["c"] for name, made in plans.items()}
+    monkeypatch.setattr(bundle, "clipped", lambda told, _tolerated: dict(told))
+    plans["1000, may stand out"] = planned(reported, 1000)[1]
+    text = "min(one.num_examples, most)"
+    without(monkeypatch, bundle, "derive_plan", text, instead="one.num_examples")
+    for module in (coordination, protocol):
+        monkeypatch.setattr(module, "derive_plan", bundle.derive_plan)
+    plans["not bounded"] = planned(reported, 1000)[1]
     step = {name: version(tmp_path, made).mean() for name, made in plans.items()}
-    for name in plans:
-        print(f"{name:15}  the liar's share {share[name]:.4f}  mean step {step[name]:8.4f}")
-    expected = {
-        "the truth": 100 / 600,
-        "clipped at 300": 300 / 800,
-        "clipped at 1000": 1000 / 1500,
-        "not clipped": 1.0,
+    expected = {  # the examples that count, of a, b and the liar
+        "the truth": (200, 200, 100),
+        "bounded at 300": (200, 300, 300),
+        "bounded at 1000": (200, 300, 400),
+        "1000, may stand out": (200, 300, 1000),
+        "not bounded": (200, 300, LIE),
     }
-    for name, part in expected.items():
-        assert share[name] == pytest.approx(part, abs=1e-6)
-        honest = {site: TRUTH[site] for site in "ab"}
-        rest = sum(n * v for n, v in zip(honest.values(), (1, 2), strict=True)) / 500
-        assert step[name] == pytest.approx((1 - part) * rest - 10 * part, abs=2e-3)
+    for name, (a, b, c) in expected.items():
+        share = shares(plans[name])
+        print(f"{name:20}  the liar's share {share['c']:.4f}  mean step {step[name]:8.4f}")
+        assert share["c"] == pytest.approx(c / (a + b + c), abs=1e-6)
+        assert step[name] == pytest.approx((a + 2 * b - 10 * c) / (a + b + c), abs=2e-3)
 
 
 def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes the plan; every participant looks whether the plan keeps to its own bound."""
-    world, made = planned(TRUTH, 1000)
+    """Every site derives the plan for itself, and signs no sum of another one."""
+    world, _ = planned(TRUTH, 1000)
     leader = coordinator_of(world, 1)
-    lying = pb.Plan()
-    lying.CopyFrom(made)
-    next(p for p in lying.participants if p.site == leader).num_examples = LIE
-    assert shares(lying)[leader] > 0.999999
+    while (under_way := world.site(leader)._coordination) is None or under_way.phase != "state":
+        world.step()
+    assert under_way._statement is not None
+    lying = pb.Statement()
+    lying.CopyFrom(under_way._statement.message)
+    next(p for p in lying.plan.participants if p.site == leader).num_examples = LIE
+    assert shares(lying.plan)[leader] > 0.999999
 
     def objection() -> str:
-        machine = world.site("c")
-        part = Participation("c", leader, machine._federation_id, lying)
-        return part.objection(machine.durable.head_digest, machine._shape_digest, machine.manifest)
+        try:
+            world.site("c")._check_statement(Known.of(lying))
+        except RemoteProtocolError as error:
+            return str(error)
+        return ""
 
-    assert objection() == f"the plan counts more examples of {leader} than its own bound, 1000"
-    text = "if over := [p.site for p in self.plan.participants if p.num_examples > most]:"
-    without(monkeypatch, Participation, "objection", text)
+    assert objection() == f"{leader} states another plan than follows from the promises"
+    without(
+        monkeypatch,
+        participation,
+        "check_statement",
+        "must_be(statement.plan == plan, lead,",
+        "must_be(dealt and told.plan_digest == digest_of(statement.plan), lead,",
+        instead="must_be(True, lead,",
+    )
+    monkeypatch.setattr(protocol, "check_statement", participation.check_statement)
+    # What each contributor signed names the plan that it trained for.
+    assert objection() == f"{leader} sums an update that a made for something else"
+    text = 'must_be(agreed, lead, f"sums an update that {site} made for something else")'
+    without(monkeypatch, statement, "read_contributions", text, instead="pass")
+    monkeypatch.setattr(participation, "read_contributions", statement.read_contributions)
+    assert objection() == f"{leader} states a sum: {bundle.too_dominant(lying.plan, 'abc')}"
+    monkeypatch.setattr(bundle, "stands_out", lambda *_: False)
     assert objection() == ""

@@ -14,8 +14,8 @@ from tests.fuzz.targets import CORPUS, Target
 
 _ROOT = Path(__file__).parents[2]
 _OURS = tuple(str(_ROOT / room) for room in ("crypto", "peers", "daemon"))
-_LARGEST = 4096
-_MOST_BYTES = 64 * 1024  # of one target
+_LARGEST = 8192
+_MOST_BYTES = 128 * 1024  # of one target
 
 Arc = tuple[str, int, int]  # file, line before, line
 

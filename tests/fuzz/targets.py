@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import embeddings, masks, papers, transfers, vectors, wire
+from tests.fuzz import embeddings, masks, papers, signed, transfers, vectors, wire
 from tests.fuzz.mutators import Mutate
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -45,7 +45,15 @@ _ROWS = (
         wire.judge_message,
         wire.message_seeds,
         wire.mutate_any_message,
-        4096,
+        8192,
+    ),
+    Target(
+        "signed",
+        "read_promised, read_bundle, read_certificate, read_lock, check_evidence: what is signed",
+        signed.judge_signed,
+        signed.signed_seeds,
+        signed.mutate_signed,
+        32768,
     ),
     Target(
         "push",

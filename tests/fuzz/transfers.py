@@ -26,7 +26,7 @@ from peers import messages
 from peers.contacts import Contacts
 from peers.errors import RemoteProtocolError
 from peers.frames import PartialFile, Received
-from peers.messages import decode
+from peers.messages import PROTOCOL_VERSION, decode
 from peers.servicer import Caller, Membership, Refusal, Servicer
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import EDGES, mutate_bytes, mutate_message
@@ -137,7 +137,7 @@ def _beta() -> Caller:
 @cache
 def _greeting() -> bytes:
     return pb.HelloRequest(
-        protocol_version=1, federation_id=FEDERATION, sender="beta"
+        protocol_version=PROTOCOL_VERSION, federation_id=FEDERATION, sender="beta"
     ).SerializeToString()
 
 

@@ -25,7 +25,7 @@ from peers.messages import decode, parse
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import mutate_bytes, mutate_message
 from tests.fuzz.world import AT, FEDERATION, GENESIS, SITES, certificate, chain, vote_body, world
-from tests.test_messages import BODIES, envelope, hello
+from tests.good_messages import BODIES, SIGNED, envelope, hello
 
 _LENGTH = struct.Struct(">I")
 
@@ -38,6 +38,7 @@ _KINDS: tuple[type[Message], ...] = (
     pb.PullRequest,
     pb.PushFrame,
     pb.Frame,
+    *dict.fromkeys(type(make()) for make in SIGNED.values()),
 )
 
 
@@ -85,13 +86,15 @@ def message_seeds() -> Iterator[bytes]:
     yield from (b"\0" + envelope(body).SerializeToString() for body in BODIES)
     for number, message in enumerate(others, start=1):
         yield bytes([number]) + message.SerializeToString()
+    for make in SIGNED.values():
+        yield bytes([_KINDS.index(type(make()))]) + make().SerializeToString()
 
 
 # ---- a round's certificate ----------------------------------------------------------
 
 
 def judge_certificate(data: bytes) -> bool:
-    """Accepted: a majority of different, listed sites, all in one attempt."""
+    """Accepted: a quorum of different, listed sites (of old: a majority), all in one attempt."""
     trust = world().trust
     try:
         found = parse(pb.Certificate, data)
@@ -99,7 +102,8 @@ def judge_certificate(data: bytes) -> bool:
         verify_certificate(found, trust, manifest, at=AT)
     except (RemoteProtocolError, CertificateError):
         return False
-    assert len({vote.site for vote in found.votes}) == len(found.votes) >= 2
+    needed = manifest.quorum if found.body.rules else manifest.majority
+    assert len({vote.site for vote in found.votes}) == len(found.votes) >= needed
     assert {vote.attempt for vote in found.votes} == {found.attempt}
     verify_certificate(found, trust, manifest, at=None)  # nor is it refused as history
     return True
@@ -130,7 +134,7 @@ def _sign_anew(found: pb.Certificate) -> None:
 
 
 def certificate_seeds() -> Iterator[bytes]:
-    yield from (found.SerializeToString() for found in chain())
+    yield from (found.SerializeToString() for found in [*chain(), *chain(old=2)])
 
 
 # ---- a file of certificates: catching up ----------------------------------------------
@@ -145,6 +149,7 @@ def judge_chain(data: bytes) -> bool:
         verify_chain(found, world().trust, world().manifests.get, GENESIS)
     except (RemoteProtocolError, CertificateError):
         return False
+    assert [item.body.rules for item in found] == sorted(item.body.rules for item in found)
     parents = [GENESIS, *(item.body.model_digest for item in found)]
     assert all(
         item.body.parent_digest == parent for item, parent in zip(found, parents, strict=False)
@@ -198,3 +203,5 @@ def chain_seeds() -> Iterator[bytes]:
     yield pack_certificates(chain())
     yield pack_certificates(chain()[:1])
     yield pack_certificates([chain()[0], certificate(vote_body(2, GENESIS))])
+    yield pack_certificates(chain(old=1))
+    yield pack_certificates([chain()[0], *chain(old=2)[1:]])

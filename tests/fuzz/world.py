@@ -12,6 +12,7 @@ import base64
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.identity import Identity, Trust, create_authority, create_site, install, sign_request
 from crypto.keys import key_pem
-from peers.certificates import plan_digest, sign_vote
+from peers.certificates import RULES, certificate_of, plan_digest, sign_vote
 from peers.manifest import FederationManifest, ManifestSite, signed
 from proto import federation_pb2 as pb
 
@@ -114,8 +115,11 @@ def training() -> pb.TrainingPlan:
     )
 
 
-def vote_body(round_: int = 1, parent: bytes = GENESIS, version: int = 1) -> pb.VoteBody:
-    return pb.VoteBody(
+def vote_body(
+    round_: int = 1, parent: bytes = GENESIS, version: int = 1, *, old: bool = False
+) -> pb.VoteBody:
+    """``old``: of a time when majorities decided."""
+    body = pb.VoteBody(
         federation_id=FEDERATION,
         round=round_,
         parent_digest=parent,
@@ -124,20 +128,35 @@ def vote_body(round_: int = 1, parent: bytes = GENESIS, version: int = 1) -> pb.
         manifest_version=version,
         plan_digest=plan_digest(training()),
     )
+    if not old:
+        body.rules, body.mean_loss, body.next_clip_norm = RULES, 0.5, 0.25
+        body.manifest_digest = world().manifests[version].digest
+        body.statement_digest = bytes([round_]) * 32
+    return body
 
 
 def certificate(body: pb.VoteBody, attempt: int = 0) -> pb.Certificate:
-    """A round certificate with the votes of alpha and beta."""
-    votes = [sign_vote(world().identities[site], body, attempt) for site in SITES[:2]]
-    for vote in votes:
-        vote.ClearField("body")
-    return pb.Certificate(attempt=attempt, body=body, votes=votes, unix_ms=1)
+    """A round certificate with everybody's votes; of old, those of alpha and beta."""
+    voters = SITES if body.rules else SITES[:2]
+    votes = [sign_vote(_signing(site), body, attempt) for site in voters]
+    return certificate_of(attempt, votes, unix_ms=1)
 
 
-def chain() -> list[pb.Certificate]:
-    """Three rounds, the last under a newer manifest."""
-    first = certificate(vote_body(1))
-    second = certificate(vote_body(2, first.body.model_digest), attempt=1)
+def _signing(site: str) -> Callable[[bytes], pb.Signature]:
+    identity = world().identities[site]
+
+    def sign(payload: bytes) -> pb.Signature:
+        return pb.Signature(
+            site=site, signature=identity.sign(payload), certificate=identity.certificate_der
+        )
+
+    return sign
+
+
+def chain(old: int = 0) -> list[pb.Certificate]:
+    """Three rounds, the last under a newer manifest, the first ``old`` of them of old."""
+    first = certificate(vote_body(1, old=old > 0))
+    second = certificate(vote_body(2, first.body.model_digest, old=old > 1), attempt=1)
     return [first, second, certificate(vote_body(3, second.body.model_digest, version=2))]
 
 

@@ -1,273 +1,450 @@
-"""Deliberate protocol bugs; the simulation must catch each within a stated number of seeds.
+"""Each defence of the protocol taken away; the simulation must notice within so many seeds.
 
-A bug is a handful of replaced methods, planted for the length of a `with`. Where
-the check of a certificate by its receiver would hide the bug of its maker, that
-check is taken out too: the invariants must do without it.
+A bug is a handful of replaced methods, planted for the length of a `with`. What a rule
+defends twice is taken away twice, or nothing would happen. Where an invariant is no more
+than the rule itself, said again, it is taken away with it in a second bug: what the rule
+is for must then be seen to happen.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
-from peers.tenure import Tenure
-
+from peers import (
+    bundle,
+    coordination,
+    evidence,
+    participation,
+    preparing,
+    protocol,
+    runs,
+    signing,
+    statement,
+)
 from peers import effects as do
 from peers.adoption import Adoption
 from peers.coordination import Coordination
+from peers.deciding import Tally
 from peers.manifest import FederationManifest
-from peers.masking_steps import is_masked
-from peers.participation import Participation
+from peers.messages import parse
 from peers.protocol import Protocol
 from peers.proving import Opening
+from peers.roles import is_masked
 from proto import federation_pb2 as pb
+from tests.scenarios.invariants import Watch
+from tests.scenarios.schedule import Scenario, draw, draw_with_liar
 from tests.simulation import World
 
-Plant = tuple[type, str, Callable[..., Any]]
+Plant = tuple[type | ModuleType, str, Any]
+
+_INHERITED = object()
 
 
 @dataclass(frozen=True)
 class Bug:
-    """What is planted, which invariant catches it, and within how many seeds."""
+    """What is planted, which invariant catches it, and within how many seeds of what."""
 
     name: str
     caught_as: str
     seeds: int
     plants: tuple[Plant, ...]
+    drawn: Callable[[int], Scenario] = draw
 
     @contextmanager
     def planted(self) -> Iterator[None]:
         """The bug is there until the end of the block."""
-        kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in self.plants]
+        # A class may have it from the one that it is built on.
+        kept = [
+            (owner, name, owner.__dict__.get(name, _INHERITED)) for owner, name, _ in self.plants
+        ]
         for owner, name, replacement in self.plants:
             setattr(owner, name, replacement)
         try:
             yield
         finally:
-            for owner, name, original in kept:
-                setattr(owner, name, original)
+            for owner, name, original in reversed(kept):
+                if original is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, original)
 
 
-_step, _enter, _accept = Protocol.step, Protocol._enter_attempt, Protocol._accept
-_on_accept, _commit = Protocol._on_accept, Protocol._commit
-_voted, _tally = Coordination.voted, Coordination._commit_if_majority
-_begin, _apply = Opening.begin, Participation.apply
-_propose, _created = Coordination._plan_or_propose, Coordination.__post_init__
+def forget() -> None:
+    """What a planted bug kept of another run."""
+    _left.clear()
 
 
-def _first(kind: type, body: type | None = None) -> Callable[..., Any]:
-    """Effects of this kind are carried out before the writes that they rest on."""
+def _nothing(*_: object, **__: object) -> None:
+    """A check that is not made."""
 
-    def step(self: Protocol, event: do.Event, now: float) -> do.Effects:
+
+def _blind(*checks: str) -> tuple[Plant, ...]:
+    """Invariants that are not looked at."""
+    return tuple((Watch, name, _nothing) for name in checks)
+
+
+def _deaf(module: ModuleType, *complaints: str) -> Plant:
+    """What a module refuses with one of these complaints, it takes."""
+
+    def must_be(holds: object, sender: str, complaint: str) -> None:
+        if not any(part in complaint for part in complaints):
+            signing.must_be(holds, sender, complaint)
+
+    return module, "must_be", must_be
+
+
+# ---- what is on disk before it is said --------------------------------------------
+
+_step = Protocol.step
+
+
+def _first(body: type) -> Callable[..., Any]:
+    """Messages of this kind leave before the writes that they rest on."""
+
+    def step(self: Protocol, event: do.Event, now: float) -> list[do.Effect]:
         def waits(effect: do.Effect) -> bool:
-            chosen = isinstance(effect, kind)
-            return not (chosen and (body is None or isinstance(effect.body, body)))  # type: ignore[union-attr]
+            return not (isinstance(effect, do.Send) and isinstance(effect.body, body))
 
         return sorted(_step(self, event, now), key=waits)
 
     return step
 
 
-def _believe_all(_self: World, _certificate: pb.Certificate) -> None:
-    """A receiver that does not verify."""
+_persist = Protocol._persist
 
 
-def _promise_without_value(self: Protocol) -> pb.Promise:
-    promise = _promise(self)
-    promise.ClearField("accepted")
-    return promise
+def _persist_no_promise(self: Protocol, durable: do.Durable) -> None:
+    """A promise is kept in memory."""
+    if durable.promised == self.durable.promised:
+        _persist(self, durable)
+    else:
+        self.durable = durable
 
 
-_promise = Protocol._promise
-
-
-def _plan_whatever_was_accepted(self: Coordination, now: float) -> do.Effects:
-    for promise in self._promises.values():
-        promise.ClearField("accepted")
-    return _propose(self, now)
-
-
-def _count_every_vote(self: Coordination, vote: pb.Vote, now: float) -> do.Effects:
-    if vote.site not in self._votes or self.phase != "vote":
-        return _voted(self, vote, now)
-    self._votes[f"{vote.site}+"] = vote
-    return self._commit_if_majority(now)
-
-
-def _majority_of_responders(self: Coordination, now: float) -> do.Effects:
-    whole = self.manifest
-    sites = tuple(site for site in whole.sites if site.id in self._promises)
-    self.manifest = FederationManifest(whole.federation_id, whole.version, sites)
-    try:
-        return _tally(self, now)
-    finally:
-        self.manifest = whole
-
-
-def _responders_are_enough(self: Coordination, now: float) -> do.Effects:
-    whole = self.manifest
-    sites = tuple(site for site in whole.sites if site.id in self._promises)
-    self.manifest = FederationManifest(whole.federation_id, whole.version, sites)
-    try:
-        return _propose(self, now)
-    finally:
-        self.manifest = whole
-
-
-def _commit_at_the_first_vote(self: Coordination, now: float) -> do.Effects:
-    whole = self.manifest
-    self.manifest = FederationManifest(whole.federation_id, whole.version, (whole.site(self.site),))
-    try:
-        return _tally(self, now)
-    finally:
-        self.manifest = whole
-
-
-def _promise_in_memory(self: Protocol, attempt: int) -> None:
-    """The coordinator does not write its own promise down."""
-    before = len(self._effects)
-    _enter(self, attempt)
-    self._effects[before:] = [e for e in self._effects[before:] if not isinstance(e, do.Persist)]
-
-
-def _accept_below_promise(self: Protocol, sender: str, message: pb.Accept) -> None:
-    kept = self.durable
-    self.durable = replace(kept, promised=min(kept.promised, message.attempt))
-    try:
-        _on_accept(self, sender, message)
-    except Exception:
-        self.durable = kept
-        raise
-
-
-def _accept_twice(self: Protocol, attempt: int, value: pb.VoteBody, mean_loss: float) -> None:
-    accepted = self.durable.accepted
-    if accepted is not None and accepted.attempt == attempt:
-        self.durable = replace(self.durable, accepted=None)
-    _accept(self, attempt, value, mean_loss)
-
-
-def _vote_without_version(self: Protocol, sender: str, message: pb.Accept) -> None:
-    _on_accept(self, sender, message)
-    if self._pending_accept is message:
-        self._accept(message.attempt, message.value, math.nan)
+_commit = Protocol._commit
 
 
 def _commit_backwards(self: Protocol, commits: tuple[pb.Commit, ...]) -> None:
     body = commits[-1].certificate.body
     if body.round <= self.head_round:
-        self._persist(do.Durable(body.round, body.model_digest, run=self.durable.run))
+        last = do.Durable(body.round, body.model_digest, signed_run=self.durable.signed_run)
+        self._persist(last)
         return
     _commit(self, commits)
 
 
 def _adopt_anything(
-    self: Adoption, commit: pb.Commit, _head: do.Durable, everyone: tuple[str, ...]
-) -> do.Effects:
+    self: Adoption,
+    commit: pb.Commit,
+    _head: do.Durable,
+    _last: pb.Certificate | None,
+    everyone: tuple[str, ...],
+) -> list[do.Effect]:
     self._waiting = (commit,)
     return [do.FetchVersion(commit.certificate.body.model_digest, tuple(everyone))]
 
 
-def _apply_anything(self: Participation, message: pb.Apply) -> do.Effects:
-    if self._opening.claim is not None or not self.holds_key:
-        return []
-    return [*self._opening.claimed(message), *self._apply_when_ready()]
+# ---- promises and locks -------------------------------------------------------------
+
+_make_promise = Protocol._make_promise
 
 
-def _apply_unproven(self: Opening) -> pb.Apply | None:
+def _promise_without_lock(self: Protocol, *arguments: Any, **named: Any) -> pb.Promised:
+    kept = self.durable
+    state = pb.RoundState()
+    state.CopyFrom(kept.state)
+    state.ClearField("lock")
+    self.durable = replace(kept, state=state)
+    try:
+        return _make_promise(self, *arguments, **named)
+    finally:
+        self.durable = kept
+
+
+def _no_lock(*_: object) -> None:
+    """A bundle's locks are not looked at."""
+
+
+def _any_lock(
+    message: pb.Bundle, _promises: object, keys: Any, manifest_of: Any, _lead: str
+) -> statement.HeldLock | None:
+    """The lock that the coordinator shows is taken for the highest."""
+    return statement.read_lock(message.lock, keys, manifest_of) if message.lock.proof else None
+
+
+def _named_by_its_root(self: statement.HeldLock) -> pb.LockName:
+    return pb.LockName(
+        attempt=self.root.message.attempt,
+        root_digest=self.root.digest,
+        model_digest=self.applied.model_digest,
+    )
+
+
+def _keep_no_lock(self: Protocol, durable: do.Durable) -> None:
+    """A vote does not keep what it was cast for."""
+    durable.state.ClearField("lock")
+    _persist(self, durable)
+
+
+def _farthest(promised: dict[str, int], _tolerated: int) -> int:
+    return max(promised.values(), default=-1)
+
+
+# ---- statements -----------------------------------------------------------------------
+
+_on_state = Protocol._on_state
+_leave = Protocol._leave
+_left: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+
+
+def _signs_anew(self: Protocol, attempt: int, *, question: bool = False) -> None:
+    """What was signed in an attempt is not looked up."""
+
+
+def _remember_what_is_left(self: Protocol) -> None:
+    if self._bundle is not None:
+        at = (id(self), self._ground.round, self._ground.attempt)
+        _left[at] = (self._ground, self._bundle, self._plan, self._part)
+    _leave(self)
+
+
+def _sign_late(self: Protocol, sender: str, message: pb.State) -> None:
+    """What belongs to an earlier attempt is signed as if no later one were promised."""
+    left = _left.get((id(self), message.round, message.attempt))
+    if left is None or message.attempt >= self.durable.promised:
+        _on_state(self, sender, message)
+        return
+    now = (self._ground, self._bundle, self._plan, self._part)
+    current = Protocol._is_current
+    self._ground, self._bundle, self._plan, self._part = left
+    Protocol._is_current = lambda *_: True  # type: ignore[method-assign]
+    try:
+        _on_state(self, sender, message)
+    finally:
+        self._ground, self._bundle, self._plan, self._part = now
+        Protocol._is_current = current  # type: ignore[method-assign]
+
+
+def _open_at_once(self: Protocol, sender: str, message: pb.State) -> None:
+    """What the coordinator states is opened, whoever signs it."""
+    _on_state(self, sender, message)
+    if self._part is not None and self._is_current(message.round, message.attempt):
+        self._emit(*self._part.certified(statement.Known.parse(message.statement)))
+
+
+def _sign_any_sum(known: statement.Known, ground: Any, digest: bytes, run: bytes, *_: Any) -> None:
+    participation.check_ground(known.message, ground, digest, run)
+
+
+def _two_contribute(_plan: pb.Plan) -> int:
+    return 2
+
+
+def _nobody_stands_out(*_: object) -> str:
+    return ""
+
+
+def _as_told(examples: dict[str, int], _tolerated: int) -> dict[str, int]:
+    return dict(examples)
+
+
+def _never_repeated(*_: object) -> None:
+    """Each sum is drawn anew."""
+
+
+# ---- proofs and votes -------------------------------------------------------------------
+
+_on_proven, _vote = Protocol._on_proven, Protocol._vote
+_voted = Tally.voted
+
+
+def _prove_by_one(proof: Any, root: statement.Known, keys: Any, manifest_of: Any) -> pb.Applied:
+    manifest = statement.manifest_named(root.message, manifest_of)
+    return signing.read(keys, signing.Kind.APPLIED, pb.Applied, proof[0], manifest, past=True)
+
+
+def _believe_the_proof(
+    proof: Any, _root: statement.Known, _keys: Any, _manifest_of: Any
+) -> pb.Applied:
+    return parse(pb.Applied, proof[0].body)
+
+
+def _vote_without_version(self: Protocol, sender: str, message: pb.Proven) -> None:
+    _on_proven(self, sender, message)
+    if self._pending is not None:
+        pending, self._pending = self._pending, None
+        self._vote(pending)
+
+
+def _prove_below_promise(self: Protocol, sender: str, message: pb.Proven) -> None:
+    kept = self.durable
+    self.durable = replace(kept, promised=min(kept.promised, message.attempt))
+    try:
+        _on_proven(self, sender, message)
+    finally:
+        self.durable = kept
+
+
+def _vote_below_promise(self: Protocol, lock: statement.HeldLock) -> None:
+    kept = self.durable
+    attempt = lock.latest.message.attempt
+    self.durable = replace(kept, promised=min(kept.promised, attempt))
+    try:
+        _vote(self, lock)
+    finally:
+        self.durable = replace(self.durable, promised=max(kept.promised, self.durable.promised))
+
+
+def _vote_and_promise_nothing(self: Protocol, lock: statement.HeldLock) -> None:
+    before = self.durable.promised
+    start = len(self._effects)
+    _vote(self, lock)
+    self.durable = replace(self.durable, promised=before)
+    for at, effect in enumerate(self._effects[start:], start):
+        if isinstance(effect, do.Persist):
+            self._effects[at] = do.Persist(replace(effect.durable, promised=before))
+
+
+def _count_every_vote(self: Tally, vote: pb.Vote, own: str) -> list[pb.Vote]:
+    if vote.site in self.votes:
+        self.votes[f"{vote.site}+"] = self.votes.pop(vote.site)
+    return _voted(self, vote, own)
+
+
+def _commit_at_once(self: Tally, vote: pb.Vote, own: str) -> list[pb.Vote]:
+    _voted(self, vote, own)
+    return [self.votes[own]] if own in self.votes else []
+
+
+def _majority(self: FederationManifest) -> int:
+    return len(self.enabled_ids) // 2 + 1
+
+
+# ---- opening ------------------------------------------------------------------------------
+
+_begin = Opening.begin
+
+
+def _apply_unproven(self: Opening) -> list[do.Effect]:
     """The answer is not waited for."""
-    if is_masked(self.plan):
-        return _begin(self)
-    self._told = True
-    self._answer = self._answer or bytes(8)
+    if not is_masked(self.plan) and self._told:
+        self._answer = self._answer or bytes(8)
     return _begin(self)
-
-
-def _take_any_claim(self: Participation, message: pb.Apply) -> do.Effects:
-    """The sum is applied as the coordinator said last, whatever was claimed before."""
-    effects = _apply(self, message)
-    self._opening.claim = pb.Apply()
-    self._opening.claim.CopyFrom(message)
-    self._opening.claim.sum_digest = bytes(32)
-    return effects
 
 
 def _need_nobody(self: Coordination, count: int, what: str) -> None:
     """A coordinator that goes on with one update."""
 
 
-_kept_promises: dict[tuple[bytes, int, str], dict[str, pb.Promise]] = {}
+# ---- runs, ends, evidence, manifests ----------------------------------------------------------
 
 
-def _keep_promises(self: Coordination) -> None:
-    """What was promised to an earlier attempt is counted in this one."""
-    _created(self)
-    key = (self.parent_digest, self.round, self.site)
-    self._promises = _kept_promises.setdefault(key, {})
+def _believe_evidence(evidence_: pb.Evidence, *_: object) -> str:
+    return evidence_.first.site
 
 
-def _forget_value(self: Protocol, attempt: int) -> None:
-    self.durable = replace(self.durable, accepted=None)
-    _enter(self, attempt)
+def _no_weakening(*_: object) -> str:
+    return ""
 
 
-def _newest_at_once(self: Tenure, _accepted: pb.Accepted | None, _older: int = 0) -> None:
-    self.in_force = self.newest
-
-
-def _any_manifest(self: Tenure, asked: pb.Prepare, _head: do.Durable) -> FederationManifest | None:
-    version = asked.manifest_version
-    return self._known(version) if version <= self.newest.version else None
-
-
-_UNVERIFIED = (World, "_verify_certificate", _believe_all)
+_UNVERIFIED = (World, "_verify_certificate", _nothing)
 
 BUGS = (
-    Bug("vote before persist", "persisted before it is signed|on my disk", 20, (
-        (Protocol, "step", _first(do.SignVote)),)),
+    # What is said is on disk.
     Bug("promise before persist", "before it was persisted", 20, (
-        (Protocol, "step", _first(do.Send, pb.Promise)),)),
+        (Protocol, "step", _first(pb.Promised)),)),
     Bug("prepare before persist", "has not persisted", 20, (
-        (Protocol, "step", _first(do.Send, pb.Prepare)),)),
-    Bug("hide the accepted value", "its promise hides", 100, (
-        (Protocol, "_promise", _promise_without_value),)),
-    Bug("forget the accepted value", "forgets what it accepted", 100, (
-        (Protocol, "_enter_attempt", _forget_value),)),
-    Bug("ignore an accepted value", "two versions of round|stuck", 1000, (
-        (Coordination, "_plan_or_propose", _plan_whatever_was_accepted),)),
-    Bug("count a duplicate vote", "a vote counts twice", 100, (
-        (Coordination, "voted", _count_every_vote), _UNVERIFIED)),
-    Bug("reuse an attempt after a crash", "has not persisted|used twice", 20, (
-        (Protocol, "_enter_attempt", _promise_in_memory),)),
-    Bug("majority of the responders", "certified by a minority|two versions", 200, (
-        (Coordination, "_plan_or_propose", _responders_are_enough),
-        (Coordination, "_commit_if_majority", _majority_of_responders), _UNVERIFIED)),
-    Bug("commit with too few votes", "certified by a minority", 20, (
-        (Coordination, "_commit_if_majority", _commit_at_the_first_vote), _UNVERIFIED)),
-    Bug("accept below the promise", "a promise was taken back|breaks its promise", 500, (
-        (Protocol, "_on_accept", _accept_below_promise),)),
-    Bug("vote twice in an attempt", "a site votes once", 100, (
-        (Protocol, "_accept", _accept_twice),)),
-    Bug("vote for what is not here", "on my disk", 20, (
-        (Protocol, "_on_accept", _vote_without_version),)),
+        (Protocol, "step", _first(pb.Prepare)),)),
+    Bug("statement before persist", "that it has not persisted", 20, (
+        (Protocol, "step", _first(pb.Stated)),)),
+    Bug("applied before persist", "told before it is on disk", 20, (
+        (Protocol, "step", _first(pb.AppliedSum)),)),
+    Bug("vote before persist", "persisted before it is said", 20, (
+        (Protocol, "step", _first(pb.Vote)),)),
+    Bug("promise in memory", "before it was persisted|has not persisted", 20, (
+        (Protocol, "_persist", _persist_no_promise),)),
     Bug("go back to an older head", "never goes back|taken back", 200, (
         (Protocol, "_commit", _commit_backwards), (Adoption, "committed", _adopt_anything))),
-    Bug("decrypt a sum of too few", "decrypts a sum of", 200, (
-        (Participation, "apply", _apply_anything), (Coordination, "_need", _need_nobody))),
-    Bug("apply without a proof", "without the proof of its claim|took no claim", 20, (
+    # Promises and locks.
+    Bug("hide the lock", "hides the lock", 200, (
+        (Protocol, "_make_promise", _promise_without_lock),)),
+    Bug("hide the lock: a fork", "two versions of round", 1000, (
+        (Protocol, "_make_promise", _promise_without_lock),
+        *_blind("_hides_no_lock", "_over_the_highest_lock", "_made_again"))),
+    Bug("vote without a lock", "without the lock", 20, (
+        (Protocol, "_persist", _keep_no_lock),)),
+    Bug("a new sum over a lock", "over the lock", 200, (
+        (bundle, "_lock_of", _no_lock),)),
+    Bug("a new sum over a lock: a fork", "two versions of round", 1000, (
+        (bundle, "_lock_of", _no_lock), *_blind("_over_the_highest_lock", "_made_again"))),
+    Bug("any lock for the highest", "over the lock", 1000, (
+        (bundle, "_lock_of", _any_lock),), draw_with_liar),
+    Bug("a lock ranked by its root", "hides the lock", 400, (
+        (statement.HeldLock, "name", property(_named_by_its_root)),)),
+    Bug("jump on one promise", "ran away", 50, (
+        (protocol, "reached", _farthest),), draw_with_liar),
+    # Statements.
+    Bug("two statements an attempt", "signs two statements", 200, (
+        (Protocol, "_stated_in", _signs_anew),), draw_with_liar),
+    Bug("sign after a later promise", "signs below its promise|signs two statements", 500, (
+        (Protocol, "_leave", _remember_what_is_left), (Protocol, "_on_state", _sign_late)),
+        draw_with_liar),
+    Bug("open before the certificate", "opens what no quorum signed", 20, (
+        (Protocol, "_on_state", _open_at_once),)),
+    Bug("sign a sum of anybody's", "a sum of . updates|two sums of one draw", 300, (
+        (participation, "_check_who", _nothing),), draw_with_liar),
+    Bug("decrypt a sum of too few", "a sum of . updates", 200, (
+        (participation, "needed_contributors", _two_contribute),
+        (preparing, "needed_contributors", _two_contribute))),
+    Bug("sum whoever stands out", "a sum of one site, nearly", 1000, (
+        (participation, "too_dominant", _nobody_stands_out),
+        (coordination, "too_dominant", _nobody_stands_out),
+        (bundle, "clipped", _as_told), *_blind("_follows")), draw_with_liar),
+    Bug("weights as they were told", "weighs|attempts in peace|stuck", 200, (
+        (bundle, "clipped", _as_told),), draw_with_liar),
+    Bug("the coordinator's plan", "weighs|run|promise", 500, (
+        _deaf(participation, "states another plan", "states no key"),
+        _deaf(statement, "made for something else")), draw_with_liar),
+    Bug("contributions to something else", "contribut", 500, (
+        _deaf(statement, "made for something else"),), draw_with_liar),
+    Bug("draw a stated sum anew", "drawn anew", 300, (
+        (bundle, "_to_be_repeated", _never_repeated),)),
+    Bug("another sum of the same integers", "two sums of one draw|drawn anew", 2000, (
+        (Protocol, "_check_difference", _nothing),
+        _deaf(participation, "states a sum of", "states another contribution"),), draw_with_liar),
+    # Proofs and votes.
+    Bug("a proof of one", "no honest site has made", 300, (
+        (statement, "read_proof", _prove_by_one),), draw_with_liar),
+    Bug("a proof by nobody", "no honest site has made", 300, (
+        (statement, "read_proof", _believe_the_proof),), draw_with_liar),
+    Bug("vote for what is not here", "on my disk", 20, (
+        (Protocol, "_on_proven", _vote_without_version),)),
+    Bug("vote below the promise", "breaks its promise|taken back", 500, (
+        (Protocol, "_on_proven", _prove_below_promise),
+        (Protocol, "_vote", _vote_below_promise))),
+    Bug("a vote promises nothing", "promises nothing", 500, (
+        (Protocol, "_vote", _vote_and_promise_nothing),)),
+    Bug("count a vote twice", "a vote counts twice", 100, (
+        (Tally, "voted", _count_every_vote), _UNVERIFIED)),
+    Bug("commit with too few votes", "certified by too few", 20, (
+        (Tally, "voted", _commit_at_once), _UNVERIFIED)),
+    Bug("majorities for quorums", "opens what no quorum signed|certified by too few", 20, (
+        (FederationManifest, "quorum", property(_majority)),), draw_with_liar),
+    Bug("majorities for quorums: a fork", "two versions of round", 3000, (
+        (FederationManifest, "quorum", property(_majority)),
+        *_blind("_of_a_quorum", "opens", "answers")), draw_with_liar),
+    # Opening.
+    Bug("apply without a proof", "without the proof of its claim", 20, (
         (Opening, "begin", _apply_unproven),)),
-    Bug("apply another sum than was claimed", "applies another sum", 20, (
-        (Participation, "apply", _take_any_claim),)),
-    Bug("keep promises across attempts", "two versions of round", 1000, (
-        (Coordination, "__post_init__", _keep_promises),)),
-    Bug("leave the manifest of a vote", "two versions of round|stuck", 200, (
-        (Tenure, "settle", _newest_at_once), (Tenure, "of_attempt", _any_manifest))),
+    # Runs, ends, evidence, manifests.
+    Bug("anybody ends an attempt", "ends an attempt", 100, (
+        _deaf(protocol, "that it does not run"),), draw_with_liar),
+    Bug("believe any evidence", "accuses", 50, (
+        (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
+    Bug("a run that weakens", "takes over a run", 300, (
+        (runs, "weakens", _no_weakening),), draw_with_liar),
 )  # fmt: skip
-
-
-def forget() -> None:
-    """What a planted bug kept of another run."""
-    _kept_promises.clear()

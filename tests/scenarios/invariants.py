@@ -6,17 +6,22 @@ lie are left out of what honest ones must do, and counted wherever their signatu
 tip a balance: a version counts as chosen when the honest votes for it and all liars
 together are a quorum.
 
-* one version is chosen per round, and only a chosen one is committed;
+* one version is chosen per round, and only a chosen one is committed; an honest site has
+  made it of the sum that is named;
 * a certificate is of votes that were cast, by a quorum of its manifest, in one attempt;
 * a committed version is on the disks of so many sites that every quorum has it;
 * a site votes once per attempt, and only for what is persisted and on its disk;
-* a site never goes back: neither its head, nor its promise, nor its lock;
+* a site never goes back: neither its head, nor its promise, nor its lock; nor does it run
+  ahead: honest sites enter attempts one after the other;
 * a promise is on disk before it is said, has one wording an attempt, and hides no lock;
-* a site signs one sum and one question an attempt, on disk before it is said;
+* a site signs one sum and one question an attempt, on disk before it is said, with the
+  plan that follows from the promises and the contributions that sites have made for it;
 * an attempt number is used once, by the site whose turn it is;
-* a sum is opened only when a quorum has signed it, is of as many updates as agreed, and
-  of the integers of one draw there is one sum;
-* nobody is accused but who lies.
+* a sum is opened only when a quorum has signed it; whatever a quorum has signed is of as
+  many updates as agreed, no site stands out in it, and of the integers of one draw there
+  is one sum; what may have been opened is made again;
+* no run takes the place of an honest site's unfinished one and protects less;
+* an attempt is ended by its coordinator only, and nobody is accused but who lies.
 """
 
 from __future__ import annotations
@@ -27,8 +32,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from peers import effects as do
-from peers.bundle import needed_contributors, too_dominant
+from peers.bundle import bundle_digest, needed_contributors, stands_out
 from peers.manifest import FederationManifest
+from peers.signing import name_of
 from proto import federation_pb2 as pb
 
 
@@ -45,9 +51,23 @@ class Disk:
     commits: dict[int, pb.Commit] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Upload:
+    """What a site has sent to be summed."""
+
+    digest: bytes
+    exponents: tuple[int, ...]
+    weight: float
+
+
 def claim(holds: object, message: str) -> None:
     if not holds:
         raise Violation(message)
+
+
+def quorum_of(manifest: FederationManifest) -> int:
+    """More than (n + f) / 2, whatever the protocol takes for it."""
+    return (len(manifest.enabled_ids) + manifest.faulty_sites) // 2 + 1
 
 
 class Watch:
@@ -71,6 +91,10 @@ class Watch:
         self._told: dict[tuple[str, int], int] = {}  # the latest attempt promised to somebody
         self._prepared: dict[tuple[int, int, int], int] = {}
         self._seen: set[bytes] = set()
+        self._front: dict[int, int] = {}  # round -> the latest attempt that an honest site is in
+        self._made: dict[bytes, bytes] = {}  # sum -> the version that honest sites make of it
+        self._bundles: dict[tuple[bytes, bytes], pb.Bundle] = {}  # by its digest, and its run's
+        self._uploads: dict[tuple[str, int, int], Upload] = {}
 
     # ---- writes ------------------------------------------------------------------
 
@@ -82,6 +106,8 @@ class Watch:
             claim(durable.head_digest == before.head_digest, f"{site}: its head was exchanged")
             claim(durable.promised >= before.promised, f"{site}: a promise was taken back")
             self._lock_only_rises(site, before.state, durable.state)
+            if durable.signed_run != before.signed_run:
+                self._run_taken(site, before.run, durable.run, durable.head_round)
         else:
             claim(commits, f"{site}: a new head without a certificate")
             last = commits[-1].certificate.body
@@ -92,10 +118,39 @@ class Watch:
             claim(durable.head_digest in self._disks[site].versions, f"{site}: a head not on disk")
         for commit in commits:
             self._certified(site, commit.certificate)
+        if site in self.liars:
+            return
+        self._not_ahead(site, durable)
         if durable.state.HasField("vote") and durable.state.vote != before.state.vote:
             self._voted(site, durable, durable.state.vote)
         for signed in durable.state.statements:
             self._signed(site, signed)
+
+    def _not_ahead(self, site: str, durable: do.Durable) -> None:
+        """It is one attempt at most before every other honest site."""
+        round_, promised = durable.head_round + 1, durable.promised
+        front = self._front.get(round_, -1)
+        claim(promised <= front + 1, f"{site} ran away: attempt {promised}, others at {front}")
+        self._front[round_] = max(front, promised)
+
+    def _run_taken(
+        self, site: str, before: pb.Run | None, now: pb.Run | None, head_round: int
+    ) -> None:
+        if site in self.liars or before is None or now is None:
+            return
+        asked, asks = before.requested_by, now.requested_by
+        ended = min(before.target_round, now.target_round) <= head_round
+        gone = not all(manifest.enabled(asked) for manifest in self._manifests.values())
+        if ended or gone or asked == asks or asked in self.liars:
+            return
+        old, new = before.plan, now.plan
+        weaker = (
+            new.mode != old.mode
+            or new.min_participants < old.min_participants
+            or new.max_num_examples > old.max_num_examples
+            or (old.robust and new.robust != old.robust)
+        )
+        claim(not weaker, f"{site}: the run of {asks} takes over a run of {asked}, and is weaker")
 
     def _lock_only_rises(self, site: str, before: pb.RoundState, now: pb.RoundState) -> None:
         if not before.HasField("lock"):
@@ -118,13 +173,89 @@ class Watch:
         claim(statement.attempt >= told, f"{site}: signs below its promise of attempt {told}")
         self._signers[digest].add(site)
         self._statements[digest] = statement
+        self._over_the_highest_lock(site, statement)
+        if statement.kind != pb.RESTATED:
+            self._follows(site, statement)
         if self._is_certain(digest) and statement.kind == pb.SUM:
+            self._hides_each(statement)
             self._drawn_once(statement)
+            self._made_again(statement)
 
     def _is_certain(self, digest: bytes) -> bool:
         manifest = self._manifests[self._statements[digest].manifest_version]
         signers = (self._signers[digest] | self.liars).intersection(manifest.enabled_ids)
-        return len(signers) >= manifest.quorum
+        return len(signers) >= quorum_of(manifest)
+
+    def _over_the_highest_lock(self, site: str, statement: pb.Statement) -> None:
+        """What may be committed is stated again: what the highest lock of the promises names."""
+        claim(_ground_of(statement) in self._bundles, f"{site}: a statement that nothing bears")
+        promises = _promises_of(self._bundles[_ground_of(statement)])
+        locks = [one.lock for one in promises.values() if one.HasField("lock")]
+        latest = max((lock.attempt for lock in locks), default=-1)
+        highest = [lock for lock in locks if lock.attempt == latest]
+        states = (statement.root_digest, statement.model_digest)
+        right = any((lock.root_digest, lock.model_digest) == states for lock in highest)
+        right = right if locks else statement.kind != pb.RESTATED
+        at = f"{statement.round}.{statement.attempt}"
+        claim(right, f"{site}: states over the lock of {latest} in {at}")
+
+    def _follows(self, site: str, statement: pb.Statement) -> None:
+        """A sum is planned by what was promised, and of what was sent for it."""
+        plan, at = statement.plan, (statement.round, statement.attempt)
+        if plan.draw == statement.attempt:
+            self._planned(site, plan, self._bundles[_ground_of(statement)])
+        examples = {one.site: one.num_examples for one in plan.participants}
+        for signed in statement.contributions:
+            if signed.site in self.liars:
+                continue
+            told = pb.Contribution.FromString(signed.body)
+            sent = self._uploads.get((signed.site, *at))
+            weight = examples[signed.site] / plan.full_weight
+            right = Upload(told.upload_digest, tuple(statement.scale_exponents), weight)
+            claim(sent == right, f"{site}: states a contribution that {signed.site} has not made")
+
+    def _planned(self, site: str, plan: pb.Plan, bundle: pb.Bundle) -> None:
+        promises = _promises_of(bundle)
+        run = pb.Run.FromString(bundle.run.body)
+        claim(plan.training == run.plan, f"{site}: a plan that no run has asked for")
+        most = max(one.num_examples for one in plan.participants)
+        claim(plan.full_weight == most, f"{site}: nobody weighs 1")
+        for one in plan.participants:
+            promise = promises.get(one.site)
+            willing = promise is not None and promise.willing
+            claim(willing, f"{site}: {one.site} takes part and has not promised to")
+            told = promise.num_examples if promise is not None else 0
+            right = min(told, run.plan.max_num_examples, most)
+            claim(one.num_examples == right, f"{site}: {one.site} weighs not what it has promised")
+
+    def _made_again(self, statement: pb.Statement) -> None:
+        """A sum that may have been opened is made again as long as those in it are there."""
+        if statement.plan.draw != statement.attempt:
+            return
+        promises = _promises_of(self._bundles[_ground_of(statement)])
+        named = [one.stated for one in promises.values() if one.HasField("stated")]
+        latest = max((name.attempt for name in named), default=-1)
+        digests = {name.digest for name in named if name.attempt == latest}
+        digest = digests.pop() if len(digests) == 1 else b""
+        if digest not in self._statements:  # none, or one that only a liar has signed
+            return
+        tried = sum(name.tried for name in named if name.digest == digest)
+        in_it = [one.site for one in self._statements[digest].contributions]
+        here = all(site in promises and promises[site].willing for site in in_it)
+        manifest = self._manifests[statement.manifest_version]
+        due = here and tried <= manifest.faulty_sites
+        at = f"{statement.round}.{statement.attempt}"
+        claim(not due, f"the sum of {latest} is drawn anew in {at}, with all of {in_it} there")
+
+    def _hides_each(self, statement: pb.Statement) -> None:
+        """From now on a liar can have it opened."""
+        sites = [one.site for one in statement.contributions]
+        examples = {one.site: one.num_examples for one in statement.plan.participants}
+        at = f"{statement.round}.{statement.attempt}"
+        least = needed_contributors(statement.plan)
+        claim(len(sites) >= least, f"{at}: a sum of {len(sites)} updates may be opened")
+        alone = stands_out([examples[one] for one in sites], statement.plan.faulty_sites)
+        claim(not alone, f"{at}: a sum of one site, nearly, may be opened")
 
     def _drawn_once(self, statement: pb.Statement) -> None:
         """Two sums of the same integers would tell the difference."""
@@ -146,10 +277,14 @@ class Watch:
         claim(known == key, f"{at}: a site votes once")
         told = self._told.get((site, body.round), -1)
         claim(attempt >= told, f"{at}: breaks its promise of attempt {told}")
+        self._told[site, body.round] = attempt
+        claim(durable.promised >= attempt, f"{at}: a vote that promises nothing")
+        made = self._made.get(body.statement_digest)
+        claim(made == body.model_digest, f"{at}: a version that no honest site has made")
         voters = self._tally[body.round, attempt, key]
         voters.add(site)
         manifest = self._manifests[body.manifest_version]
-        if len((voters | self.liars).intersection(manifest.enabled_ids)) >= manifest.quorum:
+        if len((voters | self.liars).intersection(manifest.enabled_ids)) >= quorum_of(manifest):
             known = self._chosen.setdefault(body.round, body.model_digest)
             claim(known == body.model_digest, f"two versions of round {body.round} are chosen")
 
@@ -164,7 +299,7 @@ class Watch:
         manifest = self._manifests[body.manifest_version]
         voters = {vote.site for vote in certificate.votes}
         claim(len(voters) == len(certificate.votes), f"round {body.round}: a vote counts twice")
-        claim(len(voters) >= manifest.quorum, f"round {body.round}: certified by too few")
+        self._of_a_quorum(certificate, manifest)
         for voter in voters - self.liars:
             cast = self._votes.get((voter, body.round, certificate.attempt))
             claim(cast == key, f"round {body.round}: {voter} never cast the vote certified")
@@ -173,7 +308,11 @@ class Watch:
         without = sum(
             body.model_digest not in self._disks[site].versions for site in manifest.enabled_ids
         )
-        claim(without < manifest.quorum, f"round {body.round}: a quorum lacks the version")
+        claim(without < quorum_of(manifest), f"round {body.round}: a quorum lacks the version")
+
+    def _of_a_quorum(self, certificate: pb.Certificate, manifest: FederationManifest) -> None:
+        enough = len(certificate.votes) >= quorum_of(manifest)
+        claim(enough, f"round {certificate.body.round}: certified by too few")
 
     # ---- messages ----------------------------------------------------------------
 
@@ -190,6 +329,12 @@ class Watch:
                     site in self._signers[body.statement_digest],
                     f"{site}: signs a statement that it has not persisted",
                 )
+            case pb.AppliedSum():
+                applied = pb.Applied.FromString(body.applied.body)
+                durable = self._disks[site].durable
+                over = durable.head_round >= body.round
+                noted = applied in durable.state.applied
+                claim(over or noted, f"{site}: a version is told before it is on disk")
             case pb.Prepare():
                 durable = self._disks[site].durable
                 claim(
@@ -201,6 +346,7 @@ class Watch:
                     self._prepared.setdefault(turn, step) == step,
                     f"{site}: attempt {body.round}.{body.attempt} is used twice",
                 )
+                self._promise_sent(site, body.promise)
             case pb.Vote():
                 state = self._disks[site].durable.state
                 told = (site, body.body.round, body.attempt) in self._votes
@@ -215,15 +361,32 @@ class Watch:
                 durable.promised >= promise.attempt,
                 f"{site}: promised {at} before it was persisted",
             )
-            lock = _attempt_of(durable.state.lock) if durable.state.HasField("lock") else -1
-            named = promise.lock.attempt if promise.HasField("lock") else -1
-            hides = lock < promise.attempt and named < lock
-            claim(not hides, f"{site}: its promise of {at} hides the lock of {lock}")
-        key = (site, promise.round, promise.attempt)
+            self._hides_no_lock(site, promise, durable)
+        key, latest = (site, promise.round, promise.attempt), (site, promise.round)
+        told = self._told.get(latest, -1)
+        claim(
+            key in self._promises or promise.attempt > told,
+            f"{site}: promises {at} below attempt {told}",
+        )
         said = self._promises.setdefault(key, promised.promise.body)
         claim(said == promised.promise.body, f"{site}: two promises of {at}")
-        latest = (site, promise.round)
-        self._told[latest] = max(self._told.get(latest, -1), promise.attempt)
+        self._told[latest] = max(told, promise.attempt)
+
+    def _hides_no_lock(self, site: str, promise: pb.Promise, durable: do.Durable) -> None:
+        lock = _attempt_of(durable.state.lock) if durable.state.HasField("lock") else -1
+        named = promise.lock.attempt if promise.HasField("lock") else -1
+        hides = lock < promise.attempt and named < lock
+        at = f"{promise.round}.{promise.attempt}"
+        claim(not hides, f"{site}: its promise of {at} hides the lock of {lock}")
+
+    def posted(self, body: do.Body) -> None:
+        """Anybody, a liar too, says this."""
+        if isinstance(body, pb.Bundle):
+            self._bundles.setdefault((bundle_digest(body.promises), name_of(body.run)), body)
+
+    def ended(self, site: str, by: str, coordinator: str) -> None:
+        """A site takes it that the attempt that it is in is over."""
+        claim(by == coordinator, f"{site}: {by} ends an attempt of {coordinator}")
 
     # ---- sums --------------------------------------------------------------------
 
@@ -233,15 +396,44 @@ class Watch:
             return
         known = root_digest in self._statements
         claim(known and self._is_certain(root_digest), f"{site}: opens what no quorum signed")
-        statement = self._statements[root_digest]
-        sites = [one.site for one in statement.contributions]
-        least = needed_contributors(statement.plan)
-        claim(len(sites) >= least, f"{site}: opens a sum of {len(sites)} updates")
-        claim(not too_dominant(statement.plan, sites), f"{site}: opens a sum of one site, nearly")
+
+    def answers(
+        self, site: str, kind: pb.StatementKind.ValueType, at: tuple[int, int], of: tuple[str, ...]
+    ) -> None:
+        """A site is about to open its shares, or to decrypt dot products."""
+        certain = any(
+            (one.kind, one.round, one.attempt) == (kind, *at)
+            and tuple(signed.site for signed in one.contributions) == of
+            and self._is_certain(digest)
+            for digest, one in self._statements.items()
+        )
+        claim(certain or site in self.liars, f"{site}: opens what no quorum signed")
+
+    def uploaded(self, site: str, round_: int, attempt: int, upload: Upload) -> None:
+        """A site sends its update."""
+        self._uploads[site, round_, attempt] = upload
+
+    def made(self, site: str, root_digest: bytes, model_digest: bytes) -> None:
+        """A site has made a version of a sum."""
+        if site not in self.liars:
+            known = self._made.setdefault(root_digest, model_digest)
+            claim(known == model_digest, f"{site}: makes another version of one sum")
+
+    def statement(self, digest: bytes) -> pb.Statement:
+        """One that an honest site has signed."""
+        return self._statements[digest]
 
     def accused(self, site: str, whom: str) -> None:
         """A site keeps evidence against another."""
         claim(whom in self.liars, f"{site}: accuses {whom}, which is honest")
+
+
+def _ground_of(statement: pb.Statement) -> tuple[bytes, bytes]:
+    return statement.bundle_digest, statement.run_digest
+
+
+def _promises_of(bundle: pb.Bundle) -> dict[str, pb.Promise]:
+    return {one.site: pb.Promise.FromString(one.body) for one in bundle.promises}
 
 
 def _attempt_of(lock: pb.Lock) -> int:

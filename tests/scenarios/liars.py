@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from peers import effects as do
-from peers.bundle import bundle_digest
-from peers.certificates import certificate_of, sign_vote
+from peers.bundle import bundle_digest, read_run
+from peers.certificates import CertificateError, certificate_of, sign_vote
 from peers.errors import RemoteProtocolError
 from peers.messages import check
 from peers.roles import coordinator_of
@@ -50,6 +50,7 @@ class Character:
     change: float
     repeat: float
     scheme: float
+    otherwise: float  # of what it states as a coordinator
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Character:
@@ -59,6 +60,7 @@ class Character:
             change=chance.choice((0.0, 0.05, 0.3)),
             repeat=chance.choice((0.0, 0.1)),
             scheme=chance.choice((0.1, 0.3, 0.6)),
+            otherwise=chance.choice((0.0, 0.3, 0.7, 1.0)),
         )
 
 
@@ -88,6 +90,8 @@ class Liar:
         self._applied: dict[bytes, dict[str, pb.Signed]] = defaultdict(dict)
         self._locks: list[HeldLock] = []
         self._votes: dict[bytes, dict[str, pb.Vote]] = defaultdict(dict)
+        self._otherwise: dict[tuple[int, int], list[pb.State]] = defaultdict(list)
+        self._run: pb.Run | None = None
 
     # ---- what its machine says -----------------------------------------------------
 
@@ -104,11 +108,31 @@ class Liar:
             if changed is not None:
                 self.lies += 1
                 result = [(to, changed), (to, body)] if draw() < 0.3 else [(to, changed)]
+        if isinstance(body, pb.State) and draw() < character.otherwise:
+            other = self._stated_otherwise(body)
+            if other is not None:
+                self.lies += 1
+                result = [(to, other), (to, body)] if draw() < 0.5 else [(to, other)]
         if draw() < character.repeat and self._said:
             result.append((to, self._random.choice(self._said)[1]))
         if len(self._said) < 300:
             self._said.append((to, body))
         return result
+
+    def _stated_otherwise(self, body: pb.State) -> pb.State | None:
+        """One other statement an attempt, or a few, in place of what its machine has summed."""
+        at = (body.round, body.attempt)
+        known = self._otherwise[at]
+        if not known or self._random.random() < 0.2:
+            statement = pb.Statement.FromString(body.statement)
+            self._alter(statement, at)
+            raw = statement.SerializeToString(deterministic=True)
+            other = pb.State(round=at[0], attempt=at[1], statement=raw)
+            if not _in_bounds(statement) or not _in_bounds(other):
+                return None
+            self._keep_statement(raw)
+            known.append(other)
+        return self._random.choice(known)
 
     def _changed(self, body: do.Body) -> do.Body | None:
         """The message with one thing changed; None when it would not get past the door."""
@@ -184,6 +208,9 @@ class Liar:
                 self._keep_promise(body)
             case pb.Prepare():
                 self._keep_promise(body.promise)
+                self._keep_run(body.run)
+            case pb.RunWish():
+                self._keep_run(body.run)
             case pb.Bundle():
                 at = (body.round, body.attempt)
                 self._bundles[at].append(body)
@@ -196,6 +223,9 @@ class Liar:
                 self._keep_statement(body.statement)
             case pb.Stated():
                 self._signatures[body.statement_digest][sender] = body.signature
+                if self._random.random() < self._character.scheme:
+                    self._sign_everything()
+                    self._show_certificate(body.statement_digest, self._others())
             case pb.Certified():
                 self._keep_certificate(body.certificate)
             case pb.AppliedSum():
@@ -212,12 +242,18 @@ class Liar:
     def _keep_promise(self, promised: pb.Promised) -> None:
         try:
             promise = pb.Promise.FromString(promised.promise.body)
-        except Exception:  # its own garbage
+        except DecodeError:  # its own garbage
             return
         at = (promise.round, promise.attempt)
         self._promises[at][promised.promise.site] = promised
         if promised.HasField("lock"):
             self._keep_lock(promised.lock)
+
+    def _keep_run(self, signed: pb.Signed) -> None:
+        try:
+            self._run = read_run(signed, self._keys, self._manifest())
+        except (CertificateError, RemoteProtocolError):  # its own garbage
+            return
 
     def _keep_statement(self, raw: bytes) -> None:
         try:
@@ -238,14 +274,14 @@ class Liar:
     def _keep_applied(self, signed: pb.Signed) -> None:
         try:
             applied = pb.Applied.FromString(signed.body)
-        except Exception:  # its own garbage
+        except DecodeError:  # its own garbage
             return
         self._applied[applied.root_digest][signed.site] = signed
 
     def _keep_lock(self, lock: pb.Lock) -> None:
         try:
             held = read_lock(lock, self._keys, self._world.manifests.get)
-        except Exception:  # its own garbage
+        except (CertificateError, RemoteProtocolError):  # its own garbage
             return
         if all(held.name != known.name for known in self._locks):
             self._locks = [*self._locks[-20:], held]
@@ -262,6 +298,7 @@ class Liar:
                 self._bundle_otherwise,
                 self._state_otherwise,
                 self._state_otherwise,
+                self._state_again,
                 self._certify,
                 self._certify,
                 self._sign_everything,
@@ -271,12 +308,17 @@ class Liar:
                 self._commit,
                 self._commit,
                 self._end,
+                self._accuse,
+                self._run_of_its_own,
             )
         )
         scheme()
 
+    def _others(self) -> list[str]:
+        return [name for name in sorted(self._world.disks) if name != self.site]
+
     def _some(self) -> list[str]:
-        others = [name for name in sorted(self._world.disks) if name != self.site]
+        others = self._others()
         return self._random.sample(others, self._random.randint(1, len(others)))
 
     def _tell(self, to: list[str], body: do.Body) -> None:
@@ -288,7 +330,11 @@ class Liar:
 
     @property
     def _at(self) -> tuple[int, int] | None:
-        return self._random.choice(sorted(self._promises)[-6:]) if self._promises else None
+        latest = sorted(self._promises)[-6:]
+        own = [at for at in latest if coordinator_of(self._manifest(), *at) == self.site]
+        if own and self._random.random() < 0.5:
+            return self._random.choice(own)
+        return self._random.choice(latest) if latest else None
 
     def _manifest(self) -> Any:
         return self._world.installed[self.site]
@@ -299,7 +345,9 @@ class Liar:
             return
         model = self._random.choice(sorted(self._promises[at].items()))[1]
         promise = pb.Promise.FromString(model.promise.body)
-        promise.attempt += self._random.choice((0, 0, 0, 1, 5, 2**31))
+        promise.attempt = min(
+            promise.attempt + self._random.choice((0, 0, 0, 1, 5, 2**31)), 2**32 - 1
+        )
         promise.num_examples = self._random.choice((1, 50, 10**6))
         promised = self._own_promise(promise)
         self._tell(self._some(), promised)
@@ -366,6 +414,16 @@ class Liar:
         self._tell(to, bundle)
         self._tell(to, pb.State(round=at[0], attempt=at[1], statement=known.raw))
 
+    def _state_again(self) -> None:
+        """What it has stated in an earlier attempt, its own or another's."""
+        if self._statements:
+            known = self._random.choice(list(self._statements.values()))
+            at = _place(known)
+            to = self._some()
+            for bundle in self._bundles[at][:1]:
+                self._tell(to, bundle)
+            self._tell(to, pb.State(round=at[0], attempt=at[1], statement=known.raw))
+
     def _alter(self, statement: pb.Statement, at: tuple[int, int]) -> None:
         if statement.kind == pb.RESTATED:
             if self._locks:
@@ -373,15 +431,41 @@ class Liar:
                 statement.root_digest = lock.root.digest
                 statement.model_digest = lock.applied.model_digest
             return
-        known = self._contributions[at]
+        if self._random.random() < 0.2:
+            self._alter_plan(statement.plan)
+            return
+        known = dict(self._contributions[at])
         sites = sorted(known)
+        other = self._contributions[self._random.choice(sorted(self._contributions))]
+        if other and sites and self._random.random() < 0.3:  # one of another attempt
+            site = self._random.choice(sorted(other))
+            known[site] = other[site]
+            del statement.contributions[:]
+            statement.contributions.extend(known[site] for site in sorted(known))
+            return
         self._random.shuffle(sites)
         if sites and self._random.random() < 0.7:
-            chosen = sorted(sites[: self._random.randint(1, len(sites))])
+            chosen = sorted(sites[: self._random.randint(1, max(1, len(sites) - 1))])
             del statement.contributions[:]
             statement.contributions.extend(known[site] for site in chosen)
         else:
             statement.sum_digest = self._random.randbytes(32)
+
+    def _alter_plan(self, plan: pb.Plan) -> None:
+        """Other weights, other rules, other participants."""
+        if not plan.participants:
+            return
+        choice = self._random.randrange(3)
+        if choice == 0:
+            one = self._random.choice(list(plan.participants))
+            one.num_examples = self._random.choice((1, 1000))
+            plan.full_weight = max(p.num_examples for p in plan.participants)
+        elif choice == 1:
+            plan.training.min_participants = 2
+            plan.training.max_num_examples = 10**6
+            plan.training.learning_rate *= 2
+        else:
+            plan.draw = self._random.randint(0, plan.attempt)
 
     def _ground(self, at: tuple[int, int], bundle: pb.Bundle) -> pb.Statement:
         promise = pb.Promise.FromString(bundle.promises[0].body)
@@ -415,11 +499,14 @@ class Liar:
         """Whatever a quorum has signed is shown to some."""
         self._sign_everything()
         for digest in list(self._statements):
-            certificate = self._certificate(digest)
-            if certificate is not None and self._random.random() < 0.5:
-                at = _place(self._statements[digest])
-                body = pb.Certified(round=at[0], attempt=at[1], certificate=certificate)
-                self._tell(self._some(), body)
+            if self._random.random() < 0.5:
+                self._show_certificate(digest, self._some())
+
+    def _show_certificate(self, digest: bytes, to: list[str]) -> None:
+        certificate = self._certificate(digest)
+        if certificate is not None:
+            at = _place(self._statements[digest])
+            self._tell(to, pb.Certified(round=at[0], attempt=at[1], certificate=certificate))
 
     def _prove(self) -> None:
         """Every sum has its version: one that somebody made, or one that nobody did."""
@@ -442,6 +529,8 @@ class Liar:
             version = pb.Applied(root_digest=digest, model_digest=self._random.randbytes(32))
             if told and self._random.random() < 0.8:
                 version = pb.Applied.FromString(told[0].body)
+            else:  # to be fetched, if anybody wants it
+                self._world.disks[self.site].versions.add(version.model_digest)
             applied[self.site] = sign(self._keys, Kind.APPLIED, version)
             equal = [s for s in sorted(applied) if applied[s].body == applied[self.site].body]
             self._show(
@@ -482,6 +571,42 @@ class Liar:
             return
         ended = pb.Ended(federation_id="simulated", round=at[0], attempt=at[1], reason="a lie")
         self._tell(self._some(), pb.EndedAttempt(ended=sign(self._keys, Kind.ENDED, ended)))
+
+    def _accuse(self) -> None:
+        """Somebody has promised two things, in two attempts or in garbage."""
+        signed = [
+            known[site].promise
+            for known in self._promises.values()
+            for site in sorted(known)
+            if site != self.site
+        ]
+        if not signed:
+            return
+        first = self._random.choice(signed)
+        second = self._random.choice([one for one in signed if one.site == first.site])
+        if self._random.random() < 0.5:
+            promise = pb.Promise.FromString(first.body)
+            promise.num_examples += 1
+            body = promise.SerializeToString(deterministic=True)
+            second = pb.Signed(body=body, site=first.site, signature=first.signature)
+        accusation = pb.Evidence(kind=pb.TWO_PROMISES, first=first, second=second)
+        self._tell(self._some(), accusation)
+
+    def _run_of_its_own(self) -> None:
+        """In place of the one under way, with more rounds and often less protection."""
+        if self._run is None or self._run.target_round < 1:
+            return
+        run = pb.Run()
+        run.CopyFrom(self._run)
+        run.generation += self._random.choice((1, 1, 2**20, 2**60))
+        run.run_id, run.requested_by = f"lie-{self._random.randrange(10**6)}", self.site
+        run.target_round += self._random.choice((0, 1, 3))
+        plan = run.plan
+        plan.mode = self._random.choice((plan.mode, pb.CKKS, pb.MASKING))
+        plan.max_num_examples = self._random.choice((plan.max_num_examples, 10**6))
+        plan.robust = self._random.choice((plan.robust, pb.ROBUST_NONE))
+        if _in_bounds(run):
+            self._tell(self._some(), pb.RunWish(run=sign(self._keys, Kind.RUN, run)))
 
 
 def _place(known: Known) -> tuple[int, int]:
