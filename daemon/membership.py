@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -33,6 +34,7 @@ _VERIFIED_AT_MOST = 100_000
 _SIGNATURES_AT_MOST: Final = 65_536
 _CERTIFICATES_AT_MOST: Final = 1024  # several of each site of the largest federation
 _SIGNED = b"hanse-verified-v1\0"
+_ROUNDS_READ: Final = 64  # at the start, for who signed with which certificate last
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,16 @@ class Signatures:
     def made(self, payload: bytes, signature: pb.Signature) -> None:
         """One of our own: good for as long as it is remembered, whatever key we have then."""
         self._remember(_name(payload, signature), current=True)
+
+    def seen(self, certificate: bytes) -> None:
+        """A certificate that counted before this daemon was started; an older one does not now.
+
+        One of an authority that is trusted no longer tells nothing.
+        """
+        with suppress(IdentityError):
+            signer = self._signer(certificate)
+            newest = self._newest.get(signer.site, signer.begins)
+            self._newest[signer.site] = max(newest, signer.begins)
 
     def _must_be_current(self, signer: _Signer, newest: datetime, certificate: bytes) -> None:
         if signer.begins < newest:
@@ -182,6 +194,18 @@ class Membership:
         self.identity = identity.following(self.identity)
         if trust != self.trust:  # whom another authority has certified is looked at anew
             self.trust, self._signatures = trust, Signatures(trust)
+        self._see_current()
+
+    def _see_current(self) -> None:
+        """Which certificates are the newest: ours, and those of the votes of the last rounds.
+
+        What was seen in signatures goes with a restart. A key that was stolen and replaced
+        would be good again, until its owner signs something that comes here.
+        """
+        self._signatures.seen(self.identity.certificate_der)
+        for commit in self._store.rounds(0, _ROUNDS_READ) if self._store else ():
+            for vote in commit.certificate.votes:
+                self._signatures.seen(vote.certificate)
 
     def remember(self, store: Store) -> None:
         """Know the manifests of the past, and file the newest. Raises StoreError."""
@@ -200,6 +224,7 @@ class Membership:
                 )
                 self.manifest, self._signed = was, last
         self._take(self.manifest, self._signed)
+        self._see_current()
 
     def adopt(self, found: Sequence[tuple[FederationManifest, bytes]]) -> None:
         """Put the newest of these in force.

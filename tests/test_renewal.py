@@ -20,8 +20,15 @@ from crypto.identity import (
 )
 from daemon.expiry import ExpiryWatch, expiries, warnings
 from daemon.fedctl import main as fedctl
+from daemon.membership import Membership
+from daemon.store import Store
+from peers import effects as do
+from peers.certificates import CertificateError
 from peers.contacts import PeerStatistics
+from peers.manifest import signed
+from tests.authority import Federation, signer
 from tests.forgery import DAY, NOW, enrol, load
+from tests.test_catch_up import GENESIS, SHAPE, history, membership_of
 
 
 @pytest.fixture
@@ -157,3 +164,33 @@ def test_the_log_says_it_once_a_day(root: Path) -> None:
         ("warning", "this site's certificate")
     ] * 3
     assert logs[0]["days_left"] > logs[2]["days_left"]
+
+
+def test_after_a_restart_a_replaced_key_signs_for_nobody(tmp_path: Path) -> None:
+    """Who stole beta's key, and beta has replaced it since: the last rounds' votes tell."""
+    federation = Federation.found(tmp_path, "alpha", "beta")
+    manifest = federation.manifest()
+    old, folder = federation.identity("beta"), tmp_path / "beta"
+    renew_site(folder, new_key=True)
+    request, soon = (folder / "site.csr").read_bytes(), datetime.now(UTC) + timedelta(minutes=1)
+    certificate = sign_request(federation.authority, request, expect_site="beta", now=soon)
+    install(folder, certificate, (federation.authority / "ca.crt").read_bytes(), now=soon)
+    stolen = signer(old)(b"promise")
+
+    def started() -> Membership:
+        return membership_of(federation, "alpha", signed(manifest, federation.authority))
+
+    started().verify(b"promise", stolen, manifest, past=False)  # nothing was heard of another
+    (tmp_path / "alpha" / "state").mkdir(exist_ok=True)
+    store = Store(tmp_path / "alpha" / "state" / "state.sqlite3")
+    store.load("med", SHAPE.digest, GENESIS)
+    (commit,) = history(federation, range(1, 2), ["alpha", "beta"])
+    head = commit.certificate.body
+    store.persist(do.Durable(head.round, head.model_digest), (commit,))
+    again = started()
+    again.remember(store)
+    with pytest.raises(CertificateError, match="beta has had a newer certificate since"):
+        again.verify(b"promise", stolen, manifest, past=False)
+    again.verify(b"promise", stolen, manifest, past=True)  # what was signed in its time stands
+    again.verify(b"promise", signer(federation.identity("beta"))(b"promise"), manifest, past=False)
+    store.close()

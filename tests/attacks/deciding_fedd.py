@@ -366,7 +366,7 @@ def without_proof() -> None:
     ) -> pb.Applied:
         return pb.Applied.FromString(next(iter(proof)).body)
 
-    statement.read_proof = anyones
+    vars(statement)["read_proof"] = anyones
 
 
 def without_order() -> None:
@@ -412,7 +412,7 @@ def without_signed_runs() -> None:
     def anyones(signed: pb.Signed, _keys: Keys, _manifest: FederationManifest) -> pb.Run:
         return pb.Run.FromString(signed.body)
 
-    bundle.read_run = anyones
+    vars(bundle)["read_run"] = anyones
     vars(protocol)["read_run"] = anyones
 
 
@@ -469,7 +469,7 @@ def _lie_in_steps() -> None:
         if lie() != "stolen key":  # a liar believes itself
             must_be_current(self, *about)
 
-    membership.Signatures._must_be_current = checking  # type: ignore[method-assign]
+    membership.Signatures._must_be_current = checking  # type: ignore[assignment,method-assign]
     vars(transport_client)["check"] = bounded
     Protocol.step = lying  # type: ignore[method-assign]
     vars(preparing)["make"] = bundling

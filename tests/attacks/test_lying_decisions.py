@@ -381,14 +381,17 @@ async def test_a_run_that_asks_for_less_privacy_does_not_supersede_another_sites
 
 
 @pytest.mark.parametrize(
-    "without",
-    ["", pytest.param("newest certificate", marks=UNDEFENDED)],
-    ids=["defended", "undefended"],
+    ("without", "anew"),
+    [("", False), ("", True), pytest.param("newest certificate", False, marks=UNDEFENDED)],
+    ids=["defended", "restarted", "undefended"],
 )
 async def test_a_replaced_certificate_is_in_no_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str, anew: bool
 ) -> None:
-    """Cedar has alder's old key: the round's key would be sealed for whoever has that one."""
+    """Cedar has alder's old key: the round's key would be sealed for whoever has that one.
+
+    ``anew``: daemons that were started since know of the new one from the last round.
+    """
     async with federation(tmp_path, monkeypatch, THREE, without=without, phase_s=10) as live:
         alder, root = live.sites["alder"].folder, tmp_path
         stolen = live.sites["cedar"].folder / "stolen"
@@ -403,6 +406,8 @@ async def test_a_replaced_certificate_is_in_no_plan(
         live.sites["alder"].process.send_signal(signal.SIGHUP)
         await ask(live.sites["birch"])
         await heads(live, THREE, 1)  # all have seen the new certificate
+        if anew:
+            await restarted(live, THREE)
         tell(live, "cedar", "stolen key")  # it leads round 2
         await ask(live.sites["birch"])
         await heads(live, THREE, 2)
