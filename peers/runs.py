@@ -28,9 +28,9 @@ def stands_over(
     that one, so its own goes farther: what people asked for is not lost to a run that is
     over. But while a run has rounds left, another site's run with a weaker protection
     does not stand over it, in whichever order the two are seen. Stopping is always possible.
-    A number that is absurdly far ahead is no run.
+    A number that is out of reach is no run.
     """
-    if run.generation > (known.generation if known is not None else 0) + FARTHEST:
+    if out_of_reach(run, known):
         return False
     if known is None:
         return True
@@ -39,6 +39,15 @@ def stands_over(
     if _rank(run) > _rank(known):
         return not weakens(run, known, head_round, manifest)
     return bool(weakens(known, run, head_round, manifest))
+
+
+def out_of_reach(run: pb.Run, known: pb.Run | None) -> bool:
+    """Whether two runs' numbers are so far apart that which one is a liar's can't be told.
+
+    Then the one stands that more sites go by than may lie (`peers.protocol`).
+    """
+    ours = known.generation if known is not None else 0
+    return abs(run.generation - ours) > FARTHEST
 
 
 def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:

@@ -237,6 +237,39 @@ def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
     assert alone.promised == 0
 
 
+def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie() -> None:
+    """A liar has raised the number as far as it may, twice; whoever missed one of the runs
+    would never take part again."""
+    alone = Alone()
+    far = alone.stage.run = alone.stage.run_of(
+        alone.world.training, generation=2 * runs.FARTHEST, run_id="far"
+    )
+    alone.hears("d", pb.RunWish(run=far))
+    alone.hears("d", alone.stage.promised("d", 0))
+    alone.hears("d", pb.RunWish(run=far))
+    assert alone.machine.run is None, "one site may lie"
+    alone.hears("c", alone.stage.promised("c", 0))
+    alone.hears("c", pb.RunWish(run=far))
+    assert alone.machine.durable.signed_run == far
+
+
+def test_a_site_that_took_a_far_run_alone_comes_back_to_that_of_the_others() -> None:
+    alone = Alone()
+    theirs = alone.stage.run
+    for generation in (runs.FARTHEST, 2 * runs.FARTHEST):
+        alone.stage.run = alone.stage.run_of(alone.world.training, generation=generation)
+        alone.hears("d", pb.RunWish(run=alone.stage.run))
+    alone.hears("d", alone.stage.promised("d", 0))
+    lonely = alone.machine.durable.signed_run
+    alone.stage.run = theirs
+    alone.hears("b", alone.stage.promised("b", 0))
+    alone.hears("b", pb.RunWish(run=theirs))
+    assert alone.machine.durable.signed_run == lonely
+    alone.hears("c", alone.stage.promised("c", 0))
+    alone.hears("b", pb.RunWish(run=theirs))
+    assert alone.machine.durable.signed_run == theirs
+
+
 def test_a_run_that_weakens_what_people_asked_for_is_answered_with_it() -> None:
     alone = Alone()
     alone.begins()
