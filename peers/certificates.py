@@ -328,6 +328,8 @@ def _check_ground(body: pb.VoteBody, manifest: FederationManifest) -> None:
         raise CertificateError(
             f"voted on under another manifest of version {manifest.version} than the one here"
         )
+    if body.rules:
+        return  # a sum may be voted on again when one of its contributors was expelled since
     for role, sites in (("contributor", body.contributors), ("rejected", body.rejected)):
         for site in sites:
             if not manifest.enabled(site):

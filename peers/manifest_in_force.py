@@ -38,7 +38,10 @@ class ManifestInForce:
         self._past = past
         self._committed = self._of_head(head)
         self.new_round(head)
-        if self._committed is not None and entered > self._committed.version:
+        if self._committed is None:
+            if entered > newest.version:
+                self.current = past(entered) or self.current
+        elif entered > self._committed.version:
             self.current = past(entered) or self.current
             self._step()
 

@@ -425,8 +425,7 @@ def _check_who(
     must_be(everyone <= participants, lead, "states a sum of sites that take no part")
     must_be(not set(sites) & set(statement.rejected), lead, "sums updates that it rejects")
     must_be(not set(sites) & set(statement.dropouts), lead, "asks for both secrets of a site")
-    all_of_them = len(participants) if plan.scale_exponents else 0
-    needed = max(all_of_them, needed_contributors(plan))
+    needed = needed_contributors(plan)
     must_be(len(sites) >= needed, lead, f"states a sum of {len(sites)}; the plan needs {needed}")
     must_be(not (objection := too_dominant(plan, sites)), lead, f"states a sum: {objection}")
     gone = sorted(expelled & set(sites))

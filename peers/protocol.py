@@ -322,7 +322,7 @@ class Protocol:
 
     def _announce(self, run: pb.Run) -> None:
         signed = sign(self._keys, Kind.RUN, run)
-        self._take_run(signed, run)
+        self._take_run(signed)
         others = (peer for peer in self.manifest.enabled_ids if peer != self.site)
         self._emit(*(do.Send(peer, pb.RunWish(run=signed)) for peer in others))
 
@@ -332,8 +332,8 @@ class Protocol:
         if known is not None and known.body == signed.body:
             return
         run = read_run(signed, self._keys, self.manifest)
-        if runs.stands_over(run, self.run, self.head_round, self.manifest):
-            self._take_run(signed, run)
+        if self._stands(signed, run):
+            self._take_run(signed)
             return
         if known is not None:
             self._emit(do.Send(sender, pb.RunWish(run=known)))
@@ -342,9 +342,31 @@ class Protocol:
         ):
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
 
-    def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
-        if not runs.stands_over(run, self.run, self.head_round, self.manifest):
-            return
+    def _stands(self, signed: pb.Signed, run: pb.Run) -> bool:
+        """Whether a run takes the place of the one that we know."""
+        known, ours = self.durable.signed_run, self.run
+        if runs.out_of_reach(run, ours):
+            theirs = self._goes_by(signed)
+            return theirs and (
+                known is None
+                or ours is None
+                or run.generation > ours.generation
+                or not self._goes_by(known)
+            )
+        return runs.stands_over(run, ours, self.head_round, self.manifest)
+
+    def _goes_by(self, signed: pb.Signed) -> bool:
+        """Whether more others than may lie have promised by this run."""
+        sites = [
+            site
+            for site, one in self._promises.items()
+            if one.promise.run_digest == name_of(signed)
+            and site != self.site
+            and self.manifest.enabled(site)
+        ]
+        return len(sites) > self.manifest.tolerated
+
+    def _take_run(self, signed: pb.Signed) -> None:
         was_active = self._active
         self._persist(replace(self.durable, signed_run=signed))
         if self._part is not None or self._coordination is not None:

@@ -1,0 +1,106 @@
+"""One site's machine in a federation of which nobody else is real: a test says every message.
+
+    >>> alone = Alone()
+    >>> alone.begins()                       # a run: site a promises attempt 0
+    >>> alone.hears("b", alone.prepare("b", 0))
+
+Site a of four, of which one may lie: b coordinates attempt 0 of round 1, c attempt 1, d
+attempt 2, a itself attempt 3.
+"""
+
+from __future__ import annotations
+
+from peers import effects as do
+from peers.bundle import Bundle
+from peers.protocol import Protocol
+from peers.statement import Known
+from proto import federation_pb2 as pb
+from tests.signed_rounds import Stage
+from tests.simulation import GENESIS, World
+
+
+class Alone:
+    """Site a, in a federation that says what a test says."""
+
+    def __init__(self, sites: int = 4) -> None:
+        self.world = World(sites=sites, seed=1, faulty_sites=1, min_participants=3)
+        self.stage = Stage(manifest=self.world.manifest)
+        self.now = 1.0
+        for peer in self.stage.sites[1:]:
+            self.hears(peer, pb.Remembered(round=1))
+
+    @property
+    def machine(self) -> Protocol:
+        return self.world.site("a")
+
+    @property
+    def promised(self) -> int:
+        return self.machine.durable.promised
+
+    @property
+    def state(self) -> pb.RoundState:
+        return self.machine.durable.state
+
+    def hears(self, sender: str, body: do.Body) -> list[do.Effect]:
+        return self.takes(do.Received(sender, body))
+
+    def takes(self, event: do.Event) -> list[do.Effect]:
+        effects = self.machine.step(event, self.now)
+        for effect in effects:
+            if isinstance(effect, do.Persist):
+                self.world.disks["a"].durable = effect.durable
+        return effects
+
+    def begins(self, sender: str = "b") -> list[do.Effect]:
+        """A run is under way: a promises attempt 0."""
+        return self.hears(sender, pb.RunWish(run=self.stage.run))
+
+    def ticks(self) -> list[do.Effect]:
+        """Its patience is over."""
+        self.now = self.machine.next_wakeup()
+        return self.takes(do.Tick())
+
+    def restarts(self) -> None:
+        """It loses everything but its disk, and nobody remembers anything."""
+        self.world.crash("a")
+        self.world.start("a")
+        for peer in self.stage.sites[1:]:
+            self.hears(peer, pb.Remembered(round=1))
+
+    def prepare(self, sender: str, attempt: int, **changed: object) -> pb.Prepare:
+        fields: dict[str, object] = {
+            "round": 1,
+            "attempt": attempt,
+            "head_digest": GENESIS,
+            "run": self.stage.run,
+            "manifest_version": 1,
+            "promise": self.stage.promised(sender, attempt),
+        }
+        return pb.Prepare(**{**fields, **changed})  # type: ignore[arg-type]
+
+    def everybody(self, attempt: int, **named: object) -> Bundle:
+        """The bundle of an attempt in which the others promise what is said; a's is its own."""
+        ours = self.state.promise
+        assert pb.Promise.FromString(ours.promise.body).attempt == attempt
+        others = [
+            self.stage.promised(site, attempt, **named)  # type: ignore[arg-type]
+            for site in self.stage.sites[1:]
+        ]
+        return self.stage.bundle([ours, *others], attempt)
+
+    def state_of(self, known: Known) -> pb.State:
+        return pb.State(round=1, attempt=known.message.attempt, statement=known.raw)
+
+    def at_attempt(self, attempt: int) -> None:
+        """More sites than may lie are there."""
+        for site in self.stage.sites[2:]:
+            self.hears(site, self.stage.promised(site, attempt))
+        assert self.promised == attempt
+
+
+def lead_of(attempt: int) -> str:
+    return "abcd"[(1 + attempt) % 4]
+
+
+def sent(effects: list[do.Effect], kind: type) -> list[do.Send]:
+    return [e for e in effects if isinstance(e, do.Send) and isinstance(e.body, kind)]

@@ -1,0 +1,593 @@
+"""What a site does when one that it has to do with lies: one machine, and forged messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from peers import effects as do
+from peers import runs
+from peers.bundle import Bundle
+from peers.certificates import CertificateError, certificate_of, sign_vote
+from peers.errors import RemoteProtocolError
+from peers.manifest import FederationManifest
+from peers.pacemaker import Pacemaker, reached
+from peers.signing import Kind, name_of, sign
+from peers.statement import HeldLock, Known, value_of
+from proto import federation_pb2 as pb
+from tests.one_machine import Alone, lead_of, sent
+from tests.signed_rounds import EXPONENTS, VERSION, Stage
+from tests.simulation import TIMING, World
+
+LAST = 2**32 - 2  # of all attempts that there are
+
+
+def refused(match: str) -> pytest.RaisesExc[RemoteProtocolError]:
+    return pytest.raises(RemoteProtocolError, match=match)
+
+
+# ---- attempts: nobody is pushed, and numbers don't run away --------------------------------
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 17, LAST])
+def test_a_prepare_of_a_later_attempt_pushes_nobody_into_it(attempt: int) -> None:
+    """Once, whoever it came from, an attempt of 2^32 - 2 was the last that a site ever entered."""
+    alone = Alone()
+    alone.begins()
+    lead = lead_of(attempt)
+    effects = alone.hears(lead, alone.prepare(lead, attempt)) if lead != "a" else []
+    assert alone.promised == 0
+    assert not sent(effects, pb.Promised)
+
+
+def test_one_site_that_promises_far_attempts_takes_nobody_along() -> None:
+    alone = Alone()
+    alone.begins()
+    for attempt in (5, 1000, LAST):
+        alone.hears("d", alone.stage.promised("d", attempt))
+        alone.hears("c", alone.stage.promised("d", attempt))  # passed on, it is still one site's
+    assert alone.promised == 0
+    message = pb.Bundle(round=1, attempt=LAST, run=alone.stage.run)
+    message.promises.append(alone.stage.promised("d", LAST).promise)
+    alone.hears("d", message)
+    assert alone.promised == 0
+
+
+def test_where_more_sites_are_than_may_lie_a_site_follows_and_no_farther() -> None:
+    """Of two that are ahead one is honest: as far as both have come."""
+    alone = Alone()
+    alone.begins()
+    alone.hears("d", alone.stage.promised("d", LAST))
+    alone.hears("c", alone.stage.promised("c", 6))
+    assert alone.promised == 6
+    assert reached({"b": 2, "c": 6, "d": LAST}, 1) == 6
+    assert reached({"d": LAST}, 1) == -1
+    assert reached({"b": 2, "c": 6, "d": LAST}, 2) == 2
+    assert reached({}, 0) == -1
+
+
+def test_a_site_goes_from_one_attempt_to_the_next_when_its_patience_is_over() -> None:
+    """With a dead coordinator, and with one that says nothing that gets on."""
+    alone = Alone()
+    alone.begins()
+    began = alone.now
+    effects = alone.ticks()
+    assert alone.promised == 1
+    assert alone.now == pytest.approx(began + TIMING.patience(0))
+    assert {send.to for send in sent(effects, pb.Promised)} == set("bcd"), "all hear of it"
+    assert {send.to for send in sent(effects, pb.RunWish)} == set("bcd")
+
+
+def test_the_next_coordinator_can_not_pre_empt_the_attempt_under_way() -> None:
+    """c's turn is next: its Prepare waits until a goes on, and only the last one is kept."""
+    alone = Alone()
+    alone.begins()
+    for attempt in (1, 5, 9):
+        alone.hears("c", alone.prepare("c", attempt))
+    assert alone.promised == 0
+    assert len(alone.machine._prepares) == 1
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    assert alone.machine._part is not None, "attempt 0 goes on with a in it"
+
+
+def test_repeating_itself_holds_no_attempt_up() -> None:
+    pace = Pacemaker(TIMING)
+    pace.entered(0, 0.0)
+    assert pace.until == TIMING.patience(0)
+    pace.got_on("bundle", 0, 5.0, train=True)
+    first = pace.until
+    assert first == 5.0 + TIMING.patience(0, 1) + TIMING.train(0)
+    pace.got_on("bundle", 0, 50.0, train=True)
+    assert pace.until == first, "each sign of life counts once"
+    pace.got_on("state", 0, 50.0)
+    assert pace.until == 50.0 + TIMING.patience(0, 3)
+    pace.ended(0, 51.0)
+    assert pace.until == 51.0 + TIMING.retry(0)
+    pace.ended(0, 0.0)
+    pace.ended(0, 90.0)
+    assert pace.until == TIMING.retry(0), "nor does an end put the next attempt off"
+    pace.nothing()
+    assert pace.idle
+
+
+def test_only_its_coordinator_ends_an_attempt() -> None:
+    alone = Alone()
+    alone.begins()
+    before = alone.machine.next_wakeup()
+
+    def end(by: str, attempt: int = 0, federation: str = "simulated") -> pb.EndedAttempt:
+        told = pb.Ended(federation_id=federation, round=1, attempt=attempt, reason="over")
+        return pb.EndedAttempt(ended=sign(alone.stage.keys[by], Kind.ENDED, told))
+
+    with refused("c ends an attempt that it does not run"):
+        alone.hears("c", end("c"))
+    with refused("ends an attempt of another federation"):
+        alone.hears("b", end("b", federation="elsewhere"))
+    forged = end("c")
+    forged.ended.site = "b"
+    with pytest.raises(CertificateError):
+        alone.hears("c", forged)
+    alone.hears("c", end("c", attempt=1))
+    failed = pb.AttemptFailed(round=1, attempt=0, reason="over")
+    alone.hears("c", failed)
+    alone.hears("b", failed)
+    assert alone.machine.next_wakeup() == before
+    alone.hears("c", end("b"))  # whoever brings it: b has signed it
+    assert alone.machine.next_wakeup() < before
+    alone.ticks()
+    assert alone.promised == 1
+
+
+# ---- what is not signed changes nothing ----------------------------------------------------
+
+
+def test_a_forged_ahead_is_looked_into_and_changes_nothing() -> None:
+    """Once it ended the attempt of an honest coordinator."""
+    alone = Alone()
+    alone.begins()
+    before = alone.machine.durable
+    forged = pb.Certificate(body=pb.VoteBody(round=50, model_digest=bytes(32)))
+    effects = alone.hears("d", pb.Ahead(round=1, certificate=forged))
+    assert effects == [do.FetchCertificates("d", 0)]
+    effects = alone.hears("d", pb.Behind(round=1, attempt=0, head_round=0))
+    assert not sent(effects, object)
+    assert alone.machine.durable == before
+
+
+def committed(alone: Alone, sites: str, **changed: object) -> pb.Certificate:
+    body = value_of(alone.stage.lock(), alone.stage.manifest)
+    for name, value in changed.items():
+        setattr(body, name, value)
+    votes = [sign_vote(alone.stage.keys[site].sign, body, 0) for site in sites]
+    return certificate_of(0, votes, 0)
+
+
+@pytest.mark.parametrize("told", ["commit", "certificates"])
+def test_a_commit_of_too_few_votes_is_not_adopted_nor_its_version_fetched(told: str) -> None:
+    alone = Alone()
+    alone.begins()
+    before = alone.machine.durable
+
+    def tell(certificate: pb.Certificate) -> list[do.Effect]:
+        if told == "commit":
+            return alone.hears("b", pb.Commit(certificate=certificate))
+        return alone.takes(do.CertificatesArrived("b", (certificate,)))
+
+    with pytest.raises(CertificateError, match="no quorum"):
+        tell(committed(alone, "bc"))
+    forged = committed(alone, "bcd")
+    forged.votes[0].signature = b"forged"
+    with pytest.raises(CertificateError, match="bad signature of b"):
+        tell(forged)
+    with refused("does not follow round 0"):
+        tell(committed(alone, "bcd", parent_digest=bytes(32)))
+    assert alone.machine.durable == before
+    (fetch,) = tell(committed(alone, "bcd"))
+    assert isinstance(fetch, do.FetchVersion)
+    assert alone.machine.head_round == 0, "and not before its version is here"
+    alone.takes(do.VersionHere(VERSION))
+    assert alone.machine.head_round == 1
+
+
+def test_a_commit_under_an_older_manifest_than_the_heads_is_not_adopted() -> None:
+    """In which an expelled site, whose key somebody has, has a vote."""
+    alone = Alone()
+    newer = alone.world.manifests[2] = FederationManifest(
+        "simulated", 2, alone.stage.manifest.sites[:3], 1
+    )
+    alone.takes(do.ManifestChanged(newer, b"a"))
+    first = committed(alone, "abc", manifest_version=2, manifest_digest=newer.digest)
+    alone.takes(do.CertificatesArrived("b", (first,)))
+    alone.takes(do.VersionHere(VERSION))
+    assert alone.machine.head_round == 1
+    old = committed(alone, "bcd", round=2, parent_digest=VERSION, model_digest=b"2" * 32)
+    for event in (
+        do.Received("b", pb.Commit(certificate=old)),
+        do.CertificatesArrived("b", (old,)),
+    ):
+        with pytest.raises(CertificateError, match="versions do not go back"):
+            alone.takes(event)
+
+
+def test_without_a_run_that_a_person_has_signed_nothing_is_promised() -> None:
+    alone = Alone()
+    others = alone.prepare("b", 0)
+    others.run.signature = b"forged"
+    with pytest.raises(CertificateError, match="bad signature of a"):
+        alone.hears("b", others)
+    theirs = alone.prepare("b", 0)
+    by = alone.stage.keys["b"].sign(Kind.RUN.value + theirs.run.body)
+    theirs.run.site, theirs.run.signature = "b", by.signature
+    with refused("b signs another site's run"):
+        alone.hears("b", theirs)
+    over = alone.stage.run_of(alone.world.training, target_round=0)
+    alone.hears("b", alone.prepare("b", 0, run=over))
+    assert alone.promised == -1
+
+
+def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
+    alone = Alone()
+    for generation in (runs.FARTHEST + 1, 2**62):
+        far = alone.stage.run_of(alone.world.training, generation=generation)
+        alone.hears("b", pb.RunWish(run=far))
+    assert alone.machine.run is None
+    alone.begins()
+    assert alone.promised == 0
+
+
+def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie() -> None:
+    """A liar has raised the number as far as it may, twice; whoever missed one of the runs
+    would never take part again."""
+    alone = Alone()
+    far = alone.stage.run = alone.stage.run_of(
+        alone.world.training, generation=2 * runs.FARTHEST, run_id="far"
+    )
+    alone.hears("d", pb.RunWish(run=far))
+    alone.hears("d", alone.stage.promised("d", 0))
+    alone.hears("d", pb.RunWish(run=far))
+    assert alone.machine.run is None, "one site may lie"
+    alone.hears("c", alone.stage.promised("c", 0))
+    alone.hears("c", pb.RunWish(run=far))
+    assert alone.machine.durable.signed_run == far
+
+
+def test_a_site_that_took_a_far_run_alone_comes_back_to_that_of_the_others() -> None:
+    alone = Alone()
+    theirs = alone.stage.run
+    for generation in (runs.FARTHEST, 2 * runs.FARTHEST):
+        alone.stage.run = alone.stage.run_of(alone.world.training, generation=generation)
+        alone.hears("d", pb.RunWish(run=alone.stage.run))
+    alone.hears("d", alone.stage.promised("d", 0))
+    lonely = alone.machine.durable.signed_run
+    alone.stage.run = theirs
+    alone.hears("b", alone.stage.promised("b", 0))
+    alone.hears("b", pb.RunWish(run=theirs))
+    assert alone.machine.durable.signed_run == lonely
+    alone.hears("c", alone.stage.promised("c", 0))
+    alone.hears("b", pb.RunWish(run=theirs))
+    assert alone.machine.durable.signed_run == theirs
+
+
+def test_a_run_that_weakens_what_people_asked_for_is_answered_with_it() -> None:
+    alone = Alone()
+    alone.begins()
+    weak = pb.TrainingPlan()
+    weak.CopyFrom(alone.world.training)
+    weak.min_participants = 2
+    run = pb.Run.FromString(alone.stage.run.body)
+    run.requested_by, run.run_id, run.generation = "d", "weak", 2
+    run.plan.CopyFrom(weak)
+    wish = pb.RunWish(run=sign(alone.stage.keys["d"], Kind.RUN, run))
+    with refused("the run of d is not taken: .*min_participants from 3 to 2"):
+        alone.hears("d", wish)
+    assert alone.machine.durable.signed_run == alone.stage.run
+
+
+# ---- statements ---------------------------------------------------------------------------
+
+
+def stated(alone: Alone) -> Known:
+    """a has signed the sum of attempt 0."""
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    known = alone.stage.statement(bundle)
+    alone.machine._part = None  # a witness: what it sent itself is not in question here
+    effects = alone.hears("b", alone.state_of(known))
+    assert len(sent(effects, pb.Stated)) == 1
+    persisted = next(n for n, e in enumerate(effects) if isinstance(e, do.Persist))
+    assert isinstance(effects[-1], do.Send)
+    assert persisted < len(effects) - 1, "on disk before it is said"
+    return known
+
+
+def test_a_site_signs_one_sum_an_attempt_over_a_restart_too() -> None:
+    """Two certified ones would be two versions of a round, and the difference of two sums."""
+    alone = Alone()
+    known = stated(alone)
+    other = Known.of(alone.stage.statement_of(alone.everybody(0), rejected=["x"]))
+    with refused("b makes two statements in one attempt"):
+        alone.hears("b", alone.state_of(other))
+    again = alone.hears("b", alone.state_of(known))
+    assert [send.body.statement_digest for send in sent(again, pb.Stated)] == [known.digest]
+    bundle = alone.everybody(0).message
+    alone.restarts()
+    alone.hears("b", bundle)
+    with refused("b makes two statements in one attempt"):
+        alone.hears("b", alone.state_of(other))
+
+
+def test_a_statement_waits_for_its_bundle_and_comes_from_its_coordinator() -> None:
+    alone = Alone()
+    alone.begins()
+    bundle = alone.everybody(0)
+    known = alone.stage.statement(bundle)
+    with refused("c does not coordinate attempt 0"):
+        alone.hears("c", alone.state_of(known))
+    assert not alone.hears("b", alone.state_of(known))
+    assert not alone.state.statements
+
+
+def test_nothing_of_an_attempt_that_was_left_is_signed() -> None:
+    alone = Alone()
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    alone.at_attempt(1)
+    assert alone.hears("b", alone.state_of(alone.stage.statement(bundle))) == []
+    assert not alone.state.statements
+
+
+def locked(alone: Alone) -> tuple[HeldLock, Bundle]:
+    """Attempt 1, into which somebody brings the lock of attempt 0."""
+    lock = alone.stage.lock()
+    alone.begins()
+    alone.at_attempt(1)
+    bundle = alone.everybody(1, lock=lock)
+    alone.hears("c", bundle.message)
+    return lock, bundle
+
+
+def test_where_a_version_may_be_committed_no_other_is_stated() -> None:
+    alone = Alone()
+    lock, bundle = locked(alone)
+    anew = alone.stage.statement_of(
+        bundle, 1, made=alone.stage.plan(alone.stage.bundle(attempt=1), 1)
+    )
+    with refused("c states a new sum where one may be committed"):
+        alone.hears("c", alone.state_of(Known.of(anew)))
+    for name, value in (("model_digest", b"x" * 32), ("root_digest", b"x" * 32)):
+        other = alone.stage.restated(lock, bundle, 1).message
+        setattr(other, name, value)
+        with refused("c restates another version than its promises name"):
+            alone.hears("c", alone.state_of(Known.of(other)))
+    effects = alone.hears("c", alone.state_of(alone.stage.restated(lock, bundle, 1)))
+    assert len(sent(effects, pb.Stated)) == 1
+
+
+def test_where_none_may_be_committed_none_is_stated_again() -> None:
+    """A lock that no promise of the bundle names: of a liar's making, or long overtaken."""
+    alone = Alone()
+    alone.begins()
+    alone.at_attempt(1)
+    bundle = alone.everybody(1)
+    alone.hears("c", bundle.message)
+    with refused("c restates another version than its promises name"):
+        alone.hears("c", alone.state_of(alone.stage.restated(alone.stage.lock(), bundle, 1)))
+
+
+def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
+    """Two sums of the same integers differ by one site's update.
+
+    d signed a smaller sum of attempt 0, and those who have signed the whole one are left
+    out of the bundle of attempt 1; a, which is one of them, still has to sign.
+    """
+    alone = Alone()
+    known = stated(alone)
+    smaller = Known.of(alone.stage.statement_of(alone.everybody(0), sites="bcd"))
+    alone.at_attempt(1)
+    promised = [alone.stage.promised(site, 1) for site in "bc"]
+    bundle = alone.stage.bundle([*promised, alone.stage.promised("d", 1, stated=smaller)], 1)
+    assert bundle.repeated is not None
+    made = alone.stage.plan(bundle, 1)
+    assert made.draw == known.message.plan.draw == 0
+    alone.hears("c", bundle.message)
+    alone.machine._part = None
+    less = alone.stage.statement_of(bundle, 1, made=made, sites="bcd", exponents=EXPONENTS)
+    with refused("c states another sum of integers stated before"):
+        alone.hears("c", alone.state_of(Known.of(less)))
+
+
+# ---- votes and locks ------------------------------------------------------------------------
+
+
+def proven(alone: Alone, lock: pb.Lock, attempt: int = 0) -> pb.Proven:
+    return pb.Proven(round=1, attempt=attempt, lock=lock)
+
+
+def test_a_vote_is_cast_on_a_proof_with_the_version_on_disk_and_the_lock_kept() -> None:
+    alone = Alone()
+    alone.begins()
+    lock = alone.stage.lock()
+    (fetch,) = alone.hears("b", proven(alone, lock.message))
+    assert isinstance(fetch, do.FetchVersion)
+    assert not alone.state.HasField("vote"), "not before the version is here"
+    effects = alone.takes(do.VersionHere(VERSION))
+    (vote,) = sent(effects, pb.Vote)
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(do.Persist) < effects.index(vote)
+    assert (alone.state.vote, alone.state.lock) == (vote.body, lock.message)
+    assert vote.to == "b"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda lock: lock.proof.__delitem__(1), "1 sites have opened the sum, 2 prove"),
+        (lambda lock: lock.certificate.signatures.__delitem__(slice(2, 4)), "2 signatures"),
+    ],
+)
+def test_no_vote_for_a_vector_that_nobody_has_proven(
+    spoil: Callable[[pb.Lock], None], expected: str
+) -> None:
+    alone = Alone()
+    alone.begins()
+    message = pb.Lock()
+    message.CopyFrom(alone.stage.lock().message)
+    spoil(message)
+    with refused(expected):
+        alone.hears("b", proven(alone, message))
+    assert alone.takes(do.VersionHere(VERSION)) == []
+
+
+def test_a_site_votes_for_one_version_of_a_sum_and_never_for_another() -> None:
+    """More liars than may be prove a second one: what a site has applied itself still stands."""
+    alone = Alone()
+    alone.begins()
+    lock, other = alone.stage.lock(), alone.stage.lock(version=b"x" * 32)
+    alone.hears("b", proven(alone, lock.message))
+    alone.takes(do.VersionHere(VERSION))
+    voted = alone.state.vote
+    alone.world.watch.liars.add("b")
+    alone.hears("b", proven(alone, other.message))
+    with refused("b proves another version of a sum than this site has made of it"):
+        alone.takes(do.VersionHere(b"x" * 32))
+    assert alone.state.vote == voted
+
+
+def test_a_site_votes_in_no_attempt_that_it_has_left() -> None:
+    alone = Alone()
+    alone.begins()
+    lock = alone.stage.lock()
+    alone.hears("b", proven(alone, lock.message))
+    alone.at_attempt(1)
+    assert not sent(alone.takes(do.VersionHere(VERSION)), pb.Vote)
+    assert alone.hears("b", proven(alone, lock.message)) == []
+    assert not alone.state.HasField("vote")
+    with refused("b proves a version of another attempt"):
+        alone.hears("b", proven(alone, lock.message, attempt=1))
+
+
+def test_a_vote_counts_as_a_promise_of_its_attempt() -> None:
+    """It can be cast in a later attempt than was promised: below it nothing is signed any more."""
+    alone = Alone()
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    late = alone.stage.lock(alone.stage.statement(attempt=2))
+    alone.hears("d", proven(alone, late.message, attempt=2))
+    (vote,) = sent(alone.takes(do.VersionHere(VERSION)), pb.Vote)
+    assert vote.to == "d"
+    assert alone.promised == 2
+    assert alone.hears("b", alone.state_of(alone.stage.statement(bundle))) == []
+    effects = alone.ticks()
+    (promise, *_) = sent(effects, pb.Promised)
+    told = pb.Promise.FromString(promise.body.promise.body)  # type: ignore[union-attr]
+    assert (told.attempt, told.lock) == (3, late.name), "and the next promise shows its lock"
+
+
+# ---- evidence, and a state that went back ---------------------------------------------------
+
+
+def test_a_site_that_promises_two_things_is_accused_and_its_turns_are_passed_over() -> None:
+    alone = Alone()
+    alone.begins()
+    alone.hears("c", alone.stage.promised("c", 1))
+    effects = alone.hears("b", alone.stage.promised("c", 1, num_examples=7))
+    (accused,) = [e for e in effects if isinstance(e, do.Accuse)]
+    assert accused.evidence.first.site == "c"
+    assert {send.to for send in sent(effects, pb.Evidence)} == {"b", "d"}
+    assert not sent(alone.hears("d", accused.evidence), pb.Evidence), "told once"
+    alone.ticks()
+    assert alone.promised == 1
+    began = alone.now
+    alone.ticks()
+    assert (alone.promised, alone.now) == (2, began), "c is not waited for"
+
+
+def test_evidence_that_shows_nothing_accuses_nobody() -> None:
+    alone = Alone()
+    alone.begins()
+    once = alone.stage.promised("c", 1).promise
+    with refused("c is accused of what does not contradict itself"):
+        alone.hears("d", pb.Evidence(kind=pb.TWO_PROMISES, first=once, second=once))
+    forged = pb.Signed()
+    forged.CopyFrom(alone.stage.promised("d", 1, num_examples=7).promise)
+    forged.site = "c"
+    with pytest.raises(CertificateError):
+        alone.hears("d", pb.Evidence(kind=pb.TWO_PROMISES, first=once, second=forged))
+    assert not alone.machine.accused
+
+
+def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> None:
+    """Else it would say it again, otherwise: restored, it looks like a liar."""
+    alone = Alone()
+    alone.begins()
+    mine = alone.stage.promised("a", 4, num_examples=1)
+    stated_by_us = alone.stage.signed_statement("a", alone.stage.statement(attempt=4))
+    remembered = pb.Remembered(round=1, promise=mine.promise, statement=stated_by_us)
+    effects = alone.hears("b", remembered)
+    assert alone.promised == 4
+    assert alone.state.promise.promise == mine.promise
+    assert list(alone.state.statements) == [stated_by_us]
+    told = [e.message for e in effects if isinstance(e, do.Progress)]
+    assert any("this site's state went back: b knows" in line for line in told)
+    bundle = alone.everybody(4)
+    alone.hears(lead_of(4), bundle.message)
+    other = Known.of(alone.stage.statement_of(bundle, 4, rejected=["x"]))
+    with refused("b makes two statements in one attempt"):
+        alone.hears("b", alone.state_of(other))
+
+
+def test_nobody_is_told_what_it_has_not_signed() -> None:
+    """A liar can't put a site forward by remembering for it."""
+    alone = Alone()
+    alone.begins()
+    for field, theirs, told in (
+        ("promise", alone.stage.promised("d", 9).promise, "remembers another's promise"),
+        (
+            "statement",
+            alone.stage.signed_statement("d", alone.stage.statement(attempt=9)),
+            "remembers another's statement",
+        ),
+    ):
+        message = pb.Remembered(round=1)
+        getattr(message, field).CopyFrom(theirs)
+        with refused(f"d {told}"):
+            alone.hears("d", message)
+        getattr(message, field).site = "a"
+        with pytest.raises(CertificateError):
+            alone.hears("d", message)
+    assert alone.promised == 0
+
+
+def test_who_asks_is_told_the_last_that_it_has_signed() -> None:
+    alone = Alone()
+    alone.begins()
+    early, late = alone.stage.promised("d", 1), alone.stage.promised("d", 3)
+    for promised in (late, early):
+        alone.hears("d", promised)
+    (answer,) = sent(alone.hears("d", pb.Recall(round=1)), pb.Remembered)
+    assert answer.body.promise == late.promise  # type: ignore[union-attr]
+    (other,) = sent(alone.hears("d", pb.Recall(round=2)), pb.Remembered)
+    assert not other.body.HasField("promise")  # type: ignore[union-attr]
+
+
+def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
+    """One peer may lie, and one may have forgotten: it waits for a quorum, or a while."""
+    world = World(sites=4, seed=1, faulty_sites=1)
+    stage, machine = Stage(manifest=world.manifest), world.site("a")
+    effects = machine.step(do.Received("b", pb.RunWish(run=stage.run)), 0.5)
+    assert not sent(effects, pb.Promised)
+    machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
+    machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
+    assert machine.durable.promised == -1
+    machine.step(do.Received("c", pb.Remembered(round=1)), 0.7)
+    machine.step(do.Tick(), machine.next_wakeup())
+    assert machine.durable.promised == 0
+    assert (
+        name_of(stage.run)
+        == pb.Promise.FromString(machine.durable.state.promise.promise.body).run_digest
+    )
