@@ -24,7 +24,7 @@ import structlog
 
 from crypto.identity import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon import round_crypto
+from daemon import integers
 from daemon.attempt_work import AttemptWork
 from daemon.collection import Collection
 from daemon.exchange import Exchange, Folders, History, no_room, too_large
@@ -106,6 +106,7 @@ class Node:
         self.identity = identity
         self.trust = trust
         self.protocol = protocol
+        self.manifest = protocol.manifest  # the newest; which one is in force, the protocol says
         self.store = store
         self.collection = collection
         self.privacy = privacy
@@ -124,6 +125,7 @@ class Node:
         self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
         self._tasks: set[asyncio.Task[None]] = set()  # of the attempt under way
         self._said = protocol.durable.state  # in the round under way, as it is on the disk
+        self.listening = asyncio.Event()  # the transport is there
         self._journal = Journal(store, self._refuse_waiting)
         self._exchange = Exchange(
             store=store,
@@ -157,7 +159,10 @@ class Node:
     # ---- the loop --------------------------------------------------------------
 
     async def run(self, transport: Transport, started: Callable[[], None]) -> None:
-        """Drive the protocol until cancelled; ``started`` is called when events are taken."""
+        """Drive the protocol until cancelled, from when ``listening`` is set.
+
+        ``started`` is called when events are queued; they are taken when peers can be asked.
+        """
         self._transport = transport
         await asyncio.to_thread(self._folders.empty_spool)
         await asyncio.to_thread(self._folders.forget_kept, self.protocol.head_round)
@@ -169,6 +174,7 @@ class Node:
             self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers())
             group.create_task(self._exchange.keep_head_sound(self))
+            await self.listening.wait()
             await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
 
@@ -190,10 +196,7 @@ class Node:
     async def _look_at_peers(self) -> None:
         peers = self.transport.statistics()
         heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
-        self._out.say_run_again(self.protocol.durable.signed_run, heads)
-        # At a start no peer can be reached yet, and an answer may be lost: until it is here.
-        for peer in self.protocol.recalling & heads.keys():
-            self._out.put(peer, pb.Recall(round=self.protocol.head_round + 1))
+        self._out.say_again(self.protocol.durable.signed_run, heads)
         farthest = max(heads, key=lambda site: heads[site], default=None)
         if farthest is not None and heads[farthest] > self.protocol.head_round:
             await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))
@@ -297,7 +300,7 @@ class Node:
 
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
-        self.identity, self.trust = identity, trust
+        self.identity, self.trust, self.manifest = identity, trust, manifest
         self._work.renew(identity, trust)
         changed = do.ManifestChanged(manifest, identity.certificate_der)
         self._start_task(self.feed(changed))
@@ -439,7 +442,7 @@ class Node:
         draws = draws or folders.kept_draws(effect.round)
         kept = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
         try:
-            round_crypto.keep_residual(folders.residual, kept)
+            integers.keep_residual(folders.residual, kept)
         except CryptoError as error:
             log.warning("what rounding dropped is not fed back", cause=str(error))
 

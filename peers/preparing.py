@@ -349,10 +349,7 @@ class Preparing:
         self.phase, self._phase_began, self.deadline = phase, now, now + allowance
 
     def _need(self, count: int, what: str) -> None:
-        plan = self._plan
-        # A sum that is repeated is the same sum: nobody may be missing.
-        least = len(plan.participants) if plan.scale_exponents else needed_contributors(plan)
-        minimum = least + self._gathered.still_byzantine
+        minimum = needed_contributors(self._plan) + self._gathered.still_byzantine
         if count < minimum:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 

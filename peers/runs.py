@@ -18,7 +18,12 @@ class RunRefused(Exception):
 
 
 def stands_over(
-    run: pb.Run, known: pb.Run | None, head_round: int, manifest: FederationManifest
+    run: pb.Run,
+    known: pb.Run | None,
+    head_round: int,
+    manifest: FederationManifest,
+    *,
+    usual: int = 0,
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
@@ -27,27 +32,22 @@ def stands_over(
     away numbers its run like the one that it missed. It has caught up with the rounds of
     that one, so its own goes farther: what people asked for is not lost to a run that is
     over. But while a run has rounds left, another site's run with a weaker protection
-    does not stand over it, in whichever order the two are seen. Stopping is always possible.
-    A number that is out of reach is no run.
+    does not stand over it, in whichever order the two are seen. Where each weakens what the
+    other protects, the one that came first stays: under any other rule a site could choose
+    its run so that it takes over. Stopping is always possible.
+    A number that is absurdly far ahead is no run, neither of the one known nor of what is
+    ``usual``: what f + 1 sites have reached, one of them honest. By the first alone a site
+    that lies could number its runs away from those who happen to miss one.
     """
-    if out_of_reach(run, known):
+    if run.generation > max(usual, known.generation if known is not None else 0) + FARTHEST:
         return False
     if known is None:
         return True
     if run == known:
         return False
-    if _rank(run) > _rank(known):
-        return not weakens(run, known, head_round, manifest)
-    return bool(weakens(known, run, head_round, manifest))
-
-
-def out_of_reach(run: pb.Run, known: pb.Run | None) -> bool:
-    """Whether two runs' numbers are so far apart that which one is a liar's can't be told.
-
-    Then the one stands that more sites go by than may lie (`peers.protocol`).
-    """
-    ours = known.generation if known is not None else 0
-    return abs(run.generation - ours) > FARTHEST
+    if weakens(run, known, head_round, manifest):
+        return False
+    return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))
 
 
 def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:
