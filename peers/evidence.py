@@ -83,10 +83,9 @@ class Heard:
 
     def _of(self, site: str, kind: pb.EvidenceKind.ValueType) -> dict[tuple[int, ...], pb.Signed]:
         """What a site has signed in each attempt."""
-        said = self._signed.get(site, {})
         return {
             about: signed
-            for (its, about), signed in said.items()
+            for (its, about), signed in self._signed.get(site, OrderedDict()).items()
             if its == kind and isinstance(about, tuple)
         }
 

@@ -10,6 +10,8 @@ attempt 2, a itself attempt 3.
 
 from __future__ import annotations
 
+from typing import Any
+
 from peers import effects as do
 from peers.bundle import Bundle
 from peers.protocol import Protocol
@@ -102,5 +104,5 @@ def lead_of(attempt: int) -> str:
     return "abcd"[(1 + attempt) % 4]
 
 
-def sent(effects: list[do.Effect], kind: type) -> list[do.Send]:
+def sent(effects: list[do.Effect], kind: type) -> list[Any]:
     return [e for e in effects if isinstance(e, do.Send) and isinstance(e.body, kind)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -143,7 +143,7 @@ def test_a_dropout_that_lays_one_site_bare_costs_the_sum() -> None:
 
 
 def scaled(
-    told: dict[str, tuple[int, ...]], counts: dict[str, int] | None = None
+    told: Mapping[str, tuple[int, ...]], counts: dict[str, int] | None = None
 ) -> tuple[tuple[int, ...], dict[str, str]]:
     participants = [
         pb.Participant(site=site, num_examples=(counts or {}).get(site, 1)) for site in told

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -102,7 +103,7 @@ def of_old(body: pb.VoteBody) -> pb.VoteBody:
     old = pb.VoteBody()
     old.CopyFrom(body)
     for field in ("rules", "manifest_digest", "statement_digest", "mean_loss", "next_clip_norm"):
-        old.ClearField(field)  # type: ignore[arg-type]
+        old.ClearField(field)
     return old
 
 
@@ -420,7 +421,7 @@ def test_the_signed_bytes_of_old_are_what_they_were() -> None:
 
 digests = st.binary(min_size=32, max_size=32)
 ids = st.from_regex(r"[a-z0-9][a-z0-9-]{0,5}", fullmatch=True)
-of_today = st.builds(
+of_today: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     rules=st.just(RULES),
     manifest_digest=digests,

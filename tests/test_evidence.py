@@ -210,4 +210,5 @@ def test_what_a_site_said_last_is_told_to_it_when_it_asks(stage: Stage) -> None:
     assert vote is not None
     assert vote.attempt == 2
     heard.forget()
-    assert heard.latest_promise("d") is heard.latest_vote("d") is None
+    assert heard.latest_promise("d") is None
+    assert heard.latest_vote("d") is None

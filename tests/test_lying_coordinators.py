@@ -484,7 +484,7 @@ def test_a_vote_counts_as_a_promise_of_its_attempt() -> None:
     assert alone.hears("b", alone.state_of(alone.stage.statement(bundle))) == []
     effects = alone.ticks()
     (promise, *_) = sent(effects, pb.Promised)
-    told = pb.Promise.FromString(promise.body.promise.body)  # type: ignore[union-attr]
+    told = pb.Promise.FromString(promise.body.promise.body)
     assert (told.attempt, told.lock) == (3, late.name), "and the next promise shows its lock"
 
 
@@ -570,9 +570,9 @@ def test_who_asks_is_told_the_last_that_it_has_signed() -> None:
     for promised in (late, early):
         alone.hears("d", promised)
     (answer,) = sent(alone.hears("d", pb.Recall(round=1)), pb.Remembered)
-    assert answer.body.promise == late.promise  # type: ignore[union-attr]
+    assert answer.body.promise == late.promise
     (other,) = sent(alone.hears("d", pb.Recall(round=2)), pb.Remembered)
-    assert not other.body.HasField("promise")  # type: ignore[union-attr]
+    assert not other.body.HasField("promise")
 
 
 def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:

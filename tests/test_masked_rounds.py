@@ -37,7 +37,7 @@ def kill(world: World, victims: str, step: int | None) -> None:
 
     def dying(site: str, effect: do.Mask | do.OpenShares) -> do.Masked | do.ContextHeld:
         done = real(site, effect)
-        doing = pb.OPENING
+        doing: pb.MaskingStep.ValueType | None = pb.OPENING
         if isinstance(effect, do.Mask):
             doing = effect.order.step if effect.order else None
         if site in victims and doing == step:

@@ -74,7 +74,7 @@ def test_nothing_is_opened_or_challenged_before_a_quorum_has_signed_what_it_is()
     with pytest.raises(RemoteProtocolError, match="before it was challenged"):
         holder.ordered(PROOF)
     masked = part(staged(pb.MASKING))
-    assert masked.worked(ARRIVED) == masked.ordered(pb.Openings(**AT)) == []
+    assert masked.worked(ARRIVED) == masked.ordered(pb.Openings(round=1, attempt=0)) == []
 
 
 def test_a_second_certified_sum_changes_nothing_of_the_first() -> None:

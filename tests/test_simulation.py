@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_the_simulation_catches_a_planted_bug(bug: Bug) -> None:
 
 
 # What is scripted, the defences that it is about, and what happens without them.
-SCRIPTED = {
+SCRIPTED: dict[str, tuple[Callable[[], None], tuple[bugs.Plant, ...], str]] = {
     "two restatements of an attempt": (
         lambda: scripts.restate_both(*scripts.two_locks()),
         bugs.UNCERTIFIED,

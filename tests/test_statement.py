@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_a_statement_is_certified_by_the_manifest_that_it_names(stage: Stage) ->
     """Who was expelled since signs no more, and who came since does not count for it."""
     known = stage.statement()
     with refused("goes by manifest 1, which is not known here"):
-        read_certificate(stage.certified(known), stage.us, {}.get)
+        read_certificate(stage.certified(known), stage.us, lambda _: None)
     for other in (manifest_of("abce"), manifest_of("abcd", 0)):
         with refused("goes by manifest 1, which is not known here"):
             read_certificate(stage.certified(known), stage.us, {1: other}.get)
@@ -245,7 +245,7 @@ def other_weights(statement: pb.Statement) -> None:
         lambda s: setattr(s.plan, "full_weight", 10**6),
         lambda s: setattr(s.plan.training, "min_participants", 2),
         lambda s: setattr(s.plan, "faulty_sites", 0),
-        lambda s: setattr(s.plan, "noise_multiplier", 0.0) or s.plan.training.ClearField("privacy"),
+        lambda s: (s.plan.ClearField("noise_multiplier"), s.plan.training.ClearField("privacy")),
         lambda s: setattr(s.plan, "key_dealer", "d"),
         lambda s: s.plan.participants.__delitem__(3),
         lambda s: setattr(s.plan, "draw", 7),
@@ -397,7 +397,7 @@ def participant(stage: Stage, site: str, *, secret: bytes = b"s" * 32) -> Partic
     return part
 
 
-def scale(stage: Stage, made: pb.Plan, told: dict[str, tuple[int, ...]]) -> pb.Scale:
+def scale(stage: Stage, made: pb.Plan, told: Mapping[str, tuple[int, ...]]) -> pb.Scale:
     return pb.Scale(
         round=1,
         exponents=[

@@ -30,11 +30,20 @@ from daemon.attempt_work import AttemptWork
 from daemon.collection import Collection
 from daemon.round_crypto import Applied, Finished
 from daemon.versions import read_whole_version, write_version
-from peers import bundle, comparison, coordination, participation, protocol, statement
+from peers import (
+    attending,
+    bundle,
+    comparison,
+    participation,
+    preparing,
+    statement,
+)
 from peers import effects as do
 from peers.bundle import Ground, Promised
-from peers.coordination import AttemptFails, Coordination
+from peers.coordination import Coordination
+from peers.deciding import Tally
 from peers.participation import Participation
+from peers.preparing import AttemptFails
 from peers.protocol import Protocol
 from peers.signing import Keys, Kind, name_of, read, sign, verify
 from peers.statement import Known, ManifestOf
@@ -82,7 +91,7 @@ def _with_body(signed: pb.Signed, message: Any) -> pb.Signed:
 
 def weighs() -> None:
     """In the bundle the victim promises 100,000 examples, and everybody else 1."""
-    make = vars(coordination)["make"]
+    make = vars(preparing)["make"]
 
     def forged(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
         made: pb.Bundle = make(ground, run, promised)
@@ -94,13 +103,13 @@ def weighs() -> None:
                     signed.CopyFrom(_with_body(signed, promise))
         return made
 
-    _put(coordination, "make", forged)
+    _put(preparing, "make", forged)
     _believe_ourselves()
 
 
 def drops_privacy() -> None:
     """In the bundle the run is without differential privacy, and all promises are for that."""
-    make, go = vars(coordination)["make"], Coordination._go
+    make, go = vars(preparing)["make"], Coordination._go
 
     def going(self: Coordination, now: float) -> list[do.Effect]:
         if lying("drops-privacy"):
@@ -119,7 +128,7 @@ def drops_privacy() -> None:
         return made
 
     _put(Coordination, "_go", going)
-    _put(coordination, "make", forged)
+    _put(preparing, "make", forged)
     _believe_ourselves()
 
 
@@ -333,14 +342,14 @@ def hands_out() -> None:
             return [e for e in effects if not _is_opening(e) or e.to == self.site]  # type: ignore[union-attr]
         return effects
 
-    def alone(self: Coordination) -> int:
+    def alone(self: Tally) -> int:
         return 1 if lying("hands-out") else self.ground.manifest.tolerated + 1
 
     def believing(*arguments: Any) -> pb.Applied:
         return (_proven_by_anyone if lying("hands-out") else believe)(*arguments)
 
     _put(Coordination, "_pass_on", keeping)
-    _put(Coordination, "_proving", property(alone))
+    _put(Tally, "proving", property(alone))
     _put(statement, "read_proof", believing)
 
 
@@ -518,7 +527,7 @@ def without_repeating() -> None:
 def without_drawing() -> None:
     """All attempts of a round train alike and sum the same integers, of whichever sites."""
     without(_for_good, bundle, "derive_plan", "draw=ground.attempt,", instead="draw=0,")
-    for module in (coordination, protocol):
+    for module in (preparing, attending):
         _put(module, "derive_plan", bundle.derive_plan)
     without(_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
 

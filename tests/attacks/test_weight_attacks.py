@@ -125,9 +125,9 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
     leader = coordinator_of(world, 1)
     while (under_way := world.site(leader)._coordination) is None or under_way.phase != "state":
         world.step()
-    assert under_way._statement is not None
+    assert under_way._tally.known is not None
     lying = pb.Statement()
-    lying.CopyFrom(under_way._statement.message)
+    lying.CopyFrom(under_way._tally.known.message)
     next(p for p in lying.plan.participants if p.site == leader).num_examples = LIE
     assert shares(lying.plan)[leader] > 0.999999
 

@@ -67,7 +67,7 @@ def claim(holds: object, message: str) -> None:
 
 def quorum_of(manifest: FederationManifest) -> int:
     """More than (n + f) / 2, whatever the protocol takes for it."""
-    return (len(manifest.enabled_ids) + manifest.faulty_sites) // 2 + 1
+    return (len(manifest.enabled_ids) + manifest.tolerated) // 2 + 1
 
 
 class Watch:
@@ -243,7 +243,7 @@ class Watch:
         in_it = [one.site for one in self._statements[digest].contributions]
         here = all(site in promises and promises[site].willing for site in in_it)
         manifest = self._manifests[statement.manifest_version]
-        due = here and tried <= manifest.faulty_sites
+        due = here and tried <= manifest.tolerated
         at = f"{statement.round}.{statement.attempt}"
         claim(not due, f"the sum of {latest} is drawn anew in {at}, with all of {in_it} there")
 

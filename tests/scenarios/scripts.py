@@ -204,10 +204,10 @@ def sum_less(script: Script) -> None:
     lead = script.site("c")
     script.until(lambda: lead._coordination is not None and lead._coordination.phase == "state")
     coordination = lead._coordination
-    if coordination is None or coordination._statement is None:
+    if coordination is None or coordination._tally.known is None:
         raise LookupError("the script has gone another way")
     statement = pb.Statement()
-    statement.CopyFrom(coordination._statement.message)
+    statement.CopyFrom(coordination._tally.known.message)
     del statement.contributions[1]
     raw = Known.of(statement).raw
     script.tells("abd", pb.State(round=1, attempt=1, statement=raw))
