@@ -253,23 +253,6 @@ def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie()
     assert alone.machine.durable.signed_run == far
 
 
-def test_a_site_that_took_a_far_run_alone_comes_back_to_that_of_the_others() -> None:
-    alone = Alone()
-    theirs = alone.stage.run
-    for generation in (runs.FARTHEST, 2 * runs.FARTHEST):
-        alone.stage.run = alone.stage.run_of(alone.world.training, generation=generation)
-        alone.hears("d", pb.RunWish(run=alone.stage.run))
-    alone.hears("d", alone.stage.promised("d", 0))
-    lonely = alone.machine.durable.signed_run
-    alone.stage.run = theirs
-    alone.hears("b", alone.stage.promised("b", 0))
-    alone.hears("b", pb.RunWish(run=theirs))
-    assert alone.machine.durable.signed_run == lonely
-    alone.hears("c", alone.stage.promised("c", 0))
-    alone.hears("b", pb.RunWish(run=theirs))
-    assert alone.machine.durable.signed_run == theirs
-
-
 def test_a_run_that_weakens_what_people_asked_for_is_answered_with_it() -> None:
     alone = Alone()
     alone.begins()

@@ -119,11 +119,6 @@ SCRIPTED: dict[str, tuple[Callable[[], None], tuple[bugs.Plant, ...], str]] = {
         bugs.TWO_VOTES,
         "a site votes once",
     ),
-    "a sum less one of its updates": (
-        lambda: scripts.sum_less(scripts.Script()),
-        bugs.ANOTHER_SUM,
-        "two sums of one draw",
-    ),
 }
 
 
@@ -140,7 +135,6 @@ def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
     ("name", "left_out"),
     [
         ("two votes an attempt", bugs.UNCERTIFIED),
-        ("a sum less one of its updates", bugs.ANOTHER_DIFFERENCE),
     ],
 )
 def test_each_of_two_defences_is_enough(name: str, left_out: tuple[bugs.Plant, ...]) -> None:

@@ -160,7 +160,8 @@ async def test_the_coordinator_decrypts_an_update(
     coordinator. Without it the coordinator has the victim's integers, every one.
     """
     federation = Federation.found(tmp_path, COORDINATOR, DEALER, VICTIM)
-    plan = pb.Plan(round=7, key_dealer=DEALER, training=pb.TrainingPlan(bits=12))
+    training = pb.TrainingPlan(bits=12)
+    plan = pb.Plan(round=7, key_dealer=DEALER, coordinator=COORDINATOR, training=training)
     for site in (COORDINATOR, DEALER, VICTIM):
         certificate = federation.identity(site).certificate_der
         plan.participants.add(site=site, num_examples=1, certificate=certificate)
