@@ -72,7 +72,7 @@ ONLY_IN_WORKERS = (
 )
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
 MOST_LINES_IN_A_FILE = 800
-MOST_LINES_IN_A_FUNCTION = 80
+MOST_LINES_IN_A_FUNCTION = 95
 
 
 def sources(*folders: str) -> list[Path]:

@@ -93,7 +93,7 @@ async def members(
 
             worker = Worker(f"crypto-{site}", threads=1)
             stack.push_async_callback(worker.stop)
-            folder.mkdir(parents=True)
+            (folder / "kept").mkdir(parents=True)
             ledger = PrivacyLedger(folder / "privacy.sqlite3")
             stack.callback(ledger.close)
             spool = folder / "spool"
