@@ -125,6 +125,7 @@ class Protocol:
         self._heard = evidence.Heard()
         self._recalling: set[str] = set()
         self._recall_until = math.inf
+        self._ahead: set[str] = set()
         self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []
         self._adoption = Adoption(site, verify_certificate)
@@ -174,9 +175,7 @@ class Protocol:
         self._effects = []
         peers = [peer for peer in self.manifest.enabled_ids if peer != self.site]
         if peers and self.site in self.manifest.enabled_ids:
-            self._recalling = set(peers)
-            self._recall_until = now + self._timing.phase(0)
-            self._emit(*(do.Send(peer, pb.Recall(round=self._round)) for peer in peers))
+            self._recall(peers)
         if self._active:
             # A moment later, when peers can be reached; unless we hear of progress before.
             self._pace.restarted(now)
@@ -354,7 +353,10 @@ class Protocol:
 
     def _tick(self) -> None:
         if self._now >= self._recall_until:
-            self._recalled()
+            if len(self._ahead) > self.manifest.tolerated:
+                self._recall(self._recalling)  # we are behind, as an honest site says
+            else:
+                self._recalled()
         if self._coordination and self._now >= self._coordination.deadline:
             self._emit(*self._coordination.timeout(self._now))
         if self._now < self._pace.until:
@@ -988,6 +990,8 @@ class Protocol:
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
         self._emit(do.Progress.of_commit(last))
         self._pace.nothing()
+        if self._recalling:  # we were behind: what have we said in this round?
+            self._recall(peer for peer in self.manifest.enabled_ids if peer != self.site)
         if self._active:
             self._go_on_to(0)
         self._early += self._too_early
@@ -1023,10 +1027,18 @@ class Protocol:
 
     # ---- a state that went back ----------------------------------------------------
 
+    def _recall(self, peers: Iterable[str]) -> None:
+        """Ask what we have said in this round; sign nothing before enough have answered."""
+        self._recalling = set(peers)
+        self._ahead.clear()
+        self._recall_until = self._now + self._timing.phase(0)
+        asked = pb.Recall(round=self._round)
+        self._emit(*(do.Send(peer, asked) for peer in sorted(self._recalling)))
+
     def _on_recall(self, sender: str, message: pb.Recall) -> None:
         """A site that starts asks what it has said; whoever is asked asks back, if it must."""
-        answer = pb.Remembered(round=message.round)
-        if message.round == self._round:
+        answer = pb.Remembered(round=max(message.round, self._round))
+        if answer.round == self._round:
             promise = self._heard.latest_promise(sender)
             statement = self._heard.latest_statement(sender)
             vote = self._heard.latest_vote(sender)
@@ -1044,6 +1056,10 @@ class Protocol:
 
     def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
         """What we have signed and do not know any more is our state again."""
+        if message.round > self._round and sender in self._recalling:
+            self._ahead.add(sender)
+            self._emit(do.FetchCertificates(sender, self.head_round))
+            return
         if message.round == self._round:
             self._take_back(sender, message)
         self._recalling.discard(sender)
@@ -1054,6 +1070,7 @@ class Protocol:
     def _recalled(self) -> None:
         """Enough peers have told us, or had the time to."""
         self._recalling.clear()
+        self._ahead.clear()
         self._recall_until = math.inf
 
     def _take_back(self, sender: str, message: pb.Remembered) -> None:
