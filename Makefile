@@ -36,9 +36,10 @@ test-quick: $(INSTALLED) ## run the tests that are quick each, two minutes toget
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not federation" $(ARGS)
 
 SEEDS ?= 1000
-sim: $(INSTALLED) ## simulate rounds under drawn faults, then with liars (SEEDS=100000 ARGS="--first 5000 --jobs 2")
+sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restored states (SEEDS=100000 ARGS="--first 5000 --jobs 2")
 	@$(BIN)/python -m tests.simulate --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulate --liars --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulate --restores --seeds $(SEEDS) $(ARGS)
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
 test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill them

@@ -7,6 +7,7 @@ beside is peers/participation.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from peers import effects as do
@@ -340,10 +341,18 @@ class Attending(Machine):
 
     # ---- a state that went back ----------------------------------------------------
 
+    def _recall(self, peers: Iterable[str]) -> None:
+        """Ask what we have said in this round; sign nothing before enough have answered."""
+        self._recalling = set(peers)
+        self._ahead.clear()
+        self._recall_until = self._now + self._timing.phase(0)
+        asked = pb.Recall(round=self._round)
+        self._emit(*(do.Send(peer, asked) for peer in sorted(self._recalling)))
+
     def _on_recall(self, sender: str, message: pb.Recall) -> None:
         """A site that starts asks what it has said; whoever is asked asks back, if it must."""
-        answer = pb.Remembered(round=message.round)
-        if message.round == self._round:
+        answer = pb.Remembered(round=max(message.round, self._round))
+        if answer.round == self._round:
             promise = self._heard.latest_promise(sender)
             statement = self._heard.latest_statement(sender)
             vote = self._heard.latest_vote(sender)
@@ -361,6 +370,10 @@ class Attending(Machine):
 
     def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
         """What we have signed and do not know any more is our state again."""
+        if message.round > self._round and sender in self._recalling:
+            self._ahead.add(sender)
+            self._emit(do.FetchCertificates(sender, self.head_round))
+            return
         if message.round == self._round:
             self._take_back(sender, message)
         self._recalling.discard(sender)
@@ -371,6 +384,7 @@ class Attending(Machine):
     def _recalled(self) -> None:
         """Enough peers have told us, or had the time to."""
         self._recalling.clear()
+        self._ahead.clear()
         self._recall_until = math.inf
 
     def _take_back(self, sender: str, message: pb.Remembered) -> None:

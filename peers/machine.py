@@ -90,6 +90,7 @@ class Machine:
         self._heard = evidence.Heard()
         self._recalling: set[str] = set()
         self._recall_until = math.inf
+        self._ahead: set[str] = set()
         self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []
         self._adoption = Adoption(site, verify_certificate)

@@ -4,7 +4,7 @@ A site enters attempt t + 1, never a later one, when its patience for t is over 
 coordinator has ended it; further only when f + 1 sites have signed promises for later
 attempts, of which one is honest. So nobody can push honest attempts aside, numbers can't
 run away, a coordinator that is dead stops nothing, and a site that was away catches up
-over any distance. (Left out in a model, each rule stalled: tests/models/pacemaker.py.)
+over any distance. (Left out in a model, each rule stalled: tests/models/rounds.py.)
 """
 
 from __future__ import annotations

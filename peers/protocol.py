@@ -106,9 +106,7 @@ class Protocol(Attending):
         self._effects = []
         peers = [peer for peer in self.manifest.enabled_ids if peer != self.site]
         if peers and self.site in self.manifest.enabled_ids:
-            self._recalling = set(peers)
-            self._recall_until = now + self._timing.phase(0)
-            self._emit(*(do.Send(peer, pb.Recall(round=self._round)) for peer in peers))
+            self._recall(peers)
         if self._active:
             # A moment later, when peers can be reached; unless we hear of progress before.
             self._pace.restarted(now)
@@ -260,7 +258,10 @@ class Protocol(Attending):
 
     def _tick(self) -> None:
         if self._now >= self._recall_until:
-            self._recalled()
+            if len(self._ahead) > self.manifest.tolerated:
+                self._recall(self._recalling)  # we are behind, as an honest site says
+            else:
+                self._recalled()
         if self._coordination and self._now >= self._coordination.deadline:
             self._emit(*self._coordination.timeout(self._now))
         if self._now < self._pace.until:
@@ -579,6 +580,8 @@ class Protocol(Attending):
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
         self._emit(do.Progress.of_commit(last))
         self._pace.nothing()
+        if self._recalling:  # we were behind: what have we said in this round?
+            self._recall(peer for peer in self.manifest.enabled_ids if peer != self.site)
         if self._active:
             self._go_on_to(0)
         self._early += self._too_early

@@ -3,7 +3,7 @@
 A run is a function of its seed. A violation prints the seed, the shrunken
 scenario and the end of its transcript; the exit status is 1 then. One seed again,
 with its transcript: `python -m tests.simulate --replay SEED`. With `--liars` one site of
-each run lies.
+each run lies, with `--restores` the state of one goes back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from tests.scenarios.schedule import Scenario, draw, draw_with_liar, play
+from tests.scenarios.schedule import Scenario, draw, draw_with_liar, draw_with_restore, play
 from tests.scenarios.shrink import failure, shrunken
 
 SEEDS_A_TASK = 50
@@ -96,9 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one run, as it was drawn")
-    parser.add_argument("--liars", action="store_true", help="one site of each run lies")
+    faulty = parser.add_mutually_exclusive_group()
+    faulty.add_argument("--liars", action="store_true", help="one site of each run lies")
+    faulty.add_argument("--restores", action="store_true", help="a site's state goes back")
     asked = parser.parse_args(arguments)
-    drawn = draw_with_liar if asked.liars else draw
+    drawn = draw_with_liar if asked.liars else draw_with_restore if asked.restores else draw
     if asked.replay is not None:
         scenario = drawn(asked.replay)
         print(scenario)

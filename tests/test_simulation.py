@@ -8,15 +8,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from peers import effects as do
+from peers.protocol import Protocol
 from tests import simulate
 from tests.scenarios import bugs, scripts
 from tests.scenarios.bugs import BUGS, Bug, Drawn
+from tests.scenarios.faults import Faults
 from tests.scenarios.invariants import Violation
-from tests.scenarios.schedule import draw, draw_with_liar, play, play_in, world_of
+from tests.scenarios.schedule import (
+    Restore,
+    Scenario,
+    draw,
+    draw_with_liar,
+    draw_with_restore,
+    play,
+    play_in,
+    world_of,
+)
 from tests.scenarios.shrink import fails, failure, shrunken
 from tests.simulation import TIMING, World, coordinator
 
@@ -24,7 +36,9 @@ FIXED_SEEDS = range(120)
 FRESH_SEEDS = 40
 # Drawn once by `make sim`, each broke an invariant of an earlier protocol.
 ONCE_BROKEN = (305245, 306406, 307261, 308485, 310264, 311320, 320350, 324146, 325741, 325925)
-DRAWN = pytest.mark.parametrize("drawn", [draw, draw_with_liar], ids=lambda drawn: drawn.__name__)
+DRAWN = pytest.mark.parametrize(
+    "drawn", [draw, draw_with_liar, draw_with_restore], ids=lambda drawn: drawn.__name__
+)
 
 
 def broken(seeds: range, drawn: Drawn = draw) -> list[int]:
@@ -77,6 +91,26 @@ def test_receivers_share_nothing_with_senders(seed: int, drawn: Drawn) -> None:
     shared = play_in(world_of(scenario, record=True), scenario)
     copied = play_in(world_of(scenario, record=True, copies=True), scenario)
     assert shared.transcript == copied.transcript
+
+
+def restored_once(seed: int) -> Scenario:
+    """One site's state goes back once, while everybody whom it can ask is there."""
+    scenario = draw_with_restore(seed)
+    back = next(fault for fault in scenario.schedule if isinstance(fault, Restore))
+    quiet = Faults(delay_s=(0.001, 1.0))
+    return replace(scenario, faulty_sites=0, schedule=(back,), noise=quiet)
+
+
+def test_what_a_site_has_lost_of_its_state_its_peers_tell_it() -> None:
+    """It counts as honest here: nothing is promised, signed or voted for a second time."""
+    assert broken(range(60), restored_once) == []
+
+
+@pytest.mark.parametrize("lost", ["_take_back", "_recall"])
+def test_without_being_told_it_contradicts_itself(lost: str) -> None:
+    with bugs.planted(((Protocol, lost, lambda *_: None),)):
+        failed = simulate.violations(range(60), restored_once)
+    assert failed
 
 
 # ---- teeth ---------------------------------------------------------------------

@@ -34,8 +34,9 @@ SCARCE = (
     *("Vote", "Vote", "Commit", "Proven", "Promised", "RunWish", "Bundle", "Trained"),
     *("EndedAttempt", "State", "Stated", "Certified", "AppliedSum", "Contributed"),
 )
-# Looks at the federation after which somebody notices that its sites are at different runs.
-STOPPED_AFTER = 30
+# Looks at the federation, one in ten seconds, after which a person stops a run that is
+# another one at other sites, or is the liar's.
+STOPPED_AFTER = 12
 PATIENCE_S = 40_000.0
 # What fails instead of a drawn phase where updates get into the sum another way.
 _STEPS: dict[str, dict[str, str]] = {
@@ -323,7 +324,7 @@ class _Play:
     scenario: Scenario
     world: World
     _next_wish: float = 0.0
-    _differing: int = 0
+    _strange: int = 0
     _stopped: bool = False
 
     def arrange(self) -> None:
@@ -444,11 +445,13 @@ class _Play:
         """People want their rounds: where most see no run under way, one of them starts it."""
         world = self.world
         self._next_wish = world.now + 10.0
-        runs = {str(world.machines[name].run) for name in up}
-        self._differing = self._differing + 1 if len(runs) > 1 else 0
-        if self._differing > STOPPED_AFTER:
-            # Two runs of which none may take the other's place: a person stops one.
-            self._differing, self._stopped = 0, True
+        runs = [run for name in up if (run := world.machines[name].run) is not None]
+        lied = any(run.requested_by == self.scenario.liar for run in runs)
+        strange = lied or len({str(run) for run in runs}) > 1
+        self._strange = self._strange + 1 if strange else 0
+        if self._strange > STOPPED_AFTER:
+            # Two of which none may take the other's place, or one that can't be carried.
+            self._strange, self._stopped = 0, True
             world.stop(world.random.choice(up))
         idle = [name for name in up if not world.machines[name].busy]
         if len(idle) > len(up) // 2:
