@@ -34,7 +34,8 @@ def stands_over(
     over. But while a run has rounds left, another site's run with a weaker protection
     does not stand over it, in whichever order the two are seen. Where each weakens what the
     other protects, the one that came first stays: under any other rule a site could choose
-    its run so that it takes over. Stopping is always possible.
+    its run so that it takes over. Stopping is always possible. The run of a site that was
+    expelled stands over none of a site that takes part.
     A number that is absurdly far ahead is no run, neither of the one known nor of what is
     ``usual``: what f + 1 sites have reached, one of them honest. By the first alone a site
     that lies could number its runs away from those who happen to miss one.
@@ -45,6 +46,9 @@ def stands_over(
         return True
     if run == known:
         return False
+    here, there = (manifest.enabled(one.requested_by) for one in (run, known))
+    if here != there:  # nobody else takes the run of a site that was expelled
+        return here
     if weakens(run, known, head_round, manifest):
         return False
     return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))

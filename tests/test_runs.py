@@ -80,6 +80,14 @@ def test_who_asked_for_it_may_weaken_a_run_and_anybody_may_once_it_is_over() -> 
     assert runs.stands_over(others, strong, 3, gone), "who asked for it was expelled"
 
 
+def test_the_run_of_a_site_that_was_expelled_stands_in_nobodys_way() -> None:
+    """Who knows of it would hold to it, and who does not could not be told: nobody reads it."""
+    theirs = asked(None, "z", 9, by="gone")
+    ours = asked(None, "a", 9)
+    assert stands(ours, theirs)
+    assert not stands(theirs, ours)
+
+
 def test_anybody_may_stop_a_run_however_strong_it_is() -> None:
     strong = asked(None, "a", 9)
     head = do.Durable(3, bytes(32), signed_run=pb.Signed(body=strong.SerializeToString()))
