@@ -78,6 +78,7 @@ Action = Literal[
     "send",
     "show-pairs",
     "start",
+    "state",
     "statement",
     "stop",
     "stop-training",

@@ -164,6 +164,7 @@ class Daemon:
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
         node.accused = lambda evidence: _accused(audit, evidence)
+        node.went_back = lambda effect: _went_back(audit, effect)
         curve = self._make_curve(node, workers)
         attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
@@ -560,6 +561,18 @@ async def _accused(audit: AuditLog, evidence: pb.Evidence) -> None:
         site=evidence.first.site,
         signed=pb.EvidenceKind.Name(evidence.kind).lower(),
         sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
+    )
+
+
+async def _went_back(audit: AuditLog, effect: do.WentBack) -> None:
+    """That this site's state is an older copy, as a peer knows."""
+    await audit.record_or_owe(
+        DAEMON,
+        "state",
+        "went back",
+        round=effect.round,
+        told_by=effect.told_by,
+        forgotten=effect.forgotten,
     )
 
 

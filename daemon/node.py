@@ -115,6 +115,7 @@ class Node:
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
         self.accused: Callable[[pb.Evidence], Awaitable[None]] = _nobody_is_told
+        self.went_back: Callable[[do.WentBack], Awaitable[None]] = _nobody_is_told
         self.progress = ProgressBoard(lambda: self.traffic())
         self._run_over = False
         self._last_error = ""
@@ -359,6 +360,8 @@ class Node:
                 self._start_task(_bounded(effect, fetching))
             case do.Accuse(evidence):
                 await self._at_once(effect, self._accuse(evidence))
+            case do.WentBack():
+                await self._at_once(effect, self._went_back(effect))
             case do.Adopt():
                 await self._at_once(effect, self._adopt(effect))
             case do.Progress():
@@ -416,6 +419,17 @@ class Node:
         now_ms = time.time_ns() // 1_000_000
         await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
         await self.accused(evidence)
+
+    async def _went_back(self, effect: do.WentBack) -> None:
+        """Say it loudly: whoever restored it should know what its copy may not hold."""
+        told = (
+            f"this site's state went back: {effect.told_by} knows that it has {effect.forgotten} "
+            f"of round {effect.round}; it goes on behind that. Find out who restored it, or "
+            "whether a second daemon runs with this site's key"
+        )
+        self._last_error = told
+        log.warning(told, peer=effect.told_by, round=effect.round)
+        await self.went_back(effect)
 
     # ---- versions and certificates ---------------------------------------------------
 
@@ -593,5 +607,5 @@ def _sums_of(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
     return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]
 
 
-async def _nobody_is_told(_evidence: pb.Evidence) -> None:
+async def _nobody_is_told(_what: object) -> None:
     """Before the audit log is there."""

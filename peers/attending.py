@@ -433,9 +433,4 @@ class Attending(Machine):
         self._leave()
         self._persist(replace(durable, promised=promised, state=state))
         self._ground = self._ground_of(promised)
-        self._progress(
-            "waiting",
-            message=f"this site's state went back: {sender} knows that it has {forgotten} of "
-            f"round {self._round}; it goes on behind that. Find out who restored it, or whether "
-            "a second daemon runs with this site's key",
-        )
+        self._emit(do.WentBack(self._round, sender, forgotten))

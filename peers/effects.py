@@ -576,6 +576,15 @@ class Accuse:
 
 
 @dataclass(frozen=True)
+class WentBack:
+    """Tell people that this site's state is an older copy: it had signed what it did not know."""
+
+    round: int
+    told_by: str
+    forgotten: str  # "promised attempt 4"
+
+
+@dataclass(frozen=True)
 class FetchCertificates:
     """Get the certificates after round ``after`` from a site that is ahead."""
 
@@ -644,6 +653,7 @@ Effect = (
     | FetchVersion
     | FetchCertificates
     | Accuse
+    | WentBack
     | Adopt
     | Progress
 )

@@ -253,6 +253,31 @@ def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie()
     assert alone.machine.durable.signed_run == far
 
 
+def test_a_site_that_took_a_far_run_alone_comes_back_to_that_of_the_others() -> None:
+    alone = Alone()
+    alone.begins()
+    theirs = alone.stage.run
+    for generation in (runs.FARTHEST, 2 * runs.FARTHEST):
+        far = alone.stage.run_of(alone.world.training, generation=generation)
+        alone.hears("d", pb.RunWish(run=far))
+    lonely = alone.machine.durable.signed_run
+    assert lonely == far
+    alone.hears("b", pb.RunWish(run=theirs))
+    assert alone.machine.durable.signed_run == lonely, "one site may lie"
+    alone.hears("c", pb.RunWish(run=theirs))
+    assert alone.machine.durable.signed_run == theirs
+
+
+def test_who_takes_a_run_tells_everybody_and_who_is_out_of_reach_what_runs_here() -> None:
+    alone = Alone()
+    effects = alone.begins("d")
+    wish = pb.RunWish(run=alone.stage.run)
+    told = {e.to for e in effects if isinstance(e, do.Send) and e.body == wish}
+    assert told == {"b", "c", "d"}
+    far = alone.stage.run_of(alone.world.training, generation=2 * runs.FARTHEST)
+    assert alone.hears("c", pb.RunWish(run=far)) == [do.Send("c", wish)]
+
+
 def test_a_run_that_weakens_what_people_asked_for_is_answered_with_it() -> None:
     alone = Alone()
     alone.begins()
@@ -515,8 +540,7 @@ def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> Non
     assert alone.promised == 4
     assert alone.state.promise.promise == mine.promise
     assert list(alone.state.statements) == [stated_by_us]
-    told = [e.message for e in effects if isinstance(e, do.Progress)]
-    assert any("this site's state went back: b knows" in line for line in told)
+    assert do.WentBack(1, "b", "promised attempt 4") in effects
     bundle = alone.everybody(4)
     alone.hears(lead_of(4), bundle.message)
     other = Known.of(alone.stage.statement_of(bundle, 4, rejected=["x"]))

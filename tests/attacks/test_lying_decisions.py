@@ -551,6 +551,8 @@ async def test_a_state_that_was_restored_in_the_middle_of_a_round_is_noticed_and
             cedar.send_signal(signal.SIGCONT)
         assert "signed a statement in attempt 0" in alder.log[before:]
         assert "Find out who restored it" in alder.log[before:]
+        entries = await alder.audit()
+        assert [e["told_by"] for e in entries if e["action"] == "state"]
         print("last error:", error)
         await heads(live, FOUR, 1)
         await agreed(live, FOUR)

@@ -17,7 +17,7 @@ import pytest
 from daemon import round_crypto
 from daemon.integers import LOSS_BOUND
 from daemon.versions import ShapeManifest, read_version, write_version
-from peers import bundle, coordination, participation, protocol, statement
+from peers import attending, bundle, participation, preparing, statement
 from peers import effects as do
 from peers.errors import RemoteProtocolError
 from peers.roles import weights
@@ -101,7 +101,7 @@ def test_a_site_that_lies_about_its_examples(
     plans["1000, may stand out"] = planned(reported, 1000)[1]
     text = "min(one.num_examples, most)"
     without(monkeypatch, bundle, "derive_plan", text, instead="one.num_examples")
-    for module in (coordination, protocol):
+    for module in (preparing, attending):
         monkeypatch.setattr(module, "derive_plan", bundle.derive_plan)
     plans["not bounded"] = planned(reported, 1000)[1]
     step = {name: version(tmp_path, made).mean() for name, made in plans.items()}
@@ -147,7 +147,7 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
         "must_be(dealt and told.plan_digest == digest_of(statement.plan), lead,",
         instead="must_be(True, lead,",
     )
-    monkeypatch.setattr(protocol, "check_statement", participation.check_statement)
+    monkeypatch.setattr(attending, "check_statement", participation.check_statement)
     # What each contributor signed names the plan that it trained for.
     assert objection() == f"{leader} sums an update that a made for something else"
     text = 'must_be(agreed, lead, f"sums an update that {site} made for something else")'
