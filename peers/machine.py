@@ -87,6 +87,7 @@ class Machine:
         self._prepares: dict[str, pb.Prepare] = {}
         self._promises: dict[str, Promised] = {}
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
+        self._numbered = durable.run.generation if durable.run is not None else 0  # at the start
         self._heard = evidence.Heard()
         self._recalling: set[str] = set()
         self._recall_until = math.inf

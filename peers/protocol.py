@@ -215,23 +215,23 @@ class Protocol(Attending):
     def _announce(self, run: pb.Run) -> None:
         signed = sign(self._keys, Kind.RUN, run)
         self._take_run(signed, run)
+        others = (peer for peer in self.manifest.enabled_ids if peer != self.site)
+        self._emit(*(do.Send(peer, pb.RunWish(run=signed)) for peer in others))
 
     def _on_run(self, sender: str, signed: pb.Signed) -> None:
         """A run that we missed, or that the sender missed."""
         known = self.durable.signed_run
-        if known is not None and known.body == signed.body:
-            return
-        run = read_run(signed, self._keys, self.manifest)
+        same = known is not None and known.body == signed.body
+        run = (self.run if same else None) or read_run(signed, self._keys, self.manifest)
         if sender != self.site:
-            self._generations[sender] = run.generation
+            self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
+        if same:
+            return
         if self._stands_over(run, self.run):
             self._take_run(signed, run)
             return
-        # Only what the sender will take: two that take neither's would go on for ever. Who is
-        # out of reach takes it when it has heard it from more sites than may lie.
-        if self.run is not None and (
-            runs.out_of_reach(run, self.run) or self._stands_over(self.run, run)
-        ):
+        # Only what the sender will take: two that take neither's would go on for ever.
+        if self.run is not None and self._stands_over(self.run, run):
             self._emit(do.Send(sender, pb.RunWish(run=known)))
         if self.run is not None and (
             why := runs.weakens(run, self.run, self.head_round, self.manifest)
@@ -239,19 +239,15 @@ class Protocol(Attending):
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
 
     def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
-        told = [n for site, n in self._generations.items() if self.manifest.enabled(site)]
-        return runs.stands_over(run, known, self.head_round, self.manifest, told)
+        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
+        usual = max(self._numbered, reached(told, self.manifest.tolerated))
+        return runs.stands_over(run, known, self.head_round, self.manifest, usual=usual)
 
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
         if not self._stands_over(run, self.run):
             return
         was_active = self._active
         self._persist(replace(self.durable, signed_run=signed))
-        # Whoever takes it tells everybody: who asked for it may have told some, or died.
-        others = (
-            peer for peer in self.manifest.enabled_ids if peer not in (self.site, signed.site)
-        )
-        self._emit(*(do.Send(peer, pb.RunWish(run=signed)) for peer in others))
         if self._part is not None or self._coordination is not None:
             return  # the attempt under way goes on: its end decides what is next
         if self._active and not was_active:

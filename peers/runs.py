@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
@@ -24,7 +22,8 @@ def stands_over(
     known: pb.Run | None,
     head_round: int,
     manifest: FederationManifest,
-    told: Sequence[int] = (),
+    *,
+    usual: int = 0,
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
@@ -37,16 +36,14 @@ def stands_over(
     other protects, the one that came first stays: under any other rule a site could choose
     its run so that it takes over. Stopping is always possible. The run of a site that was
     expelled stands over none of a site that takes part.
-    A number that is absurdly far ahead is no run. But a site that lies could raise it step
-    by step for one that nobody else can reach, or past one that is away. Hence ``told``, by
-    how many generations the runs of the others are numbered, a site each: what f + 1 of
-    them have come to (one is honest) is not absurd, and who is absurdly far ahead of what
-    f + 1 of them go by takes theirs.
+    A number that is absurdly far ahead is no run: of what is ``usual`` (what f + 1 sites
+    have reached, one of them honest), or of another site's run that is known. Of its own it
+    does not count, or a site that lies could lead one that hears only from it so far away,
+    step by step, that the others could not follow.
     """
-    ours = known.generation if known is not None else 0
-    others, few = sorted(told), manifest.tolerated
-    farthest, nearest = (others[-1 - few], others[few]) if len(others) > few else (ours, ours)
-    if run.generation > max(ours, farthest) + FARTHEST:
+    others = known is not None and known.requested_by != run.requested_by
+    ours = known.generation if known is not None and others else 0
+    if run.generation > max(usual, ours) + FARTHEST:
         return False
     if known is None:
         return True
@@ -57,14 +54,7 @@ def stands_over(
         return here
     if weakens(run, known, head_round, manifest):
         return False
-    if ours > nearest + FARTHEST:
-        return run.generation <= nearest + FARTHEST or _rank(run) > _rank(known)
     return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))
-
-
-def out_of_reach(run: pb.Run, known: pb.Run) -> bool:
-    """Whether its number alone is why a run doesn't stand over the one known."""
-    return run.generation > known.generation + FARTHEST
 
 
 def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:
