@@ -72,8 +72,8 @@ ONLY_IN_WORKERS = (
     "nltk",
 )
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
-MOST_LINES_IN_A_FILE = 800
-MOST_LINES_IN_A_FUNCTION = 95
+MOST_LINES_IN_A_FILE = 650
+MOST_LINES_IN_A_FUNCTION = 70
 
 
 def sources(*folders: str) -> list[Path]:
