@@ -1,8 +1,8 @@
-"""Serves control.proto on a Unix socket: what fedctl may ask of its own daemon.
+"""Answers control.proto: what fedctl may ask of its own daemon.
 
-The socket's mode (0660) and group are the whole access control: whoever may
-write to it may administer the site. It is never on a network. What changes
-something or reads documents goes into the audit log, with the user's id.
+Whoever may write to the control socket (daemon/control_socket.py) may administer
+the site. What changes something or reads documents goes into the audit log, with
+the user's id.
 
 A refusal is a status with one or two lines of text: the cause, and the remedy.
 """
@@ -16,20 +16,16 @@ import asyncio
 import math
 import os
 import pwd
-import shutil
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-import structlog
 
 from config.settings import LearningSettings, RetrieverSettings, RobustSettings, TrainingSettings
 from daemon.audit import LOOK_AT_IT, Action, AuditLog
@@ -37,7 +33,6 @@ from daemon.audit_chain import AuditError, BreakRecord
 from daemon.collection import NotIndexedYet
 from daemon.control_learning import LearningCalls
 from daemon.curve import Curve
-from daemon.doorman import Doorman
 from daemon.embedding_audit import EmbeddingAudit
 from daemon.expiry import expiries, warnings
 from daemon.generation.generator import Citation
@@ -61,12 +56,8 @@ from peers.messages import SOFTWARE_VERSION, check
 from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
 from proto import control_pb2 as control
-from proto import control_pb2_grpc as rpc
 from proto import federation_pb2 as pb
 
-log = structlog.get_logger()
-
-_MESSAGE_BYTES = 32 << 20
 _ROUNDS_A_REPLY = 500  # a certificate of many sites is some 10 KiB; a reply has 32 MiB
 _CHAIN_PART = 100
 _BREAKS_A_REPLY = 20
@@ -86,10 +77,6 @@ _REMEDY = (
 )
 _UNIT = "this site: all that it contributed, in every round, against zeros in its place"
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class ControlError(Exception):
-    """The control socket can't be served; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -584,81 +571,3 @@ def _citation(citation: Citation) -> control.Citation:
         text=citation.text,
         score=citation.score,
     )
-
-
-class ControlSocket:
-    """The Unix socket, and a server for each user who comes."""
-
-    def __init__(self, path: Path, group: str | None) -> None:
-        self._path = path
-        self._group = group
-        self._around: Surroundings | None = None
-        self._ingesting = asyncio.Lock()
-        self._doorman = Doorman(self._serve)
-        self._servers: list[grpc.aio.Server] = []
-
-    async def start(self, around: Surroundings) -> None:
-        """Serve. Raises ControlError when the socket can't be made."""
-        self._around = around
-        try:
-            await asyncio.to_thread(_clear, self._path)
-            # The mask holds from the moment the file exists, so there is no instant at
-            # which others may enter.
-            old = os.umask(0o117)
-            try:
-                await self._doorman.start(self._path)
-            finally:
-                os.umask(old)
-            if self._group is not None:
-                shutil.chown(self._path, group=self._group)
-        except (OSError, LookupError) as error:
-            raise ControlError(
-                f"cannot serve the control socket {self._path}: {error}; "
-                "check [control] socket and group, and the rights of its folder"
-            ) from error
-
-    async def _serve(self, uid: int, path: Path) -> None:
-        """A server for one user, behind the doorman. Raises OSError."""
-        if self._around is None:
-            raise OSError("not serving")
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-                ("grpc.max_send_message_length", _MESSAGE_BYTES),
-            ]
-        )
-        service = ControlService(self._around, f"uid:{uid}", self._ingesting)
-        rpc.add_ControlServicer_to_server(service, server)
-        # No TLS on purpose: its folder lets nobody in but this daemon.
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise OSError(str(error)) from error
-        await server.start()
-        self._servers.append(server)
-
-    async def stop(self) -> None:
-        """End calls under way at once and remove the socket."""
-        await asyncio.gather(*(server.stop(grace=0.2) for server in self._servers))
-        self._servers = []
-        if self._around is not None:
-            await self._doorman.stop()
-            self._around = None
-            with suppress(FileNotFoundError):
-                await asyncio.to_thread(self._path.unlink)
-
-
-def _clear(path: Path) -> None:
-    """Remove the socket of a daemon that is gone; refuse to take a living one's place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.is_socket():
-        if path.exists():
-            raise OSError(f"{path} exists and is no socket")
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        try:
-            knock.connect(str(path))
-        except OSError:
-            path.unlink()
-            return
-    raise OSError("another fedd answers there: stop it first")

@@ -31,7 +31,8 @@ from daemon.attempts import AttemptLog
 from daemon.audit import DAEMON, AuditLog
 from daemon.audit_chain import HEAD_FILE, AuditError
 from daemon.collection import Collection, CollectionSettings
-from daemon.control import ControlError, ControlSocket, Surroundings
+from daemon.control import Surroundings
+from daemon.control_socket import ControlError, ControlSocket
 from daemon.curve import Curve
 from daemon.embedding_audit import EmbeddingAudit
 from daemon.exchange import Folders

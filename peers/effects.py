@@ -5,8 +5,8 @@ list of effects, which the driver (daemon/node.py, or the simulation in tests)
 carries out *in order*. `Persist` is finished before the next effect begins:
 nothing is said to a peer that a crash could make untrue.
 
-Every event and effect of an attempt carries its round and attempt, so that what
-arrives late is recognised and dropped.
+Every event and effect of an attempt carries its round and attempt (`OfAttempt`, or in
+what it names), so that what arrives late is recognised and dropped.
 """
 
 from __future__ import annotations
@@ -86,6 +86,14 @@ class Durable:
         return pb.Run.FromString(self.signed_run.body) if self.signed_run else None
 
 
+@dataclass(frozen=True)
+class OfAttempt:
+    """Belongs to one attempt of a round."""
+
+    round: int
+    attempt: int
+
+
 # ---- events ------------------------------------------------------------------
 
 
@@ -153,11 +161,8 @@ class PeerAhead:
 
 
 @dataclass(frozen=True)
-class Worked:
+class Worked(OfAttempt):
     """A piece of local work of an attempt is finished."""
-
-    round: int
-    attempt: int
 
 
 @dataclass(frozen=True)
@@ -381,11 +386,8 @@ class Send:
 
 
 @dataclass(frozen=True)
-class BeginAttempt:
+class BeginAttempt(OfAttempt):
     """Forget what belonged to other attempts: spool, keys, training under way."""
-
-    round: int
-    attempt: int
 
 
 @dataclass(frozen=True)
@@ -407,23 +409,19 @@ class DealKey:
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(OfAttempt):
     """Do a participant's step of masking; without an order, make the attempt's keys.
 
     Ends with `Masked`; the shares of the others end with `ContextHeld`.
     """
 
-    round: int
-    attempt: int
     order: pb.MaskingOrder | None
 
 
 @dataclass(frozen=True)
-class OpenShares:
+class OpenShares(OfAttempt):
     """Give this site's shares for the one certified outcome; ends with `Masked`."""
 
-    round: int
-    attempt: int
     survivors: tuple[str, ...]
     dropouts: tuple[str, ...]
 
@@ -446,15 +444,13 @@ class Train:
 
 
 @dataclass(frozen=True)
-class EncryptUpdate:
+class EncryptUpdate(OfAttempt):
     """Quantise, hide and send the update to the coordinator; answer with `UpdateReady`.
 
     ``draw``: the attempt in which the integers were drawn. Those that are kept of it are
     sent again, bit by bit.
     """
 
-    round: int
-    attempt: int
     coordinator: str
     weight: float
     scale_exponents: tuple[int, ...]
@@ -462,21 +458,17 @@ class EncryptUpdate:
 
 
 @dataclass(frozen=True)
-class AddUpdate:
+class AddUpdate(OfAttempt):
     """Add an update that has arrived to the sum, if its tags have the nonce that was signed."""
 
-    round: int
-    attempt: int
     site: str
     nonce: bytes = b""
 
 
 @dataclass(frozen=True)
-class CompareUpdates:
+class CompareUpdates(OfAttempt):
     """Sketch the updates that are here and write their encrypted dot products."""
 
-    round: int
-    attempt: int
     sites: tuple[str, ...]
 
 
@@ -489,21 +481,16 @@ class SendProducts:
 
 
 @dataclass(frozen=True)
-class DecryptProducts:
+class DecryptProducts(OfAttempt):
     """Decrypt the products of these sites' updates; answer with `ProductsDecrypted`."""
 
-    round: int
-    attempt: int
     sites: tuple[str, ...]
     products_digest: bytes
 
 
 @dataclass(frozen=True)
-class FinishSum:
+class FinishSum(OfAttempt):
     """Write the encrypted sum."""
-
-    round: int
-    attempt: int
 
 
 @dataclass(frozen=True)
@@ -515,40 +502,34 @@ class SendSum:
 
 
 @dataclass(frozen=True)
-class Challenge:
+class Challenge(OfAttempt):
     """Bind this key holder to what was claimed, and only then make its challenge.
 
     ``nonces``: the contributors, sorted, each with the nonce of its tags.
     Answer with `Challenging`.
     """
 
-    round: int
-    attempt: int
     coordinator: str
     sum_digest: bytes
     nonces: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True)
-class AnswerChallenge:
+class AnswerChallenge(OfAttempt):
     """Prove the sum to one key holder; ends with `ChallengeAnswered` or `ChallengeRefused`."""
 
-    round: int
-    attempt: int
     holder: str
     challenge: bytes
 
 
 @dataclass(frozen=True)
-class ApplySum:
+class ApplySum(OfAttempt):
     """Open the sum of a certified statement, apply it to the parent, persist the new version.
 
     ``answer``: the coordinator's, to our challenge; ``opened``: in masking mode the
     shares of each site. Ends with `Opened`.
     """
 
-    round: int
-    attempt: int
     root_digest: bytes
     scale_exponents: tuple[int, ...]
     total_weight: float
@@ -602,11 +583,9 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(OfAttempt):
     """For people who watch."""
 
-    round: int
-    attempt: int
     phase: str
     coordinator: str
     participants: tuple[str, ...] = ()

@@ -40,16 +40,16 @@ from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
 from peers.policy import Policy
 from peers.protocol import Protocol
-from peers.roles import coordinator_of, key_holders
+from peers.roles import coordinator_of
 from peers.runs import RunRefused
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Clock, Faults
-from tests.scenarios.invariants import Disk, Upload, Watch, claim
+from tests.scenarios.invariants import Disk, Watch
 from tests.scenarios.liars import Character, Liar
-from tests.scenarios.updates import products_of
 from tests.simulated_masking import SimulatedMasking
 from tests.simulated_proofs import SimulatedProofs
+from tests.simulated_work import SimulatedWork
 
 FEDERATION = "simulated"
 GENESIS = hashlib.sha256(b"genesis").digest()
@@ -57,7 +57,6 @@ SHAPE = hashlib.sha256(b"shape").digest()
 TIMING = Timing(phase_s=10.0, train_s=60.0, growth=1.5)
 HEARTBEAT_S = 5.0
 BACKUPS = 200  # of a disk, one a write
-LONGEST_WORK_S = 2.0
 POLICY = Policy(min_participants=2, max_local_epochs=10)
 
 
@@ -151,10 +150,9 @@ class World:
         self.machines: dict[str, Protocol] = {}
         self.watch = Watch(self.disks, self.manifests)
         self.plans: dict[tuple[int, int], pb.Plan] = {}
-        self.sums: dict[bytes, bytes] = {}  # of a drawn sum: what was first made of it
-        self.kept: dict[tuple[str, int, int], bytes] = {}  # a site's integers of a round and draw
         self.masking = SimulatedMasking(self.plans)
         self.proofs = SimulatedProofs(self.plans, self.random)
+        self._work = SimulatedWork(self)
         self._copies = copies
         self._skewed = skewed
         self._machine = machine
@@ -425,72 +423,18 @@ class World:
                     disk.commits[commit.certificate.body.round] = commit
             case do.BeginAttempt():
                 self._attempts[name] += 1
-            case do.DealKey(deal_plan, coordinator):
-                self._work(name, "key", deal_plan, self._deal, name, deal_plan, coordinator)
             case do.Coordinate(known_plan):
                 self.plans[known_plan.round, known_plan.attempt] = known_plan
-            case do.Mask() | do.OpenShares():
-                if isinstance(effect, do.OpenShares):
-                    at = (effect.round, effect.attempt)
-                    self.watch.answers(name, pb.SUM, at, effect.survivors)
-                self._work(name, "mask", effect, self._job, self.masking.step, name, effect)
-            case do.StartMaskedSum():
-                at = (effect.plan.round, effect.plan.attempt)
-                started = do.MaskedSumStarted(*at, self.masking.roster(at))
-                self._work(name, "key", effect.plan, self._feed, name, started)
-            case do.Train(train_plan):
-                done = do.LocalTrained(train_plan.round, train_plan.attempt, (1, 2))
-                self._work(name, "train", train_plan, self._feed, name, done)
-            case do.EncryptUpdate():
-                self._work(name, "encrypt", effect, self._upload, name, effect)
-            case do.AddUpdate():
-                self._work(name, "aggregate", effect, self._job, self.proofs.add, name, effect)
-            case do.CompareUpdates(round_, attempt, sites):
-                digest = self.random.randbytes(32)
-                asked = do.QuestionReady(round_, attempt, sites, (), digest)
-                self._work(name, "select", effect, self._feed, name, asked)
-            case do.SendProducts(holders, certified):
-                for holder in holders:
-                    self._send(name, holder, certified)
-                    kind = pb.ENCRYPTED_PRODUCTS
-                    self._push_blob(name, holder, kind, certified, self._nothing)
-            case do.DecryptProducts(round_, attempt, sites):
-                self.watch.answers(name, pb.QUESTION, (round_, attempt), sites)
-                self._work(name, "select", effect, self._decrypt, name, effect)
-            case do.FinishSum():
-                self._work(name, "aggregate", effect, self._job, self.proofs.finish, name, effect)
-            case do.SendSum(holders, certified):
-                digest = self.proofs.sums[name, certified.round, certified.attempt]
-                for holder in holders:
-                    self._send(name, holder, certified)
-                    kind = pb.ENCRYPTED_SUM
-                    self._push_blob(name, holder, kind, certified, self._sum, certified, digest)
-            case do.ApplySum():
-                self.watch.opens(name, effect.root_digest)
-                lead = self.plans[effect.round, effect.attempt].coordinator
-                wrong = self.proofs.applies(name, effect)
-                claim(not wrong or self.liars.keys() & {name, lead}, wrong)
-                if wrong:  # the worker refuses it
-                    failed = do.WorkFailed(effect.round, effect.attempt, "apply", wrong)
-                    self._work(name, "apply", effect, self._feed, name, failed)
-                else:
-                    self._work(name, "apply", effect, self._apply, name, effect)
             case do.Accuse(evidence):
                 self.watch.accused(name, evidence.first.site)
-            case do.FetchVersion():
-                self._fetch(name, effect)
-            case do.FetchCertificates(site, after):
-                self._at(name, 0.05, self._certificates, name, site, after)
-            case do.Challenge():
-                self._work(name, "apply", effect, self._job, self.proofs.challenge, name, effect)
-            case do.AnswerChallenge():
-                self._work(name, "prove", effect, self._job, self.proofs.answer, name, effect)
-            case do.Progress() if self.recording:
+            case do.Progress():
                 if effect.message or effect.phase == "committed":
                     place = f"{effect.round}.{effect.attempt}"
                     self._say(f"{name} {place} {effect.phase} {effect.message}")
+            case _:
+                self._work.begin(name, effect)
 
-    # ---- messages and blobs ----------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------
 
     def _send(self, sender: str, to: str, body: do.Body) -> None:
         self.watch.sent(sender, body, self.steps)
@@ -532,165 +476,6 @@ class World:
             self.liars[to].schemes()
         else:
             self._feed(to, do.Received(sender, body))
-
-    def _push_blob(
-        self,
-        sender: str,
-        to: str,
-        kind: pb.BlobKind.ValueType,
-        at: pb.Plan | pb.Certified | do.EncryptUpdate,
-        arrived: Callable[..., None],
-        *arguments: object,
-        pause: float = 0.1,
-    ) -> None:
-        """Push until the peer takes it whole, while the attempt lasts at the sender."""
-        token = self._attempts[sender]
-
-        def attempt(pause: float) -> None:
-            if self._attempts[sender] != token:
-                return
-            name = pb.BlobName(kind=kind, round=at.round, attempt=at.attempt)
-            cut = self.faults.cut and self.random.random() < self.faults.cut
-            taken = self.reaches(sender, to) and self.machines[to].expects(sender, name)
-            if cut or not taken:
-                self._at(sender, pause, attempt, min(2.0, 2 * pause))
-            else:
-                arrived(*(sender, to, *arguments))
-
-        self._at(sender, self._drawn(sender, 0.3), attempt, pause)
-
-    # ---- local work --------------------------------------------------------------------
-
-    def _drawn(self, name: str, longest: float) -> float:
-        return self.random.random() * longest * self.slowness.get(name, 1.0)
-
-    def _work(
-        self,
-        name: str,
-        phase: str,
-        at: pb.Plan
-        | do.EncryptUpdate
-        | do.AddUpdate
-        | do.CompareUpdates
-        | do.DecryptProducts
-        | do.FinishSum
-        | do.Challenge
-        | do.AnswerChallenge
-        | do.ApplySum
-        | do.Mask
-        | do.OpenShares,
-        done: Callable[..., None],
-        *arguments: object,
-    ) -> None:
-        """Work of an attempt takes a while, may fail, and ends with the attempt."""
-        faults = self.faults
-        if (name, phase) in self.failing or (faults.fail and self.random.random() < faults.fail):
-            done, arguments = self._feed, (name, do.WorkFailed(at.round, at.attempt, phase, "hm"))
-            if isinstance(at, do.AddUpdate):
-                refused = do.UpdateRefused(at.round, at.attempt, at.site, "malformed")
-                arguments = (name, refused)
-            if isinstance(at, do.AnswerChallenge):
-                arguments = (name, do.ChallengeRefused(at.round, at.attempt, at.holder, "no"))
-        longest = 0.1 if isinstance(at, do.Challenge | do.AnswerChallenge) else LONGEST_WORK_S
-        self._at(name, self._drawn(name, longest), self._unless_over, name,
-                 self._attempts[name], done, arguments)  # fmt: skip
-
-    def _unless_over(
-        self, name: str, token: int, done: Callable[..., None], arguments: tuple[object, ...]
-    ) -> None:
-        if self._attempts[name] == token:
-            done(*arguments)
-
-    def _deal(self, dealer: str, deal_plan: pb.Plan, coordinator: str) -> None:
-        at = (deal_plan.round, deal_plan.attempt)
-        dealt = do.KeyDealt(*at, _key_of(deal_plan, "public"), _key_of(deal_plan, "secret"))
-        self._feed(dealer, dealt)
-        self._push_blob(dealer, coordinator, pb.PUBLIC_CONTEXT, deal_plan, self._key, deal_plan)
-        for holder in key_holders(deal_plan):
-            if holder == dealer:
-                self._key(dealer, dealer, deal_plan)
-            else:
-                self._push_blob(dealer, holder, pb.SEALED_CONTEXT, deal_plan, self._key, deal_plan)
-
-    def _key(self, _dealer: str, holder: str, deal_plan: pb.Plan) -> None:
-        part = "public" if holder == deal_plan.coordinator else "secret"
-        held = do.ContextHeld(deal_plan.round, deal_plan.attempt, _key_of(deal_plan, part))
-        self._feed(holder, held)
-
-    def _job(self, job: Callable[[str, Any], do.Event], name: str, effect: do.Effect) -> None:
-        self._feed(name, job(name, effect))
-
-    def _sum(self, _sender: str, to: str, certified: pb.Certified, digest: bytes) -> None:
-        self._feed(to, do.SumArrived(certified.round, certified.attempt, digest))
-
-    def _nothing(self, _sender: str, to: str) -> None:
-        """Products are decrypted when the certified question is here."""
-
-    def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
-        """Integers that were drawn in a round once are sent again, bit by bit."""
-        at = (effect.round, effect.attempt)
-        drawn = (name, effect.round, effect.draw)
-        if self.plans[at].scale_exponents and drawn not in self.kept:
-            self._feed(name, do.WorkFailed(*at, "encrypt", "nothing is kept"))
-            return
-        self.kept.setdefault(drawn, self.random.randbytes(8))
-        digest = hashlib.sha256(b"%r %d" % (drawn, effect.attempt) + self.kept[drawn]).digest()
-        masked = self.plans[at].training.mode == pb.MASKING
-        tagged = not masked and effect.coordinator != name
-        nonce = hashlib.sha256(f"{name} {at}".encode()).digest()[:16] if tagged else b""
-        upload = Upload(digest, tuple(effect.scale_exponents), effect.weight)
-        self.watch.uploaded(name, *at, upload)
-        self._feed(name, do.UpdateReady(*at, digest, nonce))
-        if effect.coordinator == name:
-            self._uploaded(name, name, effect, digest)
-        else:
-            kind = pb.ENCRYPTED_UPDATE
-            self._push_blob(name, effect.coordinator, kind, effect, self._uploaded, effect, digest)
-
-    def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate, digest: bytes) -> None:
-        self._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender, digest))
-
-    def _decrypt(self, name: str, effect: do.DecryptProducts) -> None:
-        products = products_of(self.updates, effect.sites)
-        if name in self.misreading:
-            products = tuple(self.random.uniform(-1e15, 1e15) for _ in products)
-        self._feed(name, do.ProductsDecrypted(effect.round, effect.attempt, products, ()))
-
-    def _apply(self, name: str, effect: do.ApplySum) -> None:
-        """The version is a function of whose integers were summed, and of what they were."""
-        draw = self.watch.statement(effect.root_digest).plan.draw
-        kept = [self.kept.get((site, effect.round, draw), b"") for site in effect.contributors]
-        digest = hashlib.sha256(
-            b"%d %r" % (effect.round, effect.total_weight) + effect.parent_digest + b"".join(kept)
-        ).digest()
-        self.disks[name].versions.add(digest)
-        self.watch.made(name, effect.root_digest, digest)
-        opened = do.Opened(effect.round, effect.attempt, effect.root_digest, digest, 1.0)
-        self._at(name, 0.001, self._unless_over, name, self._attempts[name], self._feed,
-                 (name, opened))  # fmt: skip
-
-    def _fetch(self, name: str, effect: do.FetchVersion) -> None:
-        digest = effect.model_digest
-        if digest in self.disks[name].versions:
-            self._at(name, 0.001, self._feed, name, do.VersionHere(digest))
-        else:
-            self._at(name, self._drawn(name, 0.4), self._fetched, name, effect)
-
-    def _fetched(self, name: str, effect: do.FetchVersion) -> None:
-        digest, event = effect.model_digest, None
-        for site in effect.sites:
-            cut = self.faults.cut and self.random.random() < self.faults.cut
-            if self.reaches(name, site) and digest in self.disks[site].versions and not cut:
-                self.disks[name].versions.add(digest)
-                event = do.VersionHere(digest)
-                break
-        self._feed(name, event or do.VersionMissing(digest, "nobody has it"))
-
-    def _certificates(self, name: str, source: str, after: int) -> None:
-        if self.reaches(name, source):
-            commits = self.disks[source].commits
-            found = tuple(commits[r].certificate for r in sorted(commits) if r > after)
-            self._feed(name, do.CertificatesArrived(source, found))
 
     # ---- trust ---------------------------------------------------------------------
 
@@ -741,10 +526,6 @@ class World:
 def coordinator(world: World, round_: int, attempt: int = 0) -> str:
     """Who runs that attempt."""
     return coordinator_of(world.manifest, round_, attempt)
-
-
-def _key_of(plan: pb.Plan, part: str) -> bytes:
-    return hashlib.sha256(f"{part} {plan.round}.{plan.attempt}".encode()).digest()
 
 
 def _place_of(body: do.Body) -> str:

@@ -24,7 +24,6 @@ from config import settings
 from daemon.fedctl import app, ingesting
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
-from proto import federation_pb2 as pb
 from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
 from tests.command_line import Fedctl, Ran
 
@@ -579,76 +578,3 @@ def test_a_reader_that_goes_away_is_no_traceback(daemon: CannedDaemon, path: Pat
 
 def test_default_socket_is_the_settings_default() -> None:
     assert settings.ControlSettings.model_fields["socket"].default == DEFAULT_SOCKET
-
-
-# ---- privacy ------------------------------------------------------------------
-
-
-def test_privacy_tells_unit_spent_left_and_cost(fedctl: Fedctl, daemon: CannedDaemon) -> None:
-    shown = fedctl("privacy", "--noise", 2, "--rounds", 1)
-    assert (shown.code, shown.err) == (0, "")
-    for fact in (
-        "unit                this site",
-        "delta               1e-05",
-        "spent               epsilon 2.5",
-        "budget              epsilon 8",
-        "left                epsilon 5.5",
-        "updates with noise  3, the last of multiplier 2; failed attempts count",
-        "updates without     1: no epsilon bounds what they told",
-        "further rounds      1 more of multiplier 2 would cost epsilon 0.75",
-        "least noise         multiplier 0.9 for one more round",
-    ):
-        assert fact in shown.out
-    assert (daemon.asked[-1].noise_multiplier, daemon.asked[-1].rounds) == (2.0, 1)
-
-    daemon.privacy.epsilon_budget = daemon.privacy.epsilon_left = math.nan
-    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = 0.0, 0.0
-    shown = fedctl("privacy")
-    assert "no budget, nothing is refused" in shown.out
-    assert "no run with noise is known" in shown.out
-
-    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = 4.0, 2.0
-    daemon.privacy.further_fits = False
-    shown = fedctl("privacy")
-    assert "left                no budget" in shown.out
-    assert "nothing is refused" not in shown.out
-    assert "less noise than the least below, they would be declined" in shown.out
-
-    daemon.privacy.least_multiplier = math.inf
-    assert "more than is left, they would be declined" in fedctl("privacy").out
-    assert "whatever the noise" in fedctl("privacy").out
-    plain = fedctl("privacy", "--json").object
-    assert (plain["epsilon_spent"], plain["epsilon_budget"]) == (2.5, None)
-    assert plain["least_multiplier"] is None
-
-
-def test_train_asks_for_the_noise_that_was_typed(fedctl: Fedctl, daemon: CannedDaemon) -> None:
-    train = ["train", "--rounds", 4, "--detach"]
-
-    def asked(*options: object) -> Any:
-        assert fedctl(*train, *options).code == 0
-        return daemon.asked[-1]
-
-    assert not asked().plan.HasField("privacy")
-    static = asked("--clip", 0.5, "--noise", 4, "--colluders", 2).plan.privacy
-    assert (static.clip_norm, static.noise_multiplier, static.noise_floor) == (0.5, 4.0, 0.0)
-    assert (static.colluders, static.clip_quantile) == (2, 0.0)
-    claimed = asked("--clip", 1, "--noise-schedule", "adaptive").plan.privacy
-    assert (claimed.noise_multiplier, claimed.noise_floor, claimed.noise_decay) == (0.1, 0.01, 0.95)
-    adaptive = asked("--clip", 1, "--noise", 4, "--noise-schedule", "adaptive").plan.privacy
-    assert (adaptive.noise_multiplier, adaptive.noise_floor) == (4.0, 0.4)
-    budget = asked("--clip", 1, "--epsilon", 2, "--clip-quantile", 0.5)
-    assert (budget.epsilon, budget.plan.privacy.clip_quantile) == (2.0, 0.5)
-    masked = asked("--mask").plan
-    assert (masked.mode, masked.robust) == (pb.MASKING, pb.ROBUST_NONE)
-    guarded = asked("--robust", "multi_krum", "--byzantine-sites", 2).plan
-    assert (guarded.robust, guarded.byzantine_sites) == (pb.ROBUST_MULTI_KRUM, 2)
-    for senseless in (
-        ["--mask", "--robust", "norm"],
-        ["--byzantine-sites", 1],
-        ["--noise", 1],
-        ["--epsilon", 1],
-        ["--clip", 1, "--noise", 1, "--epsilon", 1],
-        ["--clip", 1, "--noise-schedule", "adaptive", "--epsilon", 1],
-    ):
-        assert fedctl(*train, *senseless).code == Exit.USAGE

@@ -16,7 +16,8 @@ from peers.manifest_in_force import ManifestInForce
 from peers.roles import next_after
 from proto import federation_pb2 as pb
 from tests.signed_rounds import manifest_of
-from tests.simulation import LONGEST_WORK_S, World, coordinator
+from tests.simulated_work import LONGEST_WORK_S
+from tests.simulation import World, coordinator
 
 # ---- which one is in force ------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from peers.signing import Kind, sign
 from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.scenarios.faults import Faults
+from tests.simulated_work import LONGEST_WORK_S
 from tests.simulation import (
     GENESIS,
-    LONGEST_WORK_S,
     TIMING,
     SimulatedKeys,
     World,

@@ -52,6 +52,7 @@ HOMES = {
         "peers/transport",
         "peers/servicer.py",
         "daemon/control.py",
+        "daemon/control_socket.py",
         "daemon/fedctl/",
     ),
 }
@@ -71,8 +72,8 @@ ONLY_IN_WORKERS = (
     "nltk",
 )
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
-MOST_LINES_IN_A_FILE = 800
-MOST_LINES_IN_A_FUNCTION = 95
+MOST_LINES_IN_A_FILE = 650
+MOST_LINES_IN_A_FUNCTION = 70
 
 
 def sources(*folders: str) -> list[Path]:
@@ -200,7 +201,7 @@ def test_no_connection_without_tls_but_on_the_control_socket() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute | ast.Name)
         and (name := ast.unparse(node).split(".")[-1]) in ("insecure_channel", "add_insecure_port")
-        and not name_of(path).startswith(("daemon/control.py", "daemon/fedctl/"))
+        and not name_of(path).startswith(("daemon/control_socket.py", "daemon/fedctl/"))
     }
     assert not wrong
 

@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,17 +227,29 @@ def _coarser(self: Coordination, ours: pb.Signed) -> pb.Signed:
 # ---- lies about what is stated -------------------------------------------------------
 
 
+@dataclass
+class _Second:
+    """The sum without the victim, as far as it has come."""
+
+    known: Known | None = None
+    signatures: dict[str, pb.Signature] = field(default_factory=dict)
+    told: bytes = b""  # the version that its opener says it is
+    here: bool = False
+    held: list[tuple[str, pb.AppliedSum]] = field(default_factory=list)
+
+
 def two_sums() -> None:
     """One holder of the key is to open the sum of all, another one that without the victim."""
-    finished, stated = Coordination.sum_finished, Coordination.stated
-    certified, applied, send_sum = (
-        Coordination._certified,
-        Coordination.applied,
-        AttemptWork.send_sum,
-    )
-    version_here = Protocol._version_here
-    second: dict[str, Any] = {"signatures": {}, "known": None, "told": b"", "held": []}
-    second["here"] = False
+    second = _Second()
+    _state_both(second)
+    _certify_the_second(second)
+    _send_each_holder_one(second)
+    _wait_for_what_is_told(second)
+
+
+def _state_both(second: _Second) -> None:
+    """Behind the sum of all, the coordinator states the second one to everybody."""
+    finished = Coordination.sum_finished
 
     def stating(self: Coordination, event: do.SumFinished, now: float) -> list[do.Effect]:
         effects = finished(self, event, now)
@@ -246,16 +258,23 @@ def two_sums() -> None:
         message = self._about(pb.SUM, _other_sum(self.round, self.attempt)[1], ())
         told = self._gathered.contributions
         message.contributions.extend(told[site] for site in sorted(told) if site != victim)
-        second["known"] = Known.of(message)
-        state = pb.State(round=self.round, attempt=self.attempt, statement=second["known"].raw)
+        second.known = Known.of(message)
+        state = pb.State(round=self.round, attempt=self.attempt, statement=second.known.raw)
         return [*effects, *(do.Send(site, state) for site in sorted(self._promises))]
 
+    _put(Coordination, "sum_finished", stating)
+
+
+def _certify_the_second(second: _Second) -> None:
+    """Signed by a quorum, it goes to the second holder."""
+    stated = Coordination.stated
+
     def signing(self: Coordination, sender: str, message: pb.Stated, now: float) -> list[do.Effect]:
-        known = second["known"]
-        if not lying("two-sums") or message.statement_digest != known.digest:
+        known = second.known
+        if not lying("two-sums") or not known or message.statement_digest != known.digest:
             return stated(self, sender, message, now)
         verify(self.keys, Kind.STATEMENT, known.raw, message.signature, self.ground.manifest)
-        signatures = second["signatures"]
+        signatures = second.signatures
         signatures[sender] = message.signature
         if len(signatures) != self.ground.manifest.quorum:
             return []
@@ -264,6 +283,13 @@ def two_sums() -> None:
         )
         asked = pb.Certified(round=self.round, attempt=self.attempt, certificate=both)
         return [do.SendSum((_second_holder(self.participants, self.site),), asked)]
+
+    _put(Coordination, "stated", signing)
+
+
+def _send_each_holder_one(second: _Second) -> None:
+    """The sum of all to all holders but the second one, which is sent the second sum."""
+    certified, send_sum = Coordination._certified, AttemptWork.send_sum
 
     def certifying(
         self: Coordination, known: Known, certificate: pb.StatementCertificate, now: float
@@ -279,46 +305,50 @@ def two_sums() -> None:
             ]
         return effects
 
-    def opened(
-        self: Coordination, sender: str, message: pb.AppliedSum, now: float
-    ) -> list[do.Effect]:
-        told = pb.Applied.FromString(message.applied.body)
-        known, both = second["known"], self.ground.manifest.quorum
-        if not lying("two-sums") or len(second["signatures"]) < both:
-            return applied(self, sender, message, now)
-        if told.root_digest != known.digest:  # the round goes on when both are here
-            if second["here"]:
-                return applied(self, sender, message, now)
-            second["held"].append((sender, message))
-            return []
-        second["told"] = told.model_digest
-        return [do.FetchVersion(told.model_digest, (sender,))]
-
-    def fetched(self: Protocol, digest: bytes) -> None:
-        version_here(self, digest)
-        under_way = self._coordination
-        if lying("two-sums") and digest == second["told"] and under_way is not None:
-            made = _folder / "state" / "versions" / f"{digest.hex()}.safetensors"
-            name = f"told-{under_way.round}-{under_way.attempt}.safetensors"
-            shutil.copy(made, _folder / name)
-            second["here"] = True
-            for sender, message in second["held"]:
-                self._emit(*applied(under_way, sender, message, self._now))
-
     async def sending(self: AttemptWork, effect: do.SendSum) -> None:
-        known, here = second["known"], effect.certified
-        if not lying("two-sums") or here.certificate.statement != known.raw:
+        known, here = second.known, effect.certified
+        if not lying("two-sums") or not known or here.certificate.statement != known.raw:
             await send_sum(self, effect)
             return
         path = _other_sum(here.round, here.attempt)[0]
         await self._send_behind(effect.holders, here, pb.ENCRYPTED_SUM, path)
 
-    _put(Coordination, "sum_finished", stating)
-    _put(Coordination, "stated", signing)
     _put(Coordination, "_certified", certifying)
+    _put(AttemptWork, "send_sum", sending)
+
+
+def _wait_for_what_is_told(second: _Second) -> None:
+    """What was made of the second sum is fetched; only then the round goes on."""
+    applied, version_here = Coordination.applied, Protocol._version_here
+
+    def opened(
+        self: Coordination, sender: str, message: pb.AppliedSum, now: float
+    ) -> list[do.Effect]:
+        told = pb.Applied.FromString(message.applied.body)
+        known, both = second.known, self.ground.manifest.quorum
+        if not lying("two-sums") or not known or len(second.signatures) < both:
+            return applied(self, sender, message, now)
+        if told.root_digest != known.digest:  # the round goes on when both are here
+            if second.here:
+                return applied(self, sender, message, now)
+            second.held.append((sender, message))
+            return []
+        second.told = told.model_digest
+        return [do.FetchVersion(told.model_digest, (sender,))]
+
+    def fetched(self: Protocol, digest: bytes) -> None:
+        version_here(self, digest)
+        under_way = self._coordination
+        if lying("two-sums") and digest == second.told and under_way is not None:
+            made = _folder / "state" / "versions" / f"{digest.hex()}.safetensors"
+            name = f"told-{under_way.round}-{under_way.attempt}.safetensors"
+            shutil.copy(made, _folder / name)
+            second.here = True
+            for sender, message in second.held:
+                self._emit(*applied(under_way, sender, message, self._now))
+
     _put(Coordination, "applied", opened)
     _put(Protocol, "_version_here", fetched)
-    _put(AttemptWork, "send_sum", sending)
 
 
 def _second_holder(participants: Iterable[str], lead: str) -> str:
