@@ -18,7 +18,7 @@ follows, in the order of an attempt:
     state     signatures of a quorum  P
     open      f + 1 equal versions    P                 (challenge, proof and the sum's transfer)
               in masking mode shares  P, then P
-    vote      votes of a quorum       P                 4 P after each sign of life from the scale on
+    vote      votes of a quorum       P                 4 P after the scale and later signs of life
 
 What is lost on the way to one who opens the sum costs that site at most: f + 1 equal
 versions prove it, and the others fetch that one.
