@@ -7,7 +7,7 @@ The objects follow the steps of crypto/masking.py:
     Unmasking   step 5, every site: t shares -> secrets -> masks -> the exact sum, in place
 
 Nobody opens the sum for the others: who unmasks alone can report any sum. Masked sum
-and shares go to all participants, and each takes the masks off for itself. That all
+and shares go to all contributors, and each takes the masks off for itself. That all
 get the same bits follows from what was certified before (roster, outcome, digest of
 the masked sum): a rebuilt secret must be the one that its owner has advertised, of
 which there is one, so there is one result or none, whichever shares a site was given.

@@ -8,8 +8,8 @@ signs what these jobs return.
 
 The coordinator adds what is masked and opens nothing alone. When a quorum has signed
 whose inputs are in which masked sum (`roster_digest`, `finish_sum`), each of those
-sites opens its shares (`open_shares`), and each participant takes the masks off for
-itself (`apply_sum`).
+sites opens its shares (`open_shares`) and takes the masks off for itself
+(`apply_sum`).
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Histories begin with rounds of a time when a majority decided (``rules`` 0, sign
 today's.
 
 The attempt is signed too. Equal values voted for in *different* attempts prove
-nothing: between them another value may have been chosen (Lamport, "Paxos Made
-Simple", 2001, §2.2: a value is chosen when a majority accepts one proposal, and
-a proposal is a number and a value). A certificate that mixes attempts is refused.
+nothing: between them another value may have been chosen, for it takes a quorum of
+one attempt to choose one (Castro, Liskov, OSDI 1999, §4.2: a commit matches only what
+has its view). A certificate that mixes attempts is refused.
 
 What is signed is encoded here, byte by byte, because protobuf's encoding is not
 canonical. Integers are big-endian; texts, byte strings and lists carry their

@@ -262,7 +262,7 @@ class SumArrived(Worked):
 
 @dataclass(frozen=True)
 class Challenging(Worked):
-    """What this key holder asks about the claimed sum; from now on it takes no other."""
+    """What this key holder asks about the certified sum; from now on it takes no other."""
 
     challenge: bytes
 
@@ -503,7 +503,7 @@ class SendSum:
 
 @dataclass(frozen=True)
 class Challenge(OfAttempt):
-    """Bind this key holder to what was claimed, and only then make its challenge.
+    """Bind this key holder to what was certified, and only then make its challenge.
 
     ``nonces``: the contributors, sorted, each with the nonce of its tags.
     Answer with `Challenging`.

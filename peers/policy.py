@@ -66,7 +66,7 @@ class Policy:
                 f"the plan's noise multiplier {privacy.noise_multiplier:g} is below "
                 f"{self.least_noise:g} (privacy.least_noise): fedctl train --noise"
             )
-        # What a round has is the coordinator's to say, anywhere from the floor upwards.
+        # What a round has follows from the loss before it, anywhere from the floor upwards.
         if privacy.noise_floor < self.least_noise:
             return (
                 f"the plan's noise may fall to a multiplier of {privacy.noise_floor:g}, below "

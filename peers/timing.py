@@ -6,29 +6,34 @@ follows, in the order of an attempt:
 
     coordinator                       waits at most     a site that hears nothing gives up
     prepare   promises                P                 2 P after its promise
-      ... after a majority promised   P / 20
+      ... after a quorum promised     P / 20
     plan      answers                 P
     key       public context          P, beside train
-    train     exponents               T                 T + 2 P after the plan (P + T, and P)
+              in masking mode keys    P, and P for shares, beside train
+    train     exponents               T                 T + 2 P after the bundle, or a masking order
     aggregate updates, then the sum   P + P
-    unmask    each of two answers     P, in masking mode; then P for the sum
-    select    products, then the sum  P               (with a robust rule; all hear of it)
-    apply     the first vote          P               (claim, proof and the sum's transfer)
-    vote      a majority              P                 4 P after the scale (3 P, and P)
+    select    the question            P                 (with a robust rule)
+      ...     signatures of a quorum  P
+      ...     products, then the sum  P
+    state     signatures of a quorum  P
+    open      f + 1 equal versions    P                 (challenge, proof and the sum's transfer)
+              in masking mode shares  P, then P
+    vote      votes of a quorum       P                 4 P after the scale and later signs of life
 
-What is lost on the way to a proof costs the holder at most: who has not asked for one
-when the first vote comes is told to fetch that version, and who waits for an answer
-gets the version with the commit.
+What is lost on the way to one who opens the sum costs that site at most: f + 1 equal
+versions prove it, and the others fetch that one.
 
-A site's patience is the coordinator's longest silence and one P more: for the
-way of the messages and for clocks whose rates differ (a quarter at worst). So
-the coordinator, who knows the cause, is the first to say that an attempt failed,
-and a site's patience ends only if the coordinator is gone.
+A site's patience is the coordinator's longest silence (3 P: updates, the sum, the
+question) and one P more: for the way of the messages and for clocks whose rates differ
+(a quarter at worst). So the coordinator, who knows the cause, is the first to say that
+an attempt failed, and a site's patience ends only if the coordinator is gone. Each kind
+of sign counts once (peers/pacemaker.py).
 
 P must exceed the longest of: encrypting and uploading an update, finishing and
 sending the sum, decrypting it, fetching a version. T must exceed the local
 training of the slowest site. Both are measured: `fedctl rounds` shows each
-phase's seconds. A coordinator that dies costs one attempt, at most T + 2 P.
+phase's seconds. A coordinator that dies costs one attempt, at most T + 2 P or 4 P,
+whichever is more.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ class Timing:
         return self.train_s * self._grown(attempt)
 
     def straggler(self, attempt: int) -> float:
-        """How long after a majority has promised it still waits for the others."""
+        """How long it still waits for the others, after a quorum or masking's threshold."""
         return self.phase(attempt) / 20
 
     def patience(self, attempt: int, silent_phases: int = 1) -> float:

@@ -42,7 +42,7 @@ class _BlobKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlobKind.Val
     ENCRYPTED_UPDATE: _BlobKind.ValueType  # 3
     """participant -> coordinator, encrypted (and its tags, 16 + 24 bytes a key holder) or masked; <= 64 GiB"""
     ENCRYPTED_SUM: _BlobKind.ValueType  # 4
-    """coordinator -> key holders (masking: participants, exact integers); <= 64 GiB"""
+    """coordinator -> key holders (masking: the other contributors, still masked); <= 64 GiB"""
     MODEL_VERSION: _BlobKind.ValueType  # 5
     """any -> any; named by digest; <= 16 GiB"""
     CERTIFICATES: _BlobKind.ValueType  # 6
@@ -62,7 +62,7 @@ SEALED_CONTEXT: BlobKind.ValueType  # 2
 ENCRYPTED_UPDATE: BlobKind.ValueType  # 3
 """participant -> coordinator, encrypted (and its tags, 16 + 24 bytes a key holder) or masked; <= 64 GiB"""
 ENCRYPTED_SUM: BlobKind.ValueType  # 4
-"""coordinator -> key holders (masking: participants, exact integers); <= 64 GiB"""
+"""coordinator -> key holders (masking: the other contributors, still masked); <= 64 GiB"""
 MODEL_VERSION: BlobKind.ValueType  # 5
 """any -> any; named by digest; <= 16 GiB"""
 CERTIFICATES: BlobKind.ValueType  # 6
@@ -321,7 +321,7 @@ class _EvidenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Evidence
     TWO_PROMISES: _EvidenceKind.ValueType  # 1
     """two Promises of one attempt"""
     TWO_STATEMENTS: _EvidenceKind.ValueType  # 2
-    """two Statements of one attempt, of kinds that exclude one another"""
+    """two QUESTIONs, or two of SUM and RESTATED, of one attempt"""
     TWO_APPLIED: _EvidenceKind.ValueType  # 3
     """two Applied of one sum"""
     TWO_VOTES: _EvidenceKind.ValueType  # 4
@@ -333,7 +333,7 @@ EVIDENCE_KIND_UNSPECIFIED: EvidenceKind.ValueType  # 0
 TWO_PROMISES: EvidenceKind.ValueType  # 1
 """two Promises of one attempt"""
 TWO_STATEMENTS: EvidenceKind.ValueType  # 2
-"""two Statements of one attempt, of kinds that exclude one another"""
+"""two QUESTIONs, or two of SUM and RESTATED, of one attempt"""
 TWO_APPLIED: EvidenceKind.ValueType  # 3
 """two Applied of one sum"""
 TWO_VOTES: EvidenceKind.ValueType  # 4
@@ -674,7 +674,7 @@ class Envelope(_message.Message):
 
     @_builtins.property
     def promised(self) -> Global___Promised:
-        """answer to prepare; on a timeout to all"""
+        """any -> coordinator, asked or not; on a timeout to all"""
 
     @_builtins.property
     def behind(self) -> Global___Behind:
@@ -690,7 +690,7 @@ class Envelope(_message.Message):
 
     @_builtins.property
     def plan_answer(self) -> Global___PlanAnswer:
-        """answer to bundle"""
+        """participant -> coordinator, answer to bundle"""
 
     @_builtins.property
     def key_committed(self) -> Global___KeyCommitted:
@@ -702,7 +702,7 @@ class Envelope(_message.Message):
 
     @_builtins.property
     def scale(self) -> Global___Scale:
-        """coordinator -> participants"""
+        """coordinator -> all that promised"""
 
     @_builtins.property
     def contributed(self) -> Global___Contributed:
@@ -738,11 +738,11 @@ class Envelope(_message.Message):
 
     @_builtins.property
     def masking_answer(self) -> Global___MaskingAnswer:
-        """answer to bundle, to masking orders and to a certified sum"""
+        """participant -> coordinator: to bundle, masking orders, a certified sum"""
 
     @_builtins.property
     def openings(self) -> Global___Openings:
-        """coordinator -> contributors, in masking mode"""
+        """coordinator -> all contributors, in masking mode"""
 
     @_builtins.property
     def applied(self) -> Global___AppliedSum:
@@ -774,7 +774,7 @@ class Envelope(_message.Message):
 
     @_builtins.property
     def recall(self) -> Global___Recall:
-        """any -> any, at a start: what have I said?"""
+        """any -> any, after a start: what have I said in this round?"""
 
     @_builtins.property
     def remembered(self) -> Global___Remembered:
@@ -1161,6 +1161,8 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class RunWish(_message.Message):
+    """A run goes to every site, and again to whoever missed it or names another one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
@@ -1183,6 +1185,8 @@ Global___RunWish: _TypeAlias = RunWish  # noqa: Y015
 
 @_typing.final
 class Prepare(_message.Message):
+    """Its coordinator begins an attempt: "who takes part?" """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1311,6 +1315,8 @@ Global___Promise: _TypeAlias = Promise  # noqa: Y015
 
 @_typing.final
 class LockName(_message.Message):
+    """Which version a promise names as possibly committed somewhere."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -1339,6 +1345,8 @@ Global___LockName: _TypeAlias = LockName  # noqa: Y015
 
 @_typing.final
 class StatedName(_message.Message):
+    """Which sum a promise names as possibly opened somewhere."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -1483,7 +1491,7 @@ Global___Behind: _TypeAlias = Behind  # noqa: Y015
 
 @_typing.final
 class Ahead(_message.Message):
-    """"That round is over: here is its successor's proof." """
+    """"That round is over: here is how far I am." """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1493,7 +1501,7 @@ class Ahead(_message.Message):
     """the round that was prepared"""
     @_builtins.property
     def certificate(self) -> Global___Certificate:
-        """of the sender's head; verified before it changes anything"""
+        """of the sender's head; changes nothing: what it tells of is fetched and verified"""
 
     def __init__(
         self,
@@ -1637,6 +1645,8 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
 class PlanAnswer(_message.Message):
+    """A participant takes part as the derived plan says, or declines."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1699,6 +1709,8 @@ Global___KeyCommitment: _TypeAlias = KeyCommitment  # noqa: Y015
 
 @_typing.final
 class KeyCommitted(_message.Message):
+    """The dealer's commitment, to the coordinator, who shows it in every statement."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1759,6 +1771,8 @@ Global___Exponents: _TypeAlias = Exponents  # noqa: Y015
 
 @_typing.final
 class Trained(_message.Message):
+    """A participant's exponents, or that its training failed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1859,6 +1873,8 @@ Global___Contribution: _TypeAlias = Contribution  # noqa: Y015
 
 @_typing.final
 class Contributed(_message.Message):
+    """A participant's contribution, beside its upload."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -2011,6 +2027,8 @@ Global___Statement: _TypeAlias = Statement  # noqa: Y015
 
 @_typing.final
 class State(_message.Message):
+    """Asks for a signature under a statement."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -2039,6 +2057,8 @@ Global___State: _TypeAlias = State  # noqa: Y015
 
 @_typing.final
 class Stated(_message.Message):
+    """"I have signed that statement, and no other of its kind in this attempt." """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -2101,7 +2121,7 @@ Global___StatementCertificate: _TypeAlias = StatementCertificate  # noqa: Y015
 
 @_typing.final
 class Certified(_message.Message):
-    """Nothing is decrypted, answered or unmasked before it. Goes to key holders before
+    """Nothing is decrypted, answered or unmasked before it. Whoever opens gets it before
     the ENCRYPTED_SUM or the ENCRYPTED_PRODUCTS.
     """
 
@@ -2328,6 +2348,8 @@ Global___Products: _TypeAlias = Products  # noqa: Y015
 
 @_typing.final
 class Compared(_message.Message):
+    """A key holder's numbers, to the coordinator; equal ones of several holders decide."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -2452,6 +2474,8 @@ Global___Applied: _TypeAlias = Applied  # noqa: Y015
 
 @_typing.final
 class AppliedSum(_message.Message):
+    """What somebody made of the certified sum, to the coordinator."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -2624,6 +2648,8 @@ Global___VoteBody: _TypeAlias = VoteBody  # noqa: Y015
 
 @_typing.final
 class Vote(_message.Message):
+    """"That version is on my disk, with its proof." Once an attempt, kept before it is sent."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -2856,6 +2882,8 @@ Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
 
 @_typing.final
 class Recall(_message.Message):
+    """"What have I signed in this round?" Nothing more is signed before enough have answered."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -2887,7 +2915,7 @@ class Remembered(_message.Message):
     VOTE_FIELD_NUMBER: _builtins.int
     LOCK_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """as in the Recall"""
+    """as in the Recall, or a later one: the sender's, who is ahead"""
     @_builtins.property
     def promise(self) -> Global___Signed:
         """its latest Promise; absent: none is known"""
@@ -2898,7 +2926,7 @@ class Remembered(_message.Message):
 
     @_builtins.property
     def question(self) -> Global___Signed:
-        """its latest QUESTION"""
+        """its latest QUESTION; not sent, and not read, so far"""
 
     @_builtins.property
     def vote(self) -> Global___Vote:
@@ -2906,7 +2934,7 @@ class Remembered(_message.Message):
 
     @_builtins.property
     def lock(self) -> Global___Lock:
-        """of that vote"""
+        """the answering site's; of that vote's attempt or a later one, or the vote is not taken"""
 
     def __init__(
         self,
@@ -2959,7 +2987,7 @@ class RoundState(_message.Message):
 
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___Applied]:
-        """what it made of each sum that it opened"""
+        """the version of each sum that it has opened or voted for"""
 
     @_builtins.property
     def stated(self) -> Global___Signed:
@@ -3083,7 +3111,7 @@ class PhaseTime(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """prepare, plan, key, train, encrypt, aggregate, select, state, open, vote, commit"""
+    """prepare, plan, key, train, aggregate, select, state, open, vote; others in old rounds"""
     seconds: _builtins.float
     """wall clock at the coordinator; >= 0"""
     def __init__(

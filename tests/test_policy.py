@@ -66,7 +66,7 @@ def test_a_site_declines_noise_that_covers_too_little_or_drowns_everything() -> 
 
 
 def test_a_site_declines_less_noise_than_its_least_now_or_later() -> None:
-    """The floor counts: a coordinator may name any multiplier from there on for its round."""
+    """The floor counts: a round's multiplier may be any from there on."""
     policy = Policy(2, 10, least_noise=2.0)
     assert "multiplier 1.9 is below 2 (privacy.least_noise)" in policy.objection(a_plan(1.9))
     falling = a_plan(8.0, noise_floor=0.5)

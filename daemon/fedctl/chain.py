@@ -55,7 +55,7 @@ def verify(
         ),
     ] = None,
 ) -> None:
-    """Verify every committed round, from the first: signatures, majorities, and no gap."""
+    """Verify every committed round, from the first: signatures, quorums, and no gap."""
     from crypto.identity import IdentityError, Trust
 
     try:
