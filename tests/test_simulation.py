@@ -186,6 +186,21 @@ SCRIPTED: dict[str, Scripted] = {
         bugs.AS_TOLD,
         "honest attempts fail",
     ),
+    "row 1: the coordinator's own weights": (
+        rows.another_plan,
+        bugs.ANY_PLAN,
+        "weighs",
+    ),
+    "a sum of anybody's": (
+        rows.sum_of_one,
+        bugs.ANYBODY,
+        "a sum of 1 updates may be opened",
+    ),
+    "row 11: contributions to something else": (
+        rows.contribution_of_another_attempt,
+        bugs.SOMETHING_ELSE,
+        "states a contribution that d has not made",
+    ),
     "row 9: an Ahead is believed": (
         rows.far_ahead,
         bugs.BELIEVE_AHEAD,
@@ -248,6 +263,8 @@ def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
     [
         ("two votes an attempt", bugs.UNCERTIFIED),
         ("row 11: a sum less one of its updates", bugs.ANOTHER_DIFFERENCE),
+        ("row 1: the coordinator's own weights", bugs.ITS_OWN_PLAN),
+        ("row 1: the coordinator's own weights", bugs.ANYBODY),
         ("row 11: a sum and one less of an attempt", bugs.TWO_STATEMENTS),
         ("row 11: a sum and one less of an attempt", bugs.ANOTHER_DIFFERENCE),
     ],

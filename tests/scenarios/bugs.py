@@ -393,8 +393,6 @@ BUGS = (
         draw_with_liar),
     Bug("open before the certificate", "opens what no quorum signed", 20, (
         (Protocol, "_on_state", _open_at_once),)),
-    Bug("sign a sum of anybody's", "a sum of . updates|two sums of one draw", 300, (
-        (participation, "_check_who", _nothing),), draw_with_liar),
     Bug("decrypt a sum of too few", "a sum of . updates", 200, (
         (participation, "needed_contributors", _two_contribute),
         (preparing, "needed_contributors", _two_contribute))),
@@ -402,11 +400,6 @@ BUGS = (
         (participation, "too_dominant", _nobody_stands_out),
         (coordination, "too_dominant", _nobody_stands_out),
         (bundle, "clipped", _as_told), *_blind("_follows")), draw_with_liar),
-    Bug("the coordinator's plan", "weighs|run|promise|contribution", 500, (
-        _deaf(participation, "states another plan", "states no key"),
-        _deaf(statement, "made for something else")), draw_with_liar),
-    Bug("contributions to something else", "contribut", 500, (
-        _deaf(statement, "made for something else"),), draw_with_liar),
     Bug("draw a stated sum anew", "drawn anew", 300, (
         (bundle, "_to_be_repeated", _never_repeated),)),
     # Proofs and votes.
@@ -492,6 +485,11 @@ NO_PROMISE: tuple[Plant, ...] = ((Protocol, "_vote", _vote_and_promise_nothing),
 AS_TOLD: tuple[Plant, ...] = ((bundle, "clipped", _as_told),)
 TWO_STATEMENTS: tuple[Plant, ...] = ((Protocol, "_stated_in", _signs_anew),)
 ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothing),)
+ANYBODY: tuple[Plant, ...] = ((participation, "_check_who", _nothing),)
+SOMETHING_ELSE: tuple[Plant, ...] = (_deaf(statement, "made for something else"),)
+ITS_OWN_PLAN: tuple[Plant, ...] = (
+    *SOMETHING_ELSE, _deaf(participation, "states another plan", "states no key"))  # fmt: skip
+ANY_PLAN: tuple[Plant, ...] = (*ITS_OWN_PLAN, *ANYBODY)
 TWO_DIFFERENT: tuple[Plant, ...] = (*TWO_STATEMENTS, *ANOTHER_DIFFERENCE)
 ANOTHER_SUM: tuple[Plant, ...] = (
     *ANOTHER_DIFFERENCE, (participation, "_check_who", _nothing),

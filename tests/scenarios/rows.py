@@ -89,11 +89,11 @@ def _summed(script: Script) -> Known:
     return known
 
 
-def _less(known: Known) -> Known:
-    """The same, without b's update."""
+def _less(known: Known, without: str = "b") -> Known:
+    """The same, without b's update, or without those of several."""
     statement = pb.Statement()
     statement.CopyFrom(known.message)
-    kept = [one for one in statement.contributions if one.site != "b"]
+    kept = [one for one in statement.contributions if one.site not in without]
     del statement.contributions[:]
     statement.contributions.extend(kept)
     return Known.of(statement)
@@ -162,6 +162,47 @@ def stated_less_than_summed() -> None:
         script._feed(holder, do.SumArrived(1, 1, less.message.sum_digest))
     script.run_for(5.0)
     _goes_on(script)
+
+
+def sum_of_one() -> None:
+    """A sum of b alone: its update."""
+    script, known = _first_of_c()
+    script.states("abd", _less(known, without="acd"))
+    _goes_on(script)
+
+
+def another_plan() -> None:
+    """Rows 1 and 8: b is to weigh 1000 times as much as it has promised."""
+    script, known = _first_of_c()
+    statement = pb.Statement()
+    statement.CopyFrom(known.message)
+    statement.plan.participants[1].num_examples *= 1000
+    statement.plan.full_weight = statement.plan.participants[1].num_examples
+    script.states("ad", Known.of(statement))
+    _goes_on(script)
+
+
+def contribution_of_another_attempt() -> None:
+    """Row 11: what d has sent in attempt 0, which came to nothing, in a sum of attempt 1."""
+    script = Script()
+    script.passes = lambda _sender, _to, body: not (isinstance(body, pb.State) and not body.attempt)
+    script.train("b", rounds=1)
+    script.until(lambda: _contributed(script) is not None)
+    before = _contributed(script)
+    known = _summed(script)
+    statement = pb.Statement()
+    statement.CopyFrom(known.message)
+    if before is None or statement.contributions[3] == before:
+        raise LookupError("the script has gone another way")
+    statement.contributions[3].CopyFrom(before)
+    script.states("abd", Known.of(statement))
+    _goes_on(script)
+
+
+def _contributed(script: Script) -> pb.Signed | None:
+    """What d has signed of its update in the attempt that it is in."""
+    part = script.site("d")._part
+    return part._contribution if part is not None else None
 
 
 # ---- row 9 -------------------------------------------------------------------------------
