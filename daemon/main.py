@@ -164,8 +164,7 @@ class Daemon:
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
-        node.accused = lambda evidence: _accused(audit, evidence)
-        node.went_back = lambda effect: _went_back(audit, effect)
+        node.audit = lambda what: _entered(audit, what)
         curve = self._make_curve(node, workers)
         attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
@@ -553,28 +552,22 @@ def _traffic(transport: Transport) -> tuple[int, int]:
     return sum(p.bytes_sent for p in peers), sum(p.bytes_received for p in peers)
 
 
-async def _accused(audit: AuditLog, evidence: pb.Evidence) -> None:
-    """That a site contradicts itself is in the log, for whoever has to decide about it."""
-    await audit.record_or_owe(
-        DAEMON,
-        "evidence",
-        "kept",
-        site=evidence.first.site,
-        signed=pb.EvidenceKind.Name(evidence.kind).lower(),
-        sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
-    )
-
-
-async def _went_back(audit: AuditLog, effect: do.WentBack) -> None:
-    """That this site's state is an older copy, as a peer knows."""
-    await audit.record_or_owe(
-        DAEMON,
-        "state",
-        "went back",
-        round=effect.round,
-        told_by=effect.told_by,
-        forgotten=effect.forgotten,
-    )
+async def _entered(audit: AuditLog, what: do.Accuse | do.WentBack) -> None:
+    """What whoever has to decide about a site should find in the audit log."""
+    match what:
+        case do.Accuse(evidence):
+            await audit.record_or_owe(
+                DAEMON,
+                "evidence",
+                "kept",
+                site=evidence.first.site,
+                signed=pb.EvidenceKind.Name(evidence.kind).lower(),
+                sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
+            )
+        case do.WentBack(round_, told_by, forgotten):
+            await audit.record_or_owe(
+                DAEMON, "state", "went back", round=round_, told_by=told_by, forgotten=forgotten
+            )
 
 
 def main(tap: Tap | None = None) -> None:

@@ -114,8 +114,7 @@ class Node:
         self.run_ended: Callable[[], None] = lambda: None  # its last version is being indexed
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
-        self.accused: Callable[[pb.Evidence], Awaitable[None]] = _nobody_is_told
-        self.went_back: Callable[[do.WentBack], Awaitable[None]] = _nobody_is_told
+        self.audit: Callable[[do.Accuse | do.WentBack], Awaitable[None]] = _nobody_is_told
         self.progress = ProgressBoard(lambda: self.traffic())
         self._run_over = False
         self._last_error = ""
@@ -358,8 +357,8 @@ class Node:
             case do.FetchCertificates():
                 fetching = self._exchange.fetch_certificates(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
-            case do.Accuse(evidence):
-                await self._at_once(effect, self._accuse(evidence))
+            case do.Accuse():
+                await self._at_once(effect, self._accuse(effect))
             case do.WentBack():
                 await self._at_once(effect, self._went_back(effect))
             case do.Adopt():
@@ -411,14 +410,15 @@ class Node:
 
     # ---- evidence ----------------------------------------------------------------
 
-    async def _accuse(self, evidence: pb.Evidence) -> None:
+    async def _accuse(self, effect: do.Accuse) -> None:
         """Keep it, and say it loudly: what to do about it is for people to decide."""
+        evidence = effect.evidence
         site, words = evidence.first.site, WORDS[evidence.kind]
         self._last_error = f"{site} has signed {words}: see `fedctl peers`"
         log.error("a site contradicts itself", peer=site, signed=words)
         now_ms = time.time_ns() // 1_000_000
         await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
-        await self.accused(evidence)
+        await self.audit(effect)
 
     async def _went_back(self, effect: do.WentBack) -> None:
         """Say it loudly: whoever restored it should know what its copy may not hold."""
@@ -429,7 +429,7 @@ class Node:
         )
         self._last_error = told
         log.warning(told, peer=effect.told_by, round=effect.round)
-        await self.went_back(effect)
+        await self.audit(effect)
 
     # ---- versions and certificates ---------------------------------------------------
 
@@ -607,5 +607,5 @@ def _sums_of(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
     return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]
 
 
-async def _nobody_is_told(_what: object) -> None:
+async def _nobody_is_told(_what: do.Accuse | do.WentBack) -> None:
     """Before the audit log is there."""

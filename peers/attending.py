@@ -355,11 +355,14 @@ class Attending(Machine):
         if answer.round == self._round:
             promise = self._heard.latest_promise(sender)
             statement = self._heard.latest_statement(sender)
+            question = self._heard.latest_statement(sender, question=True)
             vote = self._heard.latest_vote(sender)
             if promise is not None:
                 answer.promise.CopyFrom(promise)
             if statement is not None:
                 answer.statement.CopyFrom(statement)
+            if question is not None:
+                answer.question.CopyFrom(question)
             if vote is not None:
                 answer.vote.CopyFrom(vote)
             if self.durable.state.HasField("lock"):
@@ -402,20 +405,23 @@ class Attending(Machine):
                 promised, forgotten = promise.attempt, f"promised attempt {promise.attempt}"
                 state.promise.Clear()
                 state.promise.promise.CopyFrom(message.promise)
-        if message.HasField("statement"):
+        for signed in (message.statement, message.question):
+            if not signed.ByteSize():
+                continue
             statement = read(
-                self._keys, Kind.STATEMENT, pb.Statement, message.statement, self.manifest,
-                past=True,
-            )  # fmt: skip
-            must_be(message.statement.site == self.site, sender, "remembers another's statement")
-            unknown = message.statement.body not in [one.body for one in state.statements]
+                self._keys, Kind.STATEMENT, pb.Statement, signed, self.manifest, past=True
+            )
+            must_be(signed.site == self.site, sender, "remembers another's statement")
+            unknown = signed.body not in [one.body for one in state.statements]
             if statement.round == self._round and unknown and statement.attempt >= promised:
                 promised = max(promised, statement.attempt)
                 forgotten = forgotten or f"signed a statement in attempt {statement.attempt}"
+                # Of one attempt, a question and a sum: those of earlier ones bind nobody now.
+                of_it = [one for one in state.statements if _attempt(one) == statement.attempt]
                 del state.statements[:]
-                state.statements.append(message.statement)
+                state.statements.extend([*of_it, signed])
                 if statement.kind == pb.SUM:
-                    state.stated.CopyFrom(message.statement)
+                    state.stated.CopyFrom(signed)
         if message.HasField("vote") and message.HasField("lock"):
             vote = message.vote
             self._verify_vote(vote)
@@ -434,3 +440,7 @@ class Attending(Machine):
         self._persist(replace(durable, promised=promised, state=state))
         self._ground = self._ground_of(promised)
         self._emit(do.WentBack(self._round, sender, forgotten))
+
+
+def _attempt(statement: pb.Signed) -> int:
+    return pb.Statement.FromString(statement.body).attempt

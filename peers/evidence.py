@@ -67,12 +67,12 @@ class Heard:
         promises = self._of(site, pb.TWO_PROMISES)
         return promises[max(promises)] if promises else None
 
-    def latest_statement(self, site: str) -> pb.Signed | None:
-        """The last sum that this site has stated, or restated."""
+    def latest_statement(self, site: str, *, question: bool = False) -> pb.Signed | None:
+        """The last sum that this site has stated, or restated; or the last question."""
         found = {
             about: signed
             for about, signed in self._of(site, pb.TWO_STATEMENTS).items()
-            if not about[2]  # no question
+            if about[2] == question
         }
         return found[max(found)] if found else None
 

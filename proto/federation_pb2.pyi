@@ -2926,7 +2926,7 @@ class Remembered(_message.Message):
 
     @_builtins.property
     def question(self) -> Global___Signed:
-        """its latest QUESTION; not sent, and not read, so far"""
+        """its latest QUESTION"""
 
     @_builtins.property
     def vote(self) -> Global___Vote:

@@ -16,6 +16,7 @@ from peers.pacemaker import Pacemaker, reached
 from peers.signing import Kind, name_of, sign
 from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
+from tests.good_messages import statement
 from tests.one_machine import Alone, lead_of, sent
 from tests.signed_rounds import EXPONENTS, VERSION, Stage
 from tests.simulation import TIMING, World
@@ -526,11 +527,16 @@ def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> Non
     alone.begins()
     mine = alone.stage.promised("a", 4, num_examples=1)
     stated_by_us = alone.stage.signed_statement("a", alone.stage.statement(attempt=4))
-    remembered = pb.Remembered(round=1, promise=mine.promise, statement=stated_by_us)
+    question = statement(pb.QUESTION)
+    question.round, question.attempt = 1, 4
+    asked_by_us = alone.stage.signed_statement("a", Known.of(question))
+    remembered = pb.Remembered(
+        round=1, promise=mine.promise, statement=stated_by_us, question=asked_by_us
+    )
     effects = alone.hears("b", remembered)
     assert alone.promised == 4
     assert alone.state.promise.promise == mine.promise
-    assert list(alone.state.statements) == [stated_by_us]
+    assert list(alone.state.statements) == [stated_by_us, asked_by_us]
     assert do.WentBack(1, "b", "promised attempt 4") in effects
     bundle = alone.everybody(4)
     alone.hears(lead_of(4), bundle.message)

@@ -15,7 +15,7 @@ import pytest
 from peers import effects as do
 from peers.protocol import Protocol
 from tests import simulate
-from tests.scenarios import bugs, scripts
+from tests.scenarios import bugs, rows, scripts
 from tests.scenarios.bugs import BUGS, Bug, Drawn
 from tests.scenarios.faults import Faults
 from tests.scenarios.invariants import Violation
@@ -136,22 +136,115 @@ def test_the_simulation_catches_a_planted_bug(bug: Bug) -> None:
     assert re.search(bug.caught_as, violation)
 
 
-# What is scripted, the defences that it is about, and what happens without them.
-SCRIPTED: dict[str, tuple[Callable[[], None], tuple[bugs.Plant, ...], str]] = {
+Scripted = tuple[Callable[[], None], tuple[bugs.Plant, ...], str]
+
+# What is scripted, the defences that it is about, and what happens without them. Where a
+# name begins with a row it is that of the table of lies in tests/attacks/.
+SCRIPTED: dict[str, Scripted] = {
     "two restatements of an attempt": (
         lambda: scripts.restate_both(*scripts.two_locks()),
         bugs.UNCERTIFIED,
         "two versions of round 1 are chosen",
+    ),
+    "two restatements of an attempt, two of seven lie": (
+        lambda: scripts.restate_both(*scripts.two_locks(sites=7, liars="cd")),
+        bugs.UNCERTIFIED,
+        "two versions of round 1 are chosen",
+    ),
+    "row 6: two certificates": (
+        lambda: scripts.certify_both(*scripts.two_locks(sites=5)),
+        bugs.MAJORITY,
+        "two versions of round 1, one at",
     ),
     "a lock that is not the highest": (
         lambda: scripts.restate_the_lower(*scripts.two_locks()),
         bugs.ANY_LOCK,
         "over the lock of 1",
     ),
+    "a lock ranked by its root": (
+        lambda: scripts.restate_the_older(*scripts.two_locks()),
+        bugs.BY_ITS_ROOT,
+        "hides the lock of 5",
+    ),
+    "a lock ranked by its root: a fork": (
+        lambda: scripts.restate_the_older(*scripts.two_locks()),
+        bugs.BY_ITS_ROOT_UNSEEN,
+        "two versions of round 1 are chosen",
+    ),
     "two votes an attempt": (
         lambda: scripts.prove_two(*scripts.two_locks()),
         bugs.TWO_VOTES,
         "a site votes once",
+    ),
+    "a vote promises nothing": (
+        scripts.prove_to_one_who_promised_nothing,
+        bugs.NO_PROMISE,
+        "a vote that promises nothing",
+    ),
+    "row 1: weights as they were told": (
+        rows.one_has_most_examples,
+        bugs.AS_TOLD,
+        "honest attempts fail",
+    ),
+    "row 1: the coordinator's own weights": (
+        rows.another_plan,
+        bugs.ANY_PLAN,
+        "weighs",
+    ),
+    "a sum of anybody's": (
+        rows.sum_of_one,
+        bugs.ANYBODY,
+        "a sum of 1 updates may be opened",
+    ),
+    "row 11: contributions to something else": (
+        rows.contribution_of_another_attempt,
+        bugs.SOMETHING_ELSE,
+        "states a contribution that d has not made",
+    ),
+    "row 9: an Ahead is believed": (
+        rows.far_ahead,
+        bugs.BELIEVE_AHEAD,
+        "honest attempts fail",
+    ),
+    "row 9: a certificate is believed": (
+        rows.far_ahead,
+        bugs.BELIEVE_CERTIFICATES,
+        "never cast the vote certified",
+    ),
+    "row 9: one high number is followed": (
+        rows.far_ahead,
+        bugs.FARTHEST,
+        "honest attempts fail",
+    ),
+    "row 11: a sum less one of its updates": (
+        rows.sum_less,
+        bugs.ANOTHER_SUM,
+        "two sums of one draw",
+    ),
+    "row 11: two statements an attempt": (
+        rows.two_sums_an_attempt,
+        bugs.TWO_STATEMENTS,
+        "signs two statements",
+    ),
+    "row 11: a sum and one less of an attempt": (
+        rows.sum_less_an_attempt,
+        bugs.TWO_DIFFERENT,
+        "signs two statements",
+    ),
+    "row 11: less is stated than was summed": (
+        rows.stated_less_than_summed,
+        bugs.UNPROVEN,
+        "without the proof of its claim",
+    ),
+    "row 12: the next turn is prepared": (
+        rows.prepares_its_own,
+        bugs.ENTER_WHEN_PREPARED,
+        "honest attempts fail",
+    ),
+    "row 12: a run of its own": (
+        rows.supersedes,
+        bugs.WEAKER,
+        "the run of c takes over a run of b, and is weaker",
     ),
 }
 
@@ -169,6 +262,11 @@ def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
     ("name", "left_out"),
     [
         ("two votes an attempt", bugs.UNCERTIFIED),
+        ("row 11: a sum less one of its updates", bugs.ANOTHER_DIFFERENCE),
+        ("row 1: the coordinator's own weights", bugs.ITS_OWN_PLAN),
+        ("row 1: the coordinator's own weights", bugs.ANYBODY),
+        ("row 11: a sum and one less of an attempt", bugs.TWO_STATEMENTS),
+        ("row 11: a sum and one less of an attempt", bugs.ANOTHER_DIFFERENCE),
     ],
 )
 def test_each_of_two_defences_is_enough(name: str, left_out: tuple[bugs.Plant, ...]) -> None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from peers import (
+    attending,
     bundle,
     coordination,
     evidence,
@@ -58,6 +59,9 @@ class Bug:
     @contextmanager
     def planted(self) -> Iterator[None]:
         """The bug is there until the end of the block."""
+        for owner, name, _ in self.plants:
+            if not hasattr(owner, name):
+                raise LookupError(f"{name} is not in {owner}: nothing would be taken away")
         # A class may have it from the one that it is built on.
         kept = [
             (owner, name, owner.__dict__.get(name, _INHERITED)) for owner, name, _ in self.plants
@@ -381,20 +385,14 @@ BUGS = (
         (bundle, "_lock_of", _no_lock),)),
     Bug("a new sum over a lock: a fork", "two versions of round", 1000, (
         (bundle, "_lock_of", _no_lock), *_blind("_over_the_highest_lock", "_made_again"))),
-    Bug("a lock ranked by its root", "hides the lock", 400, (
-        (statement.HeldLock, "name", property(_named_by_its_root)),)),
     Bug("jump on one promise", "ran away", 50, (
         (protocol, "reached", _farthest),), draw_with_liar),
     # Statements.
-    Bug("two statements an attempt", "signs two statements", 200, (
-        (Protocol, "_stated_in", _signs_anew),), draw_with_liar),
     Bug("sign after a later promise", "signs below its promise|signs two statements", 500, (
         (Protocol, "_leave", _remember_what_is_left), (Protocol, "_on_state", _sign_late)),
         draw_with_liar),
     Bug("open before the certificate", "opens what no quorum signed", 20, (
         (Protocol, "_on_state", _open_at_once),)),
-    Bug("sign a sum of anybody's", "a sum of . updates|two sums of one draw", 300, (
-        (participation, "_check_who", _nothing),), draw_with_liar),
     Bug("decrypt a sum of too few", "a sum of . updates", 200, (
         (participation, "needed_contributors", _two_contribute),
         (preparing, "needed_contributors", _two_contribute))),
@@ -402,13 +400,6 @@ BUGS = (
         (participation, "too_dominant", _nobody_stands_out),
         (coordination, "too_dominant", _nobody_stands_out),
         (bundle, "clipped", _as_told), *_blind("_follows")), draw_with_liar),
-    Bug("weights as they were told", "weighs|attempts in peace|stuck", 200, (
-        (bundle, "clipped", _as_told),), draw_with_liar),
-    Bug("the coordinator's plan", "weighs|run|promise|contribution", 500, (
-        _deaf(participation, "states another plan", "states no key"),
-        _deaf(statement, "made for something else")), draw_with_liar),
-    Bug("contributions to something else", "contribut", 500, (
-        _deaf(statement, "made for something else"),), draw_with_liar),
     Bug("draw a stated sum anew", "drawn anew", 300, (
         (bundle, "_to_be_repeated", _never_repeated),)),
     # Proofs and votes.
@@ -421,8 +412,6 @@ BUGS = (
     Bug("vote below the promise", "breaks its promise|taken back", 500, (
         (Protocol, "_on_proven", _prove_below_promise),
         (Protocol, "_vote", _vote_below_promise))),
-    Bug("a vote promises nothing", "promises nothing", 500, (
-        (Protocol, "_vote", _vote_and_promise_nothing),)),
     Bug("count a vote twice", "a vote counts twice", 100, (
         (Tally, "voted", _count_every_vote), _UNVERIFIED)),
     Bug("commit with too few votes", "certified by too few", 20, (
@@ -465,15 +454,53 @@ def _vote_again(self: Protocol, lock: statement.HeldLock) -> None:
     _vote(self, lock)
 
 
+_on_prepare = Protocol._on_prepare
+
+
+def _give_up(self: Protocol, sender: str, _message: pb.Ahead) -> None:
+    """An attempt is over when somebody says that its round is."""
+    self._fail_attempt(f"{sender} is ahead")
+
+
+def _enter_what_is_prepared(self: Protocol, sender: str, message: pb.Prepare) -> None:
+    """The attempt with the higher number is the one to be in."""
+    _on_prepare(self, sender, message)
+    if message.round == self._round and message.attempt > self.durable.promised:
+        self._enter(message.attempt)
+
+
 UNCERTIFIED: tuple[Plant, ...] = (
     (statement, "read_certificate", _restated_by_anybody),
-    (protocol, "read_certificate", _restated_by_anybody),
+    (attending, "read_certificate", _restated_by_anybody),
 )
+MAJORITY: tuple[Plant, ...] = (
+    (FederationManifest, "quorum", property(_majority)),
+    *_blind("opens", "_of_a_quorum"))  # fmt: skip
 ANY_LOCK: tuple[Plant, ...] = ((bundle, "_lock_of", _any_lock),)
+BY_ITS_ROOT: tuple[Plant, ...] = ((statement.HeldLock, "name", property(_named_by_its_root)),)
+BY_ITS_ROOT_UNSEEN: tuple[Plant, ...] = (
+    *BY_ITS_ROOT, *_blind("_hides_no_lock", "_over_the_highest_lock"))  # fmt: skip
 TWO_VOTES: tuple[Plant, ...] = (*UNCERTIFIED, (Protocol, "_vote", _vote_again))
+NO_PROMISE: tuple[Plant, ...] = ((Protocol, "_vote", _vote_and_promise_nothing),)
+AS_TOLD: tuple[Plant, ...] = ((bundle, "clipped", _as_told),)
+TWO_STATEMENTS: tuple[Plant, ...] = ((Protocol, "_stated_in", _signs_anew),)
 ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothing),)
+ANYBODY: tuple[Plant, ...] = ((participation, "_check_who", _nothing),)
+SOMETHING_ELSE: tuple[Plant, ...] = (_deaf(statement, "made for something else"),)
+ITS_OWN_PLAN: tuple[Plant, ...] = (
+    *SOMETHING_ELSE, _deaf(participation, "states another plan", "states no key"))  # fmt: skip
+ANY_PLAN: tuple[Plant, ...] = (*ITS_OWN_PLAN, *ANYBODY)
+TWO_DIFFERENT: tuple[Plant, ...] = (*TWO_STATEMENTS, *ANOTHER_DIFFERENCE)
 ANOTHER_SUM: tuple[Plant, ...] = (
-    *ANOTHER_DIFFERENCE, (participation, "_check_who", _nothing))  # fmt: skip
+    *ANOTHER_DIFFERENCE, (participation, "_check_who", _nothing),
+    *_blind("_hides_each"))  # fmt: skip
+UNPROVEN: tuple[Plant, ...] = ((Opening, "begin", _apply_unproven),)
+FARTHEST: tuple[Plant, ...] = ((protocol, "reached", _farthest), *_blind("_not_ahead"))
+BELIEVE_AHEAD: tuple[Plant, ...] = ((Protocol, "_on_ahead", _give_up),)
+BELIEVE_CERTIFICATES: tuple[Plant, ...] = (_UNVERIFIED,)
+ENTER_WHEN_PREPARED: tuple[Plant, ...] = (
+    (Protocol, "_on_prepare", _enter_what_is_prepared), *_blind("_not_ahead"))  # fmt: skip
+WEAKER: tuple[Plant, ...] = ((runs, "weakens", _no_weakening),)
 
 
 @contextmanager

@@ -149,6 +149,7 @@ class Watch:
             or new.min_participants < old.min_participants
             or new.max_num_examples > old.max_num_examples
             or (old.robust and new.robust != old.robust)
+            or (old.HasField("privacy") and not new.HasField("privacy"))
         )
         claim(not weaker, f"{site}: the run of {asks} takes over a run of {asked}, and is weaker")
 

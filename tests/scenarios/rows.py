@@ -1,0 +1,286 @@
+"""Schedules in which a coordinator lies about sums, or keeps honest ones from theirs.
+
+Each is one row of the table of what a lying coordinator once could do (docs/security.md),
+for what chance draws seldom or what costs attempts only: these schedules say themselves
+what must be so, by `claim`. The liar is c, the first coordinator b, of four sites.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from peers import effects as do
+from peers.certificates import RULES, sign_vote
+from peers.roles import coordinator_of
+from peers.runs import following
+from peers.signing import Kind, sign
+from peers.statement import Known
+from proto import federation_pb2 as pb
+from tests.scenarios.invariants import claim
+from tests.scenarios.scripts import LIAR, Script, among
+from tests.simulation import GENESIS, signature
+
+
+def hears(script: Script, then: Callable[[pb.Prepare], None]) -> None:
+    """Whenever an honest attempt begins the liar does that, and nothing else ever."""
+    seen: set[int] = set()
+
+    def passes(sender: str, _to: str, body: do.Body) -> bool:
+        if sender != LIAR and isinstance(body, pb.Prepare) and body.attempt not in seen:
+            seen.add(body.attempt)
+            script.at(script.now, then, body)
+        return True
+
+    script.passes, script.silent = passes, True
+
+
+def _promise_of(script: Script, prepare: pb.Prepare, attempt: int) -> pb.Promised:
+    """The liar's, of an attempt of its choice."""
+    promise = pb.Promise.FromString(prepare.promise.promise.body)
+    promise.attempt = attempt
+    promise.ClearField("lock")
+    promise.ClearField("stated")
+    return pb.Promised(promise=sign(script.keys, Kind.PROMISE, promise))
+
+
+def commits_at_once(script: Script, why: str) -> None:
+    """The first coordinator is honest, and so its attempt decides the round."""
+    script.run_for(1_000.0)
+    commits = [script.disks[site].commits.get(1) for site in script.honest]
+    attempts = [one.certificate.attempt if one is not None else None for one in commits]
+    claim(set(attempts) == {0}, f"honest attempts fail: {why}")
+
+
+# ---- row 1 -------------------------------------------------------------------------------
+
+
+def one_has_most_examples() -> None:
+    """Row 1, with no lie at all: honest counts of which one outweighs all others together.
+
+    Clipped, all four are summed; as they were told, no sum of them may be opened.
+    """
+    script = Script()
+    script.examples["a"] = 1000
+    script.set_willing("a", willing=True)
+    script.passes = among(*"abcd")
+    script.train("b", rounds=1)
+    commits_at_once(script, "whoever has most examples is in no sum")
+
+
+# ---- row 11 ------------------------------------------------------------------------------
+
+
+def _summed(script: Script) -> Known:
+    """What c has summed, in its first attempt, and would state."""
+    lead = script.site(LIAR)
+    states = script.passes
+    script.passes = lambda sender, to, body: (
+        states(sender, to, body) and not (sender == LIAR and isinstance(body, pb.State))
+    )
+    script.until(
+        lambda: lead._coordination is not None and lead._coordination.phase == "state", 5_000.0
+    )
+    coordination = lead._coordination
+    known = coordination._tally.known if coordination is not None else None
+    if known is None:
+        raise LookupError("the script has gone another way")
+    script.silent = True
+    return known
+
+
+def _less(known: Known, without: str = "b") -> Known:
+    """The same, without b's update, or without those of several."""
+    statement = pb.Statement()
+    statement.CopyFrom(known.message)
+    kept = [one for one in statement.contributions if one.site not in without]
+    del statement.contributions[:]
+    statement.contributions.extend(kept)
+    return Known.of(statement)
+
+
+def _goes_on(script: Script) -> None:
+    script.passes, script.silent = among(*"abcd"), False
+    script.run_until_committed(1)
+
+
+def sum_less() -> None:
+    """Row 11: two sums of one round that differ by one site, in two attempts.
+
+    The sum of all four was stated and not opened; c makes it again, of the very same
+    integers, without b's update.
+    """
+    script = Script()
+    script.passes = among(*"abcd", without=pb.AppliedSum)
+    script.train("b", rounds=1)
+    known = _summed(script)
+    if not known.message.plan.scale_exponents:
+        raise LookupError("nothing is made again")
+    script.states("abd", _less(known))
+    _goes_on(script)
+
+
+def _first_of_c() -> tuple[Script, Known]:
+    """c leads a first sum: of the attempt of b nothing came."""
+    script = Script()
+    script.passes = lambda _sender, _to, body: (
+        not (isinstance(body, pb.Prepare | pb.Bundle) and body.attempt == 0)
+    )
+    script.train("b", rounds=1)
+    return script, _summed(script)
+
+
+def two_sums_an_attempt() -> None:
+    """Row 11: two statements of one attempt, of the same contributions and another sum."""
+    script, known = _first_of_c()
+    other = pb.Statement()
+    other.CopyFrom(known.message)
+    other.sum_digest = hashlib.sha256(b"another sum").digest()
+    script.states("abd", known)
+    script.states("abd", Known.of(other))
+    _goes_on(script)
+
+
+def sum_less_an_attempt() -> None:
+    """Row 11: the two sums that differ by one site, in one attempt."""
+    script, known = _first_of_c()
+    script.states("abd", known)
+    script.states("abd", _less(known))
+    _goes_on(script)
+
+
+def stated_less_than_summed() -> None:
+    """Rows 11 and 13: b's update is in the sum, and is not in what is signed and opened."""
+    script, known = _first_of_c()
+    less = _less(known)
+    signatures = script.states("abd", less)
+    if len(signatures) < script.manifest.quorum:
+        raise LookupError("a sum of three is not signed")
+    certificate = pb.StatementCertificate(statement=less.raw, signatures=signatures)
+    script.tells("abd", pb.Certified(round=1, attempt=1, certificate=certificate))
+    for holder in "abd":
+        script._feed(holder, do.SumArrived(1, 1, less.message.sum_digest))
+    script.run_for(5.0)
+    _goes_on(script)
+
+
+def sum_of_one() -> None:
+    """A sum of b alone: its update."""
+    script, known = _first_of_c()
+    script.states("abd", _less(known, without="acd"))
+    _goes_on(script)
+
+
+def another_plan() -> None:
+    """Rows 1 and 8: b is to weigh 1000 times as much as it has promised."""
+    script, known = _first_of_c()
+    statement = pb.Statement()
+    statement.CopyFrom(known.message)
+    statement.plan.participants[1].num_examples *= 1000
+    statement.plan.full_weight = statement.plan.participants[1].num_examples
+    script.states("ad", Known.of(statement))
+    _goes_on(script)
+
+
+def contribution_of_another_attempt() -> None:
+    """Row 11: what d has sent in attempt 0, which came to nothing, in a sum of attempt 1."""
+    script = Script()
+    script.passes = lambda _sender, _to, body: not (isinstance(body, pb.State) and not body.attempt)
+    script.train("b", rounds=1)
+    script.until(lambda: _contributed(script) is not None)
+    before = _contributed(script)
+    known = _summed(script)
+    statement = pb.Statement()
+    statement.CopyFrom(known.message)
+    if before is None or statement.contributions[3] == before:
+        raise LookupError("the script has gone another way")
+    statement.contributions[3].CopyFrom(before)
+    script.states("abd", Known.of(statement))
+    _goes_on(script)
+
+
+def _contributed(script: Script) -> pb.Signed | None:
+    """What d has signed of its update in the attempt that it is in."""
+    part = script.site("d")._part
+    return part._contribution if part is not None else None
+
+
+# ---- row 9 -------------------------------------------------------------------------------
+
+
+def far_ahead() -> None:
+    """Row 9: whoever prepares hears of a committed round, and of an attempt far away."""
+    script = Script()
+    vote = pb.VoteBody(
+        federation_id=script.manifest.federation_id,
+        round=1,
+        parent_digest=GENESIS,
+        model_digest=hashlib.sha256(b"made up").digest(),
+        contributors=[*"abc"],
+        manifest_version=1,
+        plan_digest=bytes(32),
+        rules=RULES,
+        manifest_digest=script.manifest.digest,
+        statement_digest=bytes(32),
+    )
+    forged = pb.Certificate(body=vote, attempt=0)
+    forged.votes.append(sign_vote(script.keys.sign, vote, 0))
+    for site in "abd":  # signed by c in their names
+        forged.votes.add(site=site, signature=signature(LIAR, vote.model_digest))
+    # To be fetched, if anybody believes it.
+    script.disks[LIAR].commits[1] = pb.Commit(certificate=forged)
+    script.disks[LIAR].versions.add(vote.model_digest)
+
+    def lies(prepare: pb.Prepare) -> None:
+        for site in "abd":
+            script.tell(LIAR, site, _promise_of(script, prepare, 2**31))
+            script.tell(LIAR, site, pb.Ahead(round=1, certificate=forged))
+
+    hears(script, lies)
+    script.train("b", rounds=1)
+    commits_at_once(script, "somebody says that it is ahead")
+
+
+# ---- row 12 ------------------------------------------------------------------------------
+
+
+def prepares_its_own() -> None:
+    """Row 12: whenever an honest attempt begins the liar prepares its own next one."""
+    script = Script()
+
+    def lies(prepare: pb.Prepare) -> None:
+        ours = prepare.attempt + 1
+        while coordinator_of(script.manifest, 1, ours) != LIAR:
+            ours += 1
+        own = pb.Prepare()
+        own.CopyFrom(prepare)
+        own.attempt = ours
+        own.promise.CopyFrom(_promise_of(script, prepare, ours))
+        for site in "abd":
+            script.tell(LIAR, site, own)
+
+    hears(script, lies)
+    script.train("b", rounds=1)
+    commits_at_once(script, "somebody prepares attempts of its own")
+
+
+def supersedes() -> None:
+    """Row 12: a run of the liar's takes the place of a person's, without its noise."""
+    script = Script()
+    privacy = pb.PrivacyPlan(
+        clip_norm=1.0, noise_multiplier=1.0, noise_floor=1.0, noise_decay=1.0, first_round=1
+    )
+    script.training.privacy.CopyFrom(privacy)
+
+    def lies(prepare: pb.Prepare) -> None:
+        asked = pb.Run.FromString(prepare.run.body)
+        plan = pb.TrainingPlan()
+        plan.CopyFrom(asked.plan)
+        plan.ClearField("privacy")
+        ours = following(asked, LIAR, asked.federation_id, "ours", asked.target_round + 1, plan)
+        for site in "abd":
+            script.tell(LIAR, site, pb.RunWish(run=sign(script.keys, Kind.RUN, ours)))
+
+    hears(script, lies)
+    script.train("b", rounds=1)
+    commits_at_once(script, "somebody has a run of its own")
