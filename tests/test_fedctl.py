@@ -114,7 +114,7 @@ def test_manifest_grows_and_shrinks_by_versions(fedctl: Fedctl, tmp_path: Path) 
     third = sign("--previous", file, "--site", "south=t.example:1", "--version", 7).object
     assert (third["version"], third["sites"][2]["enabled"]) == (7, False)
     words = ("--previous", file, "--enable", "south", "--remove", "north")
-    fourth = sign(*words, "--standing-still").object
+    fourth = sign(*words, "--before-first-round").object
     assert [site["id"] for site in fourth["sites"]] == ["east", "south", "west"]
     assert fourth["sites"][1] == {"id": "south", "address": "t.example:1", "enabled": True}
 
@@ -135,10 +135,10 @@ def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> Non
     assert refused.code == Exit.USAGE
     assert "s, w would come or go at once" in refused.err
     assert "Sign the steps in between" in refused.err
-    assert "--standing-still" in refused.err
+    assert "--before-first-round" in refused.err
     assert file.read_bytes() == before
     assert fedctl(*sign, "--previous", file, "--site", "w=h:4", "--site", "e=h:5").code == 0
-    assert fedctl(*two, "--standing-still").code == 0
+    assert fedctl(*two, "--before-first-round").code == 0
 
 
 def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) -> None:
@@ -170,8 +170,10 @@ def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) ->
     assert fedctl(*again, *site("e"), "--json").object["faulty_sites"] == 0
     twice = fedctl(*again, "--faulty-sites", 2)
     assert (twice.code, "from 0 to 2" in twice.err) == (Exit.USAGE, True)
-    assert fedctl(*again, "--faulty-sites", 2, "--standing-still", "--json").object["quorum"] == 4
-    assert fedctl(*again, "--faulty-sites", 86, "--standing-still").code == Exit.FAILED
+    assert (
+        fedctl(*again, "--faulty-sites", 2, "--before-first-round", "--json").object["quorum"] == 4
+    )
+    assert fedctl(*again, "--faulty-sites", 86, "--before-first-round").code == Exit.FAILED
     help_ = " ".join(re.sub(r"[^\w;.]+", " ", fedctl("manifest", "sign", "--help").out).split())
     assert "a lying coordinator can split the history" in help_
 

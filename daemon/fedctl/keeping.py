@@ -52,9 +52,6 @@ def site_expel(
     remove: Annotated[
         bool, typer.Option("--remove", help="Strike it off, in the place of disabling it.")
     ] = False,
-    standing_still: Annotated[
-        bool, typer.Option("--standing-still", help="As for `manifest sign`; rarely needed here.")
-    ] = False,
 ) -> None:
     """Sign a manifest that shuts a site out: at every site that has it, at once.
 
@@ -69,7 +66,6 @@ def site_expel(
         previous=before,
         enabled={} if remove else {site: False},
         remove=[site] if remove else [],
-        standing_still=standing_still,
         expelling=True,
     )
     setup.write_whole(out, content)

@@ -96,16 +96,16 @@ def new_manifest(
     remove: Sequence[str] = (),
     version: int | None = None,
     faulty_sites: int | None = None,
-    standing_still: bool = False,
+    first_round_to_come: bool = False,
     expelling: bool = False,
 ) -> bytes:
     """A signed manifest: the previous one's sites with these changes, one version on.
 
     ``addresses`` adds sites or moves them; ``enabled`` says who takes part;
     ``faulty_sites``, how many may lie: by default what the previous one tolerates, or 1.
-    More than one step from the previous one is signed only while the federation is
-    ``standing_still`` (docs/decisions/0007); one under which no round can run, only when
-    ``expelling``: a site is shut out even if those that are left then wait.
+    More than one step from the previous one is signed only with the ``first_round_to_come``:
+    later no site would put it in force (peers/manifest_in_force.py). One under which no
+    round can run, only when ``expelling``: a site is shut out even if those left then wait.
     """
     from crypto.identity import Trust
     from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
@@ -134,7 +134,7 @@ def new_manifest(
         if faulty_sites is None:
             faulty_sites = before.tolerated if before else 1
         new = FederationManifest(trust.federation_id, version, ordered, faulty_sites)
-        if before and not standing_still:
+        if before and not first_round_to_come:
             _check_one_step(before, new)
         if new.objection and not expelling:
             raise CommandError(new.objection, exit_code=Exit.USAGE)
@@ -147,8 +147,8 @@ def _check_one_step(before: FederationManifest, new: FederationManifest) -> None
     if refusal:
         raise CommandError(
             refusal,
-            "`fedctl rounds show` tells of a round who signed it. Or, if no run is under way and "
-            "none starts before every site has the new list: --standing-still",
+            "`fedctl rounds show` tells of a round who signed it. Or, if no round is committed "
+            "yet: --before-first-round",
             exit_code=Exit.USAGE,
         )
 
@@ -377,12 +377,12 @@ def manifest_sign(
             "more than before; a lying coordinator can split the history.",
         ),
     ] = None,
-    standing_still: Annotated[
+    first_round_to_come: Annotated[
         bool,
         typer.Option(
-            "--standing-still",
+            "--before-first-round",
             help="Let several sites come or go at once, or F change by more than one or with "
-            "them: no run is under way, and none starts before every site has this manifest.",
+            "them: sites take such a manifest as long as they have committed no round.",
         ),
     ] = False,
 ) -> None:
@@ -399,7 +399,7 @@ def manifest_sign(
         remove=remove or (),
         version=version,
         faulty_sites=faulty_sites,
-        standing_still=standing_still,
+        first_round_to_come=first_round_to_come,
     )
     write_whole(out, content)
     manifest = verified(content, ca / "ca.crt")
