@@ -8,9 +8,11 @@ with what the liar can work out: the sum, without its own update.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.attacks.lying_fedd import HEAVY
 from tests.attacks.test_lying_coordinator import shared, update, vector_of
-from tests.federation import LiveFederation, LiveSite, Surroundings
+from tests.benchmarks import poisoning
+from tests.federation import Corpus, LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,
@@ -34,6 +37,7 @@ SITES = ["alder", "birch", "cedar", "dogwood"]
 VICTIM = "alder"
 PROGRAM = Surroundings(program="tests.attacks.lying_fedd")
 ROUNDS = {"phase_deadline_s": 30.0, "heartbeat_s": 2.0}  # one liar lets a phase pass
+DATA = poisoning.DATA.parent / "medquad_tiny"
 NOISE = pb.PrivacyPlan(clip_norm=0.5, noise_multiplier=1.0)
 # Of updates that have nothing in common, where the largest one weighs the most it may.
 BOUND = float(np.sqrt(1 / DOMINANCE))
@@ -237,8 +241,46 @@ async def test_honest_numbers_of_examples_of_which_one_is_huge(
     assert told < 0.9999
 
 
+@pytest.mark.endurance
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no data at {DATA} (set HANSE_DATA)")
+@pytest.mark.parametrize("clip", [True, False], ids=["clipped", "undefended"])
+async def test_real_training_on_real_questions_of_which_one_site_has_100_000(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: bool
+) -> None:
+    """Three institutes' own passages and questions; the largest says that it has many more."""
+    if not clip:
+        monkeypatch.setenv("HANSE_UNDEFENDED", "weights")
+    folders = dict(zip((VICTIM, "birch", "cedar"), sorted(DATA.glob("*/")), strict=False))
+    corpora = {site: institute(site, folder) for site, folder in folders.items()}
+    step, weights, updates = await counted(tmp_path, monkeypatch, "ckks", clip=clip, of=corpora)
+    told = tell_what_is_left(step, weights, updates, f"real data, weights {weights}")
+    assert told < 0.9999 if clip else told > 0.99999
+
+
+def institute(site: str, folder: Path) -> Corpus:
+    """An institute's passages and questions, as this site's."""
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        text = (folder / f"{name}.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    made = Corpus(site)
+    fields = ("id", "title", "text", "split")
+    made.documents = [control.Document(**{f: row[f] for f in fields}) for row in rows("documents")]
+    made.pairs = [
+        control.Pair(query=row["query"], positives=row["positives"], split="train")
+        for row in rows("pairs_train")
+    ]
+    return made
+
+
 async def counted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str, *, clip: bool = True
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    *,
+    clip: bool = True,
+    of: Mapping[str, Corpus] | None = None,
 ) -> tuple[Float64, dict[str, int], dict[str, Float64]]:
     """A round of three sites with 100,000, 10 and 10; its step, their weights and updates."""
     counts = {VICTIM: HEAVY, "birch": 10, "cedar": 10}
@@ -246,6 +288,8 @@ async def counted(
     async with LiveFederation.start(
         folder, list(counts), surroundings=PROGRAM, connect_s=500, rounds=ROUNDS, faulty_sites=1
     ) as live:
+        for site, corpus in (of or {}).items():
+            live.sites[site].corpus = corpus
         await live.ingest_all()
         asked = pb.MASKING if mode == "masking" else pb.CKKS
         _, last = await a_round(live, "", mode=asked)
