@@ -69,10 +69,11 @@ class Attending(Machine):
             complexity=situation.complexity,
         )
         promised = pb.Promised()
-        if state.HasField("lock"):
+        # What an older manifest allowed that was left behind before the first round is void.
+        if state.HasField("lock") and self._of_round(Known.parse(state.lock.certificate.statement)):
             promise.lock.CopyFrom(self._held_lock.name)
             promised.lock.CopyFrom(state.lock)
-        if state.HasField("stated"):
+        if state.HasField("stated") and self._of_round(Known.parse(state.stated.body)):
             named = pb.Statement.FromString(state.stated.body)
             promise.stated.attempt = named.attempt
             promise.stated.digest = name_of(state.stated)
@@ -81,16 +82,19 @@ class Attending(Machine):
         promised.promise.CopyFrom(sign(self._keys, Kind.PROMISE, promise))
         return promised
 
+    def _of_round(self, known: Known) -> bool:
+        return self._manifests.of_round(known.message.manifest_version) is not None
+
     @property
     def _held_lock(self) -> HeldLock:
-        return read_lock(self.durable.state.lock, self._keys, self._manifests.known)
+        return read_lock(self.durable.state.lock, self._keys, self._manifests.of_round)
 
     # ---- plan, key, train ---------------------------------------------------------
 
     def _on_bundle(self, sender: str, message: pb.Bundle) -> None:
         if self._bundle is not None:
             return
-        bundle = read_bundle(message, self._ground, self._keys, self._manifests.known)
+        bundle = read_bundle(message, self._ground, self._keys, self._manifests.of_round)
         for signed in message.promises:
             self._note(pb.TWO_PROMISES, signed)
         self._bundle = bundle
@@ -229,7 +233,7 @@ class Attending(Machine):
         """A quorum has signed it: now it is answered, or opened."""
         if not self._from_lead(sender, message.round, message.attempt):
             return
-        keys, manifests = self._keys, self._manifests.known
+        keys, manifests = self._keys, self._manifests.of_round
         known = read_certificate(message.certificate, keys, manifests, past=False)
         bundle = self._bundle
         if bundle is None:
@@ -237,7 +241,8 @@ class Attending(Machine):
             return
         check_ground(known.message, self._ground, bundle.digest, bundle.run_digest)
         question = known.message.kind == pb.QUESTION
-        if self._stated_in(message.attempt, question=question) is None:
+        signed = self._stated_in(message.attempt, question=question)
+        if signed is None or name_of(signed) != known.digest:
             self._check_statement(known)
         for signature in message.certificate.signatures:
             self._note(
@@ -284,7 +289,7 @@ class Attending(Machine):
             return
         if self._recalling:
             return
-        lock = read_lock(message.lock, self._keys, self._manifests.known)
+        lock = read_lock(message.lock, self._keys, self._manifests.of_round)
         latest = lock.latest.message
         named = (latest.round, latest.attempt, latest.parent_digest)
         ours = (self._round, message.attempt, self.durable.head_digest)
@@ -428,7 +433,7 @@ class Attending(Machine):
             must_be(vote.site == self.site, sender, "remembers another's vote")
             later = not state.HasField("vote") or state.vote.attempt < vote.attempt
             if vote.body.round == self._round and later:
-                lock = read_lock(message.lock, self._keys, self._manifests.known)
+                lock = read_lock(message.lock, self._keys, self._manifests.of_round)
                 if lock.latest.message.attempt >= vote.attempt:
                     promised = max(promised, vote.attempt)
                     forgotten = f"voted in attempt {vote.attempt}"
@@ -437,9 +442,15 @@ class Attending(Machine):
         if not forgotten:
             return
         self._leave()
+        if state.HasField("promise") and _promised_in(state) < promised:
+            state.ClearField("promise")  # that of the attempt which we are in now is not known
         self._persist(replace(durable, promised=promised, state=state))
         self._ground = self._ground_of(promised)
         self._emit(do.WentBack(self._round, sender, forgotten))
+
+
+def _promised_in(state: pb.RoundState) -> int:
+    return pb.Promise.FromString(state.promise.promise.body).attempt
 
 
 def _attempt(statement: pb.Signed) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from peers import comparison, privacy
@@ -18,7 +18,7 @@ from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.roles import coordinator_of, is_masked, next_after, threshold_of
 from peers.signing import Keys, Kind, must_be, name_of, read
-from peers.statement import HeldLock, Known, read_contributions, read_lock
+from peers.statement import HeldLock, Known, ManifestOf, read_contributions, read_lock
 from proto import federation_pb2 as pb
 
 _BUNDLE = b"hanse-bundle-v2\0"
@@ -26,8 +26,6 @@ _BUNDLE = b"hanse-bundle-v2\0"
 # Of the others' sum, the squares of all weights are at least so much of the largest
 # one's: updates that have nothing in common then have a cosine of 0.894 with it at most.
 DOMINANCE = 1.25
-
-ManifestOf = Callable[[int], FederationManifest | None]
 
 
 class PlanFails(Exception):
@@ -120,6 +118,7 @@ def read_promised(
         must_be(lock.root.message.round == promise.round, site, "shows a lock of another round")
         must_be(lock.name.attempt < promise.attempt, site, "shows a lock of a later attempt")
     if message.HasField("stated"):
+        must_be(message.stated.site == site, site, "shows another's statement as its own")
         _read_stated(message.stated, promise, keys, manifest_of)
     return Promised(message, promise, lock)
 

@@ -84,7 +84,6 @@ class Machine:
         self._question: Known | None = None
         self._state_early: pb.State | None = None  # came before its bundle
         self._pending: HeldLock | None = None
-        self._prepares: dict[str, pb.Prepare] = {}
         self._promises: dict[str, Promised] = {}
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
         self._numbered = durable.run.generation if durable.run is not None else 0  # at the start

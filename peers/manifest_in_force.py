@@ -90,9 +90,16 @@ class ManifestInForce:
             self.waiting = self.waiting or reason
         return None
 
-    def known(self, version: int) -> FederationManifest | None:
-        """A manifest by its version, to verify with."""
-        for manifest in (self.current, self.newest):
-            if manifest.version == version:
-                return manifest
-        return self._past(version)
+    def of_round(self, version: int) -> FederationManifest | None:
+        """A manifest under which something may have been signed in the round under way.
+
+        What an older list would decide with sites that were expelled since, or what a list
+        of the beginning with its few sites, decides nothing any more.
+        """
+        if version == self.current.version:
+            return self.current
+        known = self.newest if version == self.newest.version else self._past(version)
+        base = self._committed
+        if known is None or (base is not None and version < base.version):
+            return None
+        return None if known.step_from(base or self.current) else known

@@ -27,6 +27,7 @@ class Pacemaker:
         self.part_lost = False  # what it did in this attempt went with a restart
         self._timing = timing
         self._seen: set[str] = set()
+        self._over = False  # its coordinator has ended the attempt
 
     @property
     def idle(self) -> bool:
@@ -37,6 +38,7 @@ class Pacemaker:
         """Wait for nothing, until somebody says something."""
         self.until, self.part_lost = math.inf, False
         self._seen.clear()
+        self._over = False
 
     def restarted(self, now: float) -> None:
         """A moment later, when peers can be reached; unless we hear of progress before."""
@@ -45,19 +47,20 @@ class Pacemaker:
     def entered(self, attempt: int, now: float) -> None:
         """An attempt begins here, whether its coordinator has said anything or not."""
         self._seen.clear()
-        self.part_lost = False
+        self.part_lost = self._over = False
         self.until = now + self._timing.patience(attempt)
 
     def ended(self, attempt: int, now: float) -> None:
         """Its coordinator has ended the attempt: the next one after a moment."""
         self.until = min(self.until, now + self._timing.retry(attempt))
+        self._over = True
 
     def got_on(self, what: str, attempt: int, now: float, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long.
 
         Each kind of sign counts once, so that nobody holds an attempt up by repeating one.
         """
-        if what in self._seen:
+        if what in self._seen or self._over:
             return
         self._seen.add(what)
         self.part_lost = False

@@ -12,7 +12,6 @@ from peers import effects as do
 from peers.bundle import (
     Bundle,
     Ground,
-    ManifestOf,
     PlanFails,
     Promised,
     derive_plan,
@@ -25,7 +24,7 @@ from peers.masking_steps import MaskingSteps
 from peers.reports import Reports, RoundKey
 from peers.roles import is_masked
 from peers.signing import Keys, digest_of, name_of
-from peers.statement import HeldLock
+from peers.statement import HeldLock, ManifestOf
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 

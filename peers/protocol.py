@@ -264,7 +264,10 @@ class Protocol(Attending):
             else:
                 self._recalled()
         if self._coordination and self._now >= self._coordination.deadline:
-            self._emit(*self._coordination.timeout(self._now))
+            try:
+                self._emit(*self._coordination.timeout(self._now))
+            except (RemoteProtocolError, CertificateError) as error:
+                raise AttemptFails(str(error)) from error
         if self._now < self._pace.until:
             return
         if not self._active:
@@ -342,7 +345,6 @@ class Protocol(Attending):
             self._lead(ground, promised)
         elif lead in self.accused:
             self._pace.ended(attempt, self._now - self._timing.retry(attempt))
-        self._prepares.pop(lead, None)
 
     def _lead(self, ground: Ground, own: pb.Promised) -> None:
         if self.durable.signed_run is None:
@@ -354,7 +356,7 @@ class Protocol(Attending):
             shape_digest=self._shape_digest,
             shared_values=self._shared_values,
             keys=self._keys,
-            manifest_of=self._manifests.known,
+            manifest_of=self._manifests.of_round,
             timing=self._timing,
             unix_ms=self._unix_ms,
             now=self._now,
@@ -425,7 +427,6 @@ class Protocol(Attending):
         if not self._active or self._recalling:
             return
         if message.attempt > self.durable.promised:
-            self._prepares[sender] = message
             if self.durable.promised < 0:
                 self._enter(0)
             if message.attempt != self.durable.promised:
@@ -460,7 +461,7 @@ class Protocol(Attending):
 
     def _on_promised(self, sender: str, message: pb.Promised) -> None:
         """A promise counts for whoever signed it, and tells how far the others are."""
-        promised = read_promised(message, self._keys, self.manifest, self._manifests.known)
+        promised = read_promised(message, self._keys, self.manifest, self._manifests.of_round)
         promise = promised.promise
         if promise.round != self._round:
             return
@@ -499,12 +500,13 @@ class Protocol(Attending):
             if round_ == self._round:
                 self._verify_vote(message)
                 self._accuse(self._heard.vote(message))
-        coordination = self._coordinated(round_, message.attempt)
-        if coordination is None:
-            return
-        self._emit(*coordination.answered(sender, message, self._now))
         if isinstance(message, pb.AppliedSum):
+            must_be(message.applied.site == sender, sender, "brings what another site applied")
+            read(self._keys, Kind.APPLIED, pb.Applied, message.applied, self.manifest)
             self._note(pb.TWO_APPLIED, message.applied)
+        coordination = self._coordinated(round_, message.attempt)
+        if coordination is not None:
+            self._emit(*coordination.answered(sender, message, self._now))
 
     def _on_behind(self, sender: str, message: pb.Behind) -> None:
         if coordination := self._coordinated(message.round, message.attempt):
@@ -573,7 +575,6 @@ class Protocol(Attending):
         self._head_certificate = last.certificate
         self._leave()
         self._promises.clear()
-        self._prepares.clear()
         self._heard.forget()
         self._manifests.new_round(last.certificate)
         self._ground = self._ground_of(0)

@@ -37,7 +37,7 @@ SITES = ["alder", "birch", "cedar", "dogwood", "elder"]
 PHASES = ["prepare", "train", "aggregate", "state", "open", "vote"]
 # On a machine that does more than this, five daemons need longer: FAULTS_SLOWNESS=3, say.
 SLOWNESS = float(os.environ.get("FAULTS_SLOWNESS", "1"))
-PHASE_S, TRAIN_S = 1.5 * SLOWNESS, 2.5 * SLOWNESS
+PHASE_S, TRAIN_S = 2.0 * SLOWNESS, 3.0 * SLOWNESS
 DEADLINES = {"phase_deadline_s": PHASE_S, "train_deadline_s": TRAIN_S, "heartbeat_s": 0.5}
 
 WITHIN_S = 90.0 * SLOWNESS  # for what takes some ten seconds
@@ -152,7 +152,9 @@ async def test_a_quorum_goes_on_and_a_minority_catches_up(ordeal: Ordeal, tell: 
             ordeal.network.part(minority, quorum)
         took = await ordeal.until_head(round_ + 2, quorum, WITHIN_S)
         attempts = [await ordeal.attempt_of(round_ + n, quorum[0]) for n in range(3)]
-        assert attempts == [0, 0, 1]
+        # Four of four have to be in time here: a busy machine may cost an attempt of its own.
+        assert attempts[2] >= 1, "its coordinator was cut off"
+        assert sum(attempts) <= 2
         for name in minority:
             status = await ordeal.live.sites[name].status()
             assert status.head_round == round_ - 1, "a minority has committed"

@@ -18,7 +18,7 @@ from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
 from tests.good_messages import statement
 from tests.one_machine import Alone, lead_of, sent
-from tests.signed_rounds import EXPONENTS, VERSION, Stage
+from tests.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
 from tests.simulation import TIMING, World
 
 LAST = 2**32 - 2  # of all attempts that there are
@@ -81,13 +81,12 @@ def test_a_site_goes_from_one_attempt_to_the_next_when_its_patience_is_over() ->
 
 
 def test_the_next_coordinator_can_not_pre_empt_the_attempt_under_way() -> None:
-    """c's turn is next: its Prepare waits until a goes on, and only the last one is kept."""
+    """c's turn is next: its Prepare waits until a goes on."""
     alone = Alone()
     alone.begins()
     for attempt in (1, 5, 9):
         alone.hears("c", alone.prepare("c", attempt))
     assert alone.promised == 0
-    assert len(alone.machine._prepares) == 1
     bundle = alone.everybody(0)
     alone.hears("b", bundle.message)
     assert alone.machine._part is not None, "attempt 0 goes on with a in it"
@@ -488,7 +487,100 @@ def test_a_vote_counts_as_a_promise_of_its_attempt() -> None:
     assert (told.attempt, told.lock) == (3, late.name), "and the next promise shows its lock"
 
 
+def test_a_lock_of_the_few_sites_of_the_beginning_is_nobodys_lock() -> None:
+    """One liar, and the key of a site that was expelled: a quorum of their list."""
+    alone = Alone()
+    founders = alone.world.manifests[1] = manifest_of("bd", 0, 1)
+    alone.begins()
+    few = Stage(manifest=founders)
+    forged = few.lock_of(few.statement(), version=b"EVIL" * 8, sites=["b"])
+    with refused("goes by manifest 0, which is not known here"):
+        alone.hears("b", proven(alone, forged, attempt=0))
+    promised = alone.stage.promised("b", 1, lock=few.read_lock(forged))
+    with refused("goes by manifest 0, which is not known here"):
+        alone.hears("b", promised)
+    assert alone.machine.durable.state.vote.ByteSize() == 0
+
+
 # ---- evidence, and a state that went back ---------------------------------------------------
+
+
+def test_nobody_is_accused_by_what_somebody_else_says_that_it_applied() -> None:
+    alone = Alone()
+    alone.begins()
+    alone.at_attempt(3)  # its own turn
+    for version in (b"x" * 32, b"y" * 32):
+        told = pb.Applied(root_digest=b"r" * 32, model_digest=version, mean_loss=0.5)
+        body = told.SerializeToString(deterministic=True)
+        forged = pb.Signed(body=body, site="c", signature=b"junk", certificate=b"junk")
+        with refused("d brings what another site applied"):
+            alone.hears("d", pb.AppliedSum(round=1, attempt=3, applied=forged))
+        with pytest.raises(CertificateError):
+            alone.hears("c", pb.AppliedSum(round=1, attempt=3, applied=forged))
+    assert not alone.machine.accused
+
+
+def test_a_statement_that_another_site_signed_is_not_shown_as_ones_own() -> None:
+    """In a bundle without that site, nobody could repeat it."""
+    alone = Alone()
+    alone.begins()
+    known = alone.stage.statement()
+    named = alone.stage.promised("b", 3, stated=known)
+    named.stated.CopyFrom(alone.stage.signed_statement("d", known))
+    with refused("b shows another's statement as its own"):
+        alone.hears("b", named)
+
+
+def test_what_its_own_attempt_refuses_at_a_deadline_ends_the_attempt() -> None:
+    """A refusal that left the deadline in the past would be raised for ever."""
+    alone = Alone()
+    alone.begins()
+    alone.at_attempt(3)
+    assert alone.machine._coordination is not None
+
+    def refuses(_now: float) -> list[do.Effect]:
+        raise RemoteProtocolError("b lies")
+
+    alone.machine._coordination.timeout = refuses  # type: ignore[method-assign]
+    while alone.machine._coordination is not None and alone.promised == 3:
+        alone.ticks()
+    assert alone.now < 1_000
+
+
+def test_an_attempt_that_was_ended_does_not_get_on() -> None:
+    alone = Alone()
+    alone.begins()
+    ended = pb.Ended(federation_id="simulated", round=1, attempt=0, reason="x")
+    by = sign(alone.stage.keys["b"], Kind.ENDED, ended)
+    alone.hears("b", pb.EndedAttempt(ended=by))
+    soon = alone.machine._pace.until
+    assert soon - alone.now <= TIMING.retry(0)
+    alone.hears("b", pb.Openings(round=1, attempt=0))
+    assert alone.machine._pace.until == soon
+
+
+def test_two_sites_of_which_one_was_restored_do_not_repeat_their_promises_for_ever() -> None:
+    """It knows that it signed in attempt 2, and of its promises only an older one."""
+    world = World(sites=4, seed=1, faulty_sites=1, min_participants=3)
+    stage = Stage(manifest=world.manifest)
+    wish = pb.RunWish(run=stage.run)
+    for site in "ad":
+        for peer in set("abcd") - {site}:
+            world.site(site).step(do.Received(peer, pb.Remembered(round=1)), 1.0)
+        world.site(site).step(do.Received("b", wish), 1.0)
+    known = Known.of(stage.statement_of(stage.bundle(attempt=2), 2))
+    lost = pb.Remembered(round=1, statement=stage.signed_statement("a", known))
+    world.site("a").step(do.Received("b", lost), 1.0)
+    now = world.site("d").next_wakeup()
+    waiting = [("d", e) for e in sent(world.site("d").step(do.Tick(), now), pb.Promised)]
+    said = 0
+    while waiting:
+        sender, send = waiting.pop()
+        said += 1
+        assert said < 20
+        if send.to in ("a", "d"):
+            effects = world.site(send.to).step(do.Received(sender, send.body), now)
+            waiting += [(send.to, e) for e in sent(effects, pb.Promised)]
 
 
 def test_a_site_that_promises_two_things_is_accused_and_its_turns_are_passed_over() -> None:

@@ -97,10 +97,18 @@ def test_a_manifest_that_can_run_no_round_is_passed_through() -> None:
     assert rounds.current.version == 3
 
 
-def test_what_was_signed_by_an_older_manifest_can_still_be_verified() -> None:
+def test_in_a_round_counts_what_was_signed_under_its_manifest_or_one_step_further() -> None:
     rounds = in_force(3, head(2))
-    assert [rounds.known(version) for version in (1, 2, 3)] == [HISTORY[v] for v in (1, 2, 3)]
-    assert rounds.known(9) is None
+    assert [rounds.of_round(version) for version in (1, 2, 3)] == [None, HISTORY[2], HISTORY[3]]
+    assert rounds.of_round(9) is None
+    assert in_force(4, head(2)).of_round(4) is None, "not in force, and two steps on"
+
+
+def test_before_the_first_round_too_a_list_of_long_ago_decides_nothing() -> None:
+    """Two founders that counted on each other: one lies, and of one somebody has the key."""
+    grown = {1: manifest_of("bd", 0, 1), 2: manifest_of("bcd", 1, 2), 3: manifest_of("abcd", 1, 3)}
+    rounds = ManifestInForce(grown[3], grown.get, None)
+    assert [rounds.of_round(version) for version in grown] == [None, grown[2], grown[3]]
 
 
 # ---- in a round -----------------------------------------------------------------------------

@@ -382,7 +382,8 @@ def manifest_sign(
         typer.Option(
             "--before-first-round",
             help="Let several sites come or go at once, or F change by more than one or with "
-            "them: sites take such a manifest as long as they have committed no round.",
+            "them: sites take such a manifest as long as they have committed no round. No run may "
+            "be under way.",
         ),
     ] = False,
 ) -> None:
