@@ -348,9 +348,10 @@ class World:
             effects = machine.step(event, self._clocks[name].local(self.now))
         except (RemoteProtocolError, CertificateError, RunRefused) as error:
             self._say(f"{name} refuses: {error}")
-            return
-        if isinstance(event, do.Received) and isinstance(event.body, pb.EndedAttempt):
-            self._ended(name, event.body)
+            effects = machine.wished  # before it was refused, as the driver does
+        else:
+            if isinstance(event, do.Received) and isinstance(event.body, pb.EndedAttempt):
+                self._ended(name, event.body)
         self._carry_out_all(name, effects)
         self._arm(name)
 

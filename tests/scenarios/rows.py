@@ -1,8 +1,8 @@
 """Schedules in which a coordinator lies about sums, or keeps honest ones from theirs.
 
-Each is one row of the table of what a lying coordinator once could do (docs/security.md),
-for what chance draws seldom or what costs attempts only: these schedules say themselves
-what must be so, by `claim`. The liar is c, the first coordinator b, of four sites.
+Most are a row of the table of lies that tests/attacks/ goes by. Some lies only cost
+attempts: what must be so then, the schedule says itself, by `claim`. The liar is c, the
+first coordinator b, of four sites.
 """
 
 from __future__ import annotations
