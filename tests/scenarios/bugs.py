@@ -347,6 +347,20 @@ def _need_nobody(self: Coordination, count: int, what: str) -> None:
 # ---- runs, ends, evidence, manifests ----------------------------------------------------------
 
 
+def _read_unsigned(
+    keys: signing.Keys,
+    kind: signing.Kind,
+    as_a: type[Any],
+    signed: pb.Signed,
+    manifest: FederationManifest,
+    **how: bool,
+) -> Any:
+    """Whose signature it is that a version was applied, nobody looks at."""
+    if kind == signing.Kind.APPLIED:
+        return parse(as_a, signed.body)
+    return signing.read(keys, kind, as_a, signed, manifest, **how)
+
+
 def _believe_evidence(evidence_: pb.Evidence, *_: object) -> str:
     return evidence_.first.site
 
@@ -426,6 +440,9 @@ BUGS = (
         _deaf(protocol, "that it does not run"),), draw_with_liar),
     Bug("believe any evidence", "accuses", 50, (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
+    Bug("believe who is said to have applied it", "accuses", 300, (
+        _deaf(protocol, "brings what another site applied"), (protocol, "read", _read_unsigned)),
+        draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
 )  # fmt: skip

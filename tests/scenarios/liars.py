@@ -180,6 +180,8 @@ class Liar:
         if not self._change(inner):
             return False
         signed.CopyFrom(sign(self._keys, kind, inner))
+        if self._random.random() < 0.3:  # as if another one had said it
+            signed.site = self._random.choice(sorted(self._world.disks))
         return True
 
     def _other(self, field: FieldDescriptor, value: Any) -> Any:
