@@ -246,8 +246,10 @@ class Protocol(Attending):
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
         if not self._stands_over(run, self.run):
             return
-        was_active = self._active
+        was_active, by = self._active, run.requested_by
         self._persist(replace(self.durable, signed_run=signed))
+        if was_active and not self._active and by != self.site:
+            self._progress("waiting", message=f"{by} has stopped the run (fedctl train --stop)")
         if self._part is not None or self._coordination is not None:
             return  # the attempt under way goes on: its end decides what is next
         if self._active and not was_active:

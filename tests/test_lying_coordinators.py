@@ -226,6 +226,19 @@ def test_without_a_run_that_a_person_has_signed_nothing_is_promised() -> None:
     assert alone.promised == -1
 
 
+def test_who_stops_a_run_is_named() -> None:
+    """Anybody may; people have to see who it was."""
+    alone = Alone()
+    alone.begins()
+    run = pb.Run.FromString(alone.stage.run.body)
+    run.generation, run.requested_by, run.target_round = run.generation + 1, "d", 0
+    stop = sign(alone.stage.keys["d"], Kind.RUN, run)
+    effects = alone.hears("d", pb.RunWish(run=stop))
+    assert "d has stopped the run" in "".join(
+        e.message for e in effects if isinstance(e, do.Progress)
+    )
+
+
 def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
     alone = Alone()
     for generation in (runs.FARTHEST + 1, 2**62):
