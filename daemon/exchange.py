@@ -163,7 +163,7 @@ class Exchange:
         self._suspected.set()
         self._fetching: set[bytes] = set()
         self._active_pulls: set[Path] = set()
-        self._catching_up = False
+        self._asked: set[str] = set()  # whose certificates are on their way
 
     # ---- versions ----------------------------------------------------------------
 
@@ -291,26 +291,23 @@ class Exchange:
 
     async def fetch_certificates(self, effect: do.FetchCertificates, transport: Transport) -> None:
         """Get the certificates that we missed, verified, from whoever has them."""
-        if self._catching_up:
-            return
-        self._catching_up = True
         chain: list[pb.Certificate] = []
-        giver = effect.site
-        try:
-            for site in self._whom_to_ask(effect, transport):
-                held = len(chain)
-                try:
-                    await self._extend(chain, site, effect.after, transport)
-                except _REFUSED as error:
-                    log.info("certificates not fetched", peer=site, cause=str(error))
-                except (OSError, StoreError) as error:
-                    log.warning("certificates not fetched: our disk", cause=str(error))
-                    break
-                giver = site if len(chain) > held else giver
-            if chain:
-                await self._feed(do.CertificatesArrived(giver, tuple(chain)))
-        finally:
-            self._catching_up = False
+        for site in self._whom_to_ask(effect, transport):
+            if site in self._asked:  # one that takes its time holds up no other
+                continue
+            held = len(chain)
+            self._asked.add(site)
+            try:
+                await self._extend(chain, site, effect.after, transport)
+            except _REFUSED as error:
+                log.info("certificates not fetched", peer=site, cause=str(error))
+            except (OSError, StoreError) as error:
+                log.warning("certificates not fetched: our disk", cause=str(error))
+                return
+            finally:
+                self._asked.discard(site)
+            if len(chain) > held:
+                await self._feed(do.CertificatesArrived(site, tuple(chain)))
 
     def _whom_to_ask(self, effect: do.FetchCertificates, transport: Transport) -> list[str]:
         """The site that said so first, then whoever else is ahead, the farthest first."""

@@ -459,7 +459,8 @@ def apply_integers(
     digest, _ = write_version(versions, shape_digest, version, carried)
     if summed is None or mechanism is None:
         loss = dequantise_fraction_sum(int(units), int(rest), bits)
-        return Applied(digest, LOSS_BOUND * loss / total_weight)
+        # A contributor may send any integer there: what is told is a loss all the same.
+        return Applied(digest, min(max(LOSS_BOUND * loss / total_weight, 0.0), LOSS_BOUND))
     mean_loss = loss_of_sum(int(units), total_weight, mechanism)
     if not summed.quantile:
         return Applied(digest, mean_loss)

@@ -44,12 +44,19 @@ class Attending(Machine):
         self._coordination = self._bundle = self._plan = self._part = None
         self._question = self._pending = self._state_early = None
 
-    def _failed_to_repeat(self) -> bool:
-        """Whether the attempt that we leave should have made a sum again, and has not."""
-        plan, stated = self._plan, self._stated_in(self.durable.promised)
-        return plan is not None and bool(plan.scale_exponents) and stated is None
+    def _tried(self) -> int:
+        """One more than the attempt of the last sum that could not be made again; 0: none.
 
-    def _make_promise(self, ground: Ground, *, tried: bool) -> pb.Promised:
+        The attempt that we leave should have, and has proven no version.
+        """
+        state, bundle = self.durable.state, self._bundle
+        again = bundle.repeated if bundle is not None else None
+        if again is None or again.attempt < state.tried:
+            return state.tried
+        proven = state.HasField("lock") and self._held_lock.name.attempt == self.durable.promised
+        return state.tried if proven else again.attempt + 1
+
+    def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
         """What we know, have and can contribute, signed."""
         if self.durable.signed_run is None:
             raise AssertionError("no run, no promise")
@@ -67,6 +74,7 @@ class Attending(Machine):
             willing=situation.willing,
             reason=one_line(situation.reason),
             complexity=situation.complexity,
+            tried=tried,
         )
         promised = pb.Promised()
         # What an older manifest allowed that was left behind before the first round is void.
@@ -77,7 +85,6 @@ class Attending(Machine):
             named = pb.Statement.FromString(state.stated.body)
             promise.stated.attempt = named.attempt
             promise.stated.digest = name_of(state.stated)
-            promise.stated.tried = state.tried or tried
             promised.stated.CopyFrom(state.stated)
         promised.promise.CopyFrom(sign(self._keys, Kind.PROMISE, promise))
         return promised
@@ -191,6 +198,12 @@ class Attending(Machine):
             self._question,
             self._expelled,
         )
+        if known.message.kind == pb.QUESTION and self._plan is not None:
+            # As many may lie as the run says, less whom all have left out by what it signed.
+            left_out = self._part.left_out if self._part is not None else 0
+            may_lie = max(0, self._plan.training.byzantine_sites - left_out)
+            right = known.message.byzantine_sites == may_lie
+            must_be(right, lead, f"compares as if {known.message.byzantine_sites} might lie")
         self._check_difference(known)
         if self._part is not None:
             self._part.check_own(known.message)
@@ -220,7 +233,6 @@ class Attending(Machine):
         state.statements.append(signed)
         if known.message.kind == pb.SUM:
             state.stated.CopyFrom(signed)
-            state.tried = False
         return state
 
     @property

@@ -35,6 +35,7 @@ class Gathering:
     contributions: dict[str, pb.Signed] = field(default_factory=dict)
     added: set[str] = field(default_factory=set)
     rejected: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0  # of them by the exponents that they signed, as every participant sees
     question: Known | None = None
     answers: list[pb.Signed] = field(default_factory=list)
     _uploads: dict[str, bytes] = field(default_factory=dict)
@@ -106,10 +107,10 @@ class Gathering:
 
     @property
     def still_byzantine(self) -> int:
-        """How many more sites may lie: who was kept out already was one of them."""
+        """How many more sites may lie: who was kept out by what it reported was one of them."""
         if not self.robust or self._selected:
             return 0
-        return max(0, self.plan.training.byzantine_sites - len(self.rejected))
+        return max(0, self.plan.training.byzantine_sites - self.left_out)
 
     def reject(self, rejected: Mapping[str, str]) -> None:
         """These sites' updates are kept out."""

@@ -261,9 +261,10 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "complexity": real(0.0, 1e6),
         "lock": Part("optional"),
         "stated": Part("optional"),
+        "tried": _ATTEMPT,
     },
     pb.LockName: {"attempt": _ATTEMPT, "root_digest": _DIGEST, "model_digest": _DIGEST},
-    pb.StatedName: {"attempt": _ATTEMPT, "digest": _DIGEST, "tried": free},
+    pb.StatedName: {"attempt": _ATTEMPT, "digest": _DIGEST},
     pb.Promised: {"promise": Part(), "lock": Part("optional"), "stated": Part("optional")},
     pb.Bundle: {
         **_AT,
@@ -418,7 +419,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "vote": Part("optional"),
         "applied": _all(0, MAX_SITES),
         "stated": Part("optional"),
-        "tried": free,
+        "tried": _ATTEMPT,
     },
     pb.RoundReport: {
         "round": _ROUND,

@@ -41,6 +41,7 @@ class Participation:
     plan: pb.Plan
     keys: Keys
     context_digest: bytes = b""
+    left_out: int = 0  # sites whose updates nobody takes, by the exponents that they signed
     _reported: tuple[int, ...] | None = None
     _exponents: tuple[int, ...] | None = None
     _encrypting: bool = False
@@ -202,6 +203,7 @@ class Participation:
             exponents, rejected = scale_of(self.plan, told)
         except ValueError as error:
             raise RemoteProtocolError(f"{self.coordinator}: {error}") from error
+        self.left_out = len(rejected)
         if self.site in rejected:
             reason = rejected[self.site]
             return [self._progress("waiting", message=f"our update is left out: {reason}")]

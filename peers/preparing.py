@@ -292,6 +292,7 @@ class Preparing:
         except ValueError as error:
             raise AttemptFails(str(error)) from error
         self._reject(rejected)
+        self._gathered.left_out = len(rejected)
         asked = sorted(set(told) - set(rejected))
         self._need(len(asked), "can contribute")
         self._gathered.ask(asked, exponents)

@@ -323,14 +323,14 @@ class Protocol(Attending):
             self._rest()
             self._progress("failed", message=self.manifest.objection, attempt=max(0, attempt))
             return
-        failed = self._failed_to_repeat()
+        tried = self._tried()
         self._leave()
         ground = self._ground = self._ground_of(attempt)
-        promised = self._make_promise(ground, tried=failed)
+        promised = self._make_promise(ground, tried=tried)
         state = pb.RoundState()
         state.CopyFrom(self.durable.state)
         state.promise.CopyFrom(promised)
-        state.tried = state.tried or failed
+        state.tried = tried
         self._persist(replace(self.durable, promised=attempt, state=state))
         self._emit(do.BeginAttempt(self._round, attempt))
         self._pace.entered(attempt, self._now)

@@ -238,7 +238,10 @@ def check_selection(
     if question is None or question.digest != statement.question_digest:
         raise RemoteProtocolError(f"{lead} selects by a question that is not certified here")
     answer = read_answers(statement.answers, question, keys, manifest)
-    chosen = comparison.choose(plan, question, answer, 0)
+    try:
+        chosen = comparison.choose(plan, question, answer, 0)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{lead} selects: {error}") from error
     kept = tuple(one.site for one in statement.contributions)
     right = kept == chosen.kept and set(chosen.rejected) <= set(statement.rejected)
     must_be(

@@ -1255,6 +1255,7 @@ class Promise(_message.Message):
     COMPLEXITY_FIELD_NUMBER: _builtins.int
     LOCK_FIELD_NUMBER: _builtins.int
     STATED_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters"""
     manifest_digest: _builtins.bytes
@@ -1279,6 +1280,8 @@ class Promise(_message.Message):
     """why not; <= 500 characters"""
     complexity: _builtins.float
     """of its documents (S_i of pFedRAG, Eq. 3); 0 .. 1000000; 0: not told"""
+    tried: _builtins.int
+    """to make the sum of attempt tried - 1 again, in vain; 0: none"""
     @_builtins.property
     def lock(self) -> Global___LockName:
         """the highest one that it holds; absent: none"""
@@ -1304,10 +1307,11 @@ class Promise(_message.Message):
         complexity: _builtins.float = ...,
         lock: Global___LockName | None = ...,
         stated: Global___StatedName | None = ...,
+        tried: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "stated", b"stated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "complexity", b"complexity", "federation_id", b"federation_id", "lock", b"lock", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "num_examples", b"num_examples", "parent_digest", b"parent_digest", "reason", b"reason", "round", b"round", "run_digest", b"run_digest", "shape_digest", b"shape_digest", "stated", b"stated", "willing", b"willing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "complexity", b"complexity", "federation_id", b"federation_id", "lock", b"lock", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "num_examples", b"num_examples", "parent_digest", b"parent_digest", "reason", b"reason", "round", b"round", "run_digest", b"run_digest", "shape_digest", b"shape_digest", "stated", b"stated", "tried", b"tried", "willing", b"willing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1351,23 +1355,19 @@ class StatedName(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
-    TRIED_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """in which it was signed"""
     digest: _builtins.bytes
     """32 bytes: SHA-256 of the statement"""
-    tried: _builtins.bool
-    """to repeat it, in vain: next time the sum is drawn anew"""
     def __init__(
         self,
         *,
         attempt: _builtins.int = ...,
         digest: _builtins.bytes = ...,
-        tried: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "tried", b"tried"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2967,8 +2967,8 @@ class RoundState(_message.Message):
     APPLIED_FIELD_NUMBER: _builtins.int
     STATED_FIELD_NUMBER: _builtins.int
     TRIED_FIELD_NUMBER: _builtins.int
-    tried: _builtins.bool
-    """to repeat that sum, in vain"""
+    tried: _builtins.int
+    """as in its promises"""
     @_builtins.property
     def promise(self) -> Global___Promised:
         """of the attempt that is promised"""
@@ -3002,7 +3002,7 @@ class RoundState(_message.Message):
         vote: Global___Vote | None = ...,
         applied: _abc.Iterable[Global___Applied] | None = ...,
         stated: Global___Signed | None = ...,
-        tried: _builtins.bool = ...,
+        tried: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -102,8 +102,9 @@ class Stage:
         if stated is not None:
             promise.stated.attempt = stated.message.attempt
             promise.stated.digest = stated.digest
-            promise.stated.tried = tried
             message.stated.CopyFrom(self.signed_statement(site, stated))
+        if tried:  # the sum of the first attempt
+            promise.tried = 1
         message.promise.CopyFrom(sign(self.keys[site], Kind.PROMISE, promise))
         return message
 

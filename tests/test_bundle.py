@@ -510,6 +510,15 @@ def test_it_is_drawn_anew_when_more_sites_than_may_lie_have_seen_it_fail(stage: 
     assert (anew.draw, list(anew.scale_exponents)) == (1, [])
 
 
+def test_a_sum_that_only_a_liar_names_is_not_made_again_for_ever(stage: Stage) -> None:
+    """Nobody else has signed it; who has seen it fail says so all the same."""
+    named = stage.promised("b", 1, stated=stage.statement())
+    others = [stage.promised(site, 1) for site in "acd"]
+    assert stage.plan(stage.bundle([named, *others], 1), 1).draw == 0, "it may have been opened"
+    seen = [stage.promised(site, 1, tried=True) for site in "acd"]
+    assert stage.plan(stage.bundle([named, *seen], 1), 1).draw == 1
+
+
 def test_it_is_drawn_anew_when_a_contributor_is_not_there_to_repeat_it(stage: Stage) -> None:
     stated = stage.statement()
     assert stage.plan(repeating(stage, stated, unwilling="d"), 1).draw == 1

@@ -149,7 +149,7 @@ async def at(
 
 def arrived(place: Place) -> list[int]:
     """Rounds of the certificates that the protocol was given."""
-    (event,) = place.events
+    event = place.events[-1]
     assert isinstance(event, do.CertificatesArrived)
     return [certificate.body.round for certificate in event.certificates]
 
@@ -251,6 +251,28 @@ async def test_the_next_peer_goes_on_where_one_ended(federation: Federation) -> 
         assert arrived(alpha) == list(range(1, 31))
         assert [name.round for _, name in beta.inbox.asked] == [1, 13]
         assert [name.round for _, name in gamma.inbox.asked] == [13, 31]
+
+
+async def test_a_peer_that_takes_its_time_holds_up_no_other(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that lies could give a frame now and then, for half an hour."""
+    commits = history(federation, range(1, 31), ["alpha", "gamma"])
+    async with at(federation, "gamma", commits=commits), at(federation, "alpha") as alpha:
+        begun, pull = asyncio.Event(), alpha.exchange._pull_history
+
+        async def slowly(transport: Transport, site: str, name: pb.BlobName) -> bytes:
+            if site == "beta":
+                begun.set()
+                await asyncio.Event().wait()
+            return await pull(transport, site, name)
+
+        monkeypatch.setattr(alpha.exchange, "_pull_history", slowly)
+        stuck = asyncio.create_task(catch_up(alpha, "beta", beta=1 << 40))
+        await begun.wait()
+        await catch_up(alpha, "gamma", beta=1 << 40, gamma=30)
+        assert arrived(alpha) == list(range(1, 31))
+        stuck.cancel()
 
 
 @pytest.mark.parametrize("attack", ["forged", "gap", "garbage", "minority", "silent"])

@@ -35,7 +35,7 @@ def absurd(head_round: int, head: bytes) -> Durable:
         head,
         promised=ATTEMPT,
         state=pb.RoundState(
-            promise=pb.Promised(promise=pb.Signed(body=b"promise", site="elm")), tried=True
+            promise=pb.Promised(promise=pb.Signed(body=b"promise", site="elm")), tried=1
         ),
         signed_run=pb.Signed(body=run.SerializeToString(), site="elm"),
     )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from config.recipes import RECIPES
 from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
 from crypto.quantize import FRACTION_INTEGERS
+from daemon.integers import LOSS_BOUND
 from daemon.learning.recipes import learning_plan, options_of
 from daemon.learning.terms import ServerOptions, TrainingOptions
 from daemon.proposing import ChoiceRefused, chosen, make_plan
@@ -185,6 +186,18 @@ def test_whatever_is_typed_is_taken_or_explained(words: list[str]) -> None:
 def applied(folder: Path, parent: bytes, server: ServerOptions, integers: Any) -> bytes:
     terms = (SHAPE.sizes, [0, 0], 16, 2.0, parent, SHAPE.digest, folder, None, server)
     return apply_integers(np.asarray(integers, dtype=np.int64), *terms).model_digest
+
+
+@pytest.mark.parametrize(("units", "loss"), [(-(2**20), 0.0), (2**20, LOSS_BOUND)])
+def test_a_loss_is_one_whatever_a_contributor_sends_for_it(
+    tmp_path: Path, units: int, loss: float
+) -> None:
+    """Peers would refuse any other number, and blame the honest site that tells it."""
+    parent, _ = write_version(tmp_path, SHAPE.digest, np.zeros(SHAPE.total, np.float32))
+    integers = np.zeros(SHAPE.total + 2, np.int64)
+    integers[-2] = units
+    terms = (SHAPE.sizes, [0, 0], 16, 2.0, parent, SHAPE.digest, tmp_path, None)
+    assert apply_integers(integers, *terms).mean_loss == loss
 
 
 @pytest.mark.parametrize("rule", ["fedavgm", "fedadam"])

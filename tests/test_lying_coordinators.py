@@ -18,7 +18,7 @@ from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, lead_of, sent
 from tests.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
-from tests.simulation import TIMING, plan
+from tests.simulation import TIMING, World, plan
 
 LAST = 2**32 - 2  # of all attempts that there are
 
@@ -515,3 +515,26 @@ def test_a_lock_of_the_few_sites_of_the_beginning_is_nobodys_lock() -> None:
     with refused("goes by manifest 1, which is not known here"):
         alone.hears("b", promised)
     assert alone.machine.durable.state.vote.ByteSize() == 0
+
+
+# ---- in a whole federation ------------------------------------------------------------------
+
+
+class Hoarding(World):
+    """b signs the sum of its own attempt, tells nobody, and contributes to nobody's again."""
+
+    def _send(self, sender: str, to: str, body: do.Body) -> None:
+        leads = lead_of(getattr(body, "attempt", 0)) == "b"
+        hoards = isinstance(body, pb.State) and leads and to != "b"
+        if sender != "b" or not (hoards or (isinstance(body, pb.Contributed) and not leads)):
+            super()._send(sender, to, body)
+
+
+@pytest.mark.parametrize("mode", [pb.CKKS, pb.MASKING], ids=["ckks", "masking"])
+def test_a_sum_that_a_liar_keeps_to_itself_costs_two_attempts(mode: pb.Mode.ValueType) -> None:
+    """Its own one, and one in which the others see that it can't be made again."""
+    world = Hoarding(sites=4, seed=3, min_participants=2, faulty_sites=1, mode=mode)
+    world.watch.liars.add("b")
+    world.train("a", rounds=1)
+    world.run_until_committed(1)
+    assert world.certificate(1).attempt <= 3

@@ -18,7 +18,7 @@ from proto import federation_pb2 as pb
 from tests.scenarios.faults import Faults
 from tests.scenarios.updates import HONEST
 from tests.signed_rounds import Stage
-from tests.simulation import World, plan
+from tests.simulation import World, coordinator, plan
 
 
 def world(
@@ -285,6 +285,26 @@ def test_a_site_signs_no_second_question_in_an_attempt() -> None:
     state = pb.State(round=1, attempt=0, statement=other.SerializeToString(deterministic=True))
     with pytest.raises(RemoteProtocolError, match=f"{lead} makes two statements in one attempt"):
         site.step(do.Received(lead, state), here.now)
+
+
+def test_as_many_may_lie_as_the_run_says_whatever_its_coordinator_asks() -> None:
+    """With none of them the rule would reject nobody, and the liar be in the sum."""
+    here = world(5, pb.ROBUST_MULTI_KRUM, 1)
+    here.train("a", rounds=1)
+    lead = coordinator(here, 1)
+    witness = next(site for site in "abcde" if site != lead)
+    while (under_way := here.site(lead)._coordination) is None or under_way._tally.known is None:
+        here.step()
+    honest = under_way._tally.known.message
+    assert (honest.kind, honest.byzantine_sites) == (pb.QUESTION, 1)
+    for site in (witness, lead):
+        while here.site(site)._bundle is None:
+            here.step()
+    lying = pb.Statement.FromString(under_way._tally.known.raw)
+    lying.byzantine_sites = 0
+    with pytest.raises(RemoteProtocolError, match=f"{lead} compares as if 0 might lie"):
+        here.site(witness)._check_statement(Known.of(lying))
+    here.site(witness)._check_statement(under_way._tally.known)
 
 
 def test_a_plan_whose_rule_has_too_few_sites_is_refused_where_it_is_asked_for() -> None:

@@ -240,7 +240,7 @@ class Watch:
         digest = digests.pop() if len(digests) == 1 else b""
         if digest not in self._statements:  # none, or one that only a liar has signed
             return
-        tried = sum(name.tried for name in named if name.digest == digest)
+        tried = sum(promise.tried > latest for promise in promises.values())
         in_it = [one.site for one in self._statements[digest].contributions]
         here = all(site in promises and promises[site].willing for site in in_it)
         manifest = self._manifests[statement.manifest_version]
