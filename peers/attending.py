@@ -35,6 +35,15 @@ from peers.signing import Kind, must_be, name_of, read, sign, sign_bytes, signat
 from peers.statement import HeldLock, Known, read_certificate, read_lock, value_of
 from proto import federation_pb2 as pb
 
+# Sums of other sets, drawn anew, each tell a little of a site. A liar that leads can have
+# one made whenever it is its turn, and commit none: after so many somebody must look.
+MOST_DRAWS = 8
+
+_TOO_MANY = (
+    f"its update is in {MOST_DRAWS} sums of this round, and none was committed: somebody may be "
+    "collecting them; find out why attempts fail, then fedctl site forget-round"
+)
+
 
 class Attending(Machine):
     """A site in an attempt, from the promises that it rests on to its vote."""
@@ -71,8 +80,8 @@ class Attending(Machine):
             parent_digest=ground.parent_digest,
             shape_digest=self._shape_digest,
             num_examples=situation.num_examples,
-            willing=situation.willing,
-            reason=one_line(situation.reason),
+            willing=situation.willing and state.draws < MOST_DRAWS,
+            reason=one_line(situation.reason if state.draws < MOST_DRAWS else _TOO_MANY),
             complexity=situation.complexity,
             tried=tried,
         )
@@ -233,6 +242,8 @@ class Attending(Machine):
         state.statements.append(signed)
         if known.message.kind == pb.SUM:
             state.stated.CopyFrom(signed)
+            fresh = known.message.plan.draw == known.message.attempt
+            state.draws += fresh and self.site in known.contributors
         return state
 
     @property

@@ -420,6 +420,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "applied": _all(0, MAX_SITES),
         "stated": Part("optional"),
         "tried": _ATTEMPT,
+        "draws": _ATTEMPT,
     },
     pb.RoundReport: {
         "round": _ROUND,

@@ -2967,8 +2967,11 @@ class RoundState(_message.Message):
     APPLIED_FIELD_NUMBER: _builtins.int
     STATED_FIELD_NUMBER: _builtins.int
     TRIED_FIELD_NUMBER: _builtins.int
+    DRAWS_FIELD_NUMBER: _builtins.int
     tried: _builtins.int
     """as in its promises"""
+    draws: _builtins.int
+    """how many sums of fresh draws its update is in, of those that it signed"""
     @_builtins.property
     def promise(self) -> Global___Promised:
         """of the attempt that is promised"""
@@ -3003,10 +3006,11 @@ class RoundState(_message.Message):
         applied: _abc.Iterable[Global___Applied] | None = ...,
         stated: Global___Signed | None = ...,
         tried: _builtins.int = ...,
+        draws: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "lock", b"lock", "promise", b"promise", "stated", b"stated", "statements", b"statements", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "draws", b"draws", "lock", b"lock", "promise", b"promise", "stated", b"stated", "statements", b"statements", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from peers import effects as do
 from peers import runs
+from peers.attending import MOST_DRAWS
 from peers.bundle import Bundle
 from peers.certificates import CertificateError, certificate_of, sign_vote
 from peers.errors import RemoteProtocolError
@@ -328,6 +330,26 @@ def test_a_site_signs_one_sum_an_attempt_over_a_restart_too() -> None:
     alone.hears("b", bundle)
     with refused("b makes two statements in one attempt"):
         alone.hears("b", alone.state_of(other))
+
+
+def test_after_so_many_sums_that_were_not_committed_somebody_has_to_look() -> None:
+    """A liar that leads can have one made whenever it is its turn, of other sites each time."""
+    world = World(sites=3, seed=1)
+    world.train("a", rounds=1)
+    while not world.site("c").durable.state.draws:
+        world.step()
+    assert world.site("c").durable.state.draws == 1
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    state = pb.RoundState()
+    state.CopyFrom(alone.state)
+    state.draws = MOST_DRAWS
+    alone.machine.durable = replace(alone.machine.durable, state=state)
+    promise = sent(alone.ticks(), pb.Promised)[0].body.promise
+    told = pb.Promise.FromString(promise.body)
+    assert not told.willing
+    assert "somebody may be collecting them" in told.reason
 
 
 def test_a_statement_waits_for_its_bundle_and_comes_from_its_coordinator() -> None:
