@@ -392,7 +392,7 @@ class BeginAttempt(OfAttempt):
 
 @dataclass(frozen=True)
 class Coordinate:
-    """We coordinate this plan: its key will come to us, whether we train or not."""
+    """We take part in this plan: what belongs to it may come to us, whether we train or not."""
 
     plan: pb.Plan
 
