@@ -9,6 +9,7 @@ import pytest
 
 from peers import effects as do
 from peers.certificates import CertificateError
+from peers.coordination import Coordination
 from peers.errors import RemoteProtocolError
 from peers.signing import Kind, name_of, sign
 from peers.statement import Known
@@ -46,17 +47,19 @@ def test_a_statement_that_another_site_signed_is_not_shown_as_ones_own() -> None
         alone.hears("b", named)
 
 
-def test_what_its_own_attempt_refuses_at_a_deadline_ends_the_attempt() -> None:
+def test_what_its_own_attempt_refuses_at_a_deadline_ends_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A refusal that left the deadline in the past would be raised for ever."""
     alone = Alone()
     alone.begins()
     alone.at_attempt(3)
     assert alone.machine._coordination is not None
 
-    def refuses(_now: float) -> list[do.Effect]:
+    def refuses(_self: Coordination, _now: float) -> list[do.Effect]:
         raise RemoteProtocolError("b lies")
 
-    alone.machine._coordination.timeout = refuses  # type: ignore[method-assign]
+    monkeypatch.setattr(Coordination, "timeout", refuses)
     while alone.machine._coordination is not None and alone.promised == 3:
         alone.ticks()
     assert alone.now < 1_000
