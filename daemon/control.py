@@ -368,7 +368,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             warnings=[
                 *self._broken(),
                 *warnings(expiries(node.identity, node.trust, seen)),
-                *_waiting(node),
+                *filter(None, [node.protocol.waiting_manifest]),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )
@@ -509,12 +509,6 @@ def _user_name(actor: str) -> dict[str, str]:
         return {"user": pwd.getpwuid(int(actor.removeprefix("uid:"))).pw_name}
     except KeyError:
         return {}
-
-
-def _waiting(node: Node) -> list[str]:
-    """Why the newest manifest is not the one in force."""
-    why = node.protocol.waiting_manifest
-    return [f"manifest {node.manifest.version} is not in force yet: {why}"] if why else []
 
 
 def _unix_s(moment: datetime | None) -> int:
