@@ -173,6 +173,63 @@ async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
     await asyncio.wait_for(node.ask(do.Tick()), 10)
 
 
+async def test_a_manifest_that_waits_is_warned_of_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.protocol._manifests, "waiting", "Manifest 4 is installed")
+    with capture_logs() as logged:
+        for _ in range(2):
+            await node.ask(do.Tick())
+    told = [one for one in logged if "Manifest 4" in one["event"]]
+    assert [one["log_level"] for one in told] == ["warning"]
+
+
+async def test_an_error_of_an_attempt_goes_with_a_later_round_and_others_stay(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def committed(round_: int) -> None:
+        stepping(node, monkeypatch, do.Adopt(round_, bytes(32), ("birch",)))
+        await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
+
+    async def failed(round_: int) -> None:
+        why = do.Progress(round_, 46, "failed", "birch", message="birch: did not answer")
+        stepping(node, monkeypatch, why)
+        await node.ask(do.Tick())
+
+    node.report("alder's disk is full")
+    await failed(1)
+    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    await committed(1)
+    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    await committed(2)
+    assert node.last_error == "alder's disk is full"
+    await failed(3)
+    node.report("birch has signed two things")
+    assert node.last_error == "birch has signed two things", "the last one is shown"
+    await committed(4)
+    assert node.last_error == "birch has signed two things"
+
+
+async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        node.store.forget_round()
+        with capture_logs() as logged:
+            for round_ in (1, 2):
+                back = do.WentBack(round_, "birch", "promised attempt 4")
+                stepping(node, monkeypatch, back)
+                await node.ask(do.Tick())
+                if round_ == 1:
+                    assert node.last_error == ""
+        told = [one for one in logged if "went back" in one["event"]]
+        assert [one["log_level"] for one in told] == ["info", "warning"]
+        assert "on purpose (fedctl site forget-round)" in told[0]["event"]
+        assert "of round 2" in node.last_error, "of another round it was nobody's purpose"
+        monkeypatch.undo()
+
+
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
     node._out.put("birch", pb.RunWish())
     node._out.put("nobody", pb.RunWish())

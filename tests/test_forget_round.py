@@ -70,7 +70,9 @@ def test_what_was_said_in_the_round_is_forgotten_and_all_else_stays(
         with closing(Store(path)) as store, pytest.raises(StoreError, match="forget-round"):
             store.load("med", SHAPE, GENESIS)
     with closing(Store(path)) as store:
+        assert store.forgotten_round() == 0
         assert store.forget_round() == 3
+        assert store.forgotten_round() == 3, "what peers remember of it is no surprise"
         assert store.load("med", SHAPE, GENESIS) == Durable(2, digest_of(2))
         assert store.rounds(1, 0) == history
         assert store.manifest_in_force() == b"signed"
