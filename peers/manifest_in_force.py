@@ -102,9 +102,9 @@ class ManifestInForce:
             before = last if newest.step_from(last) else current
             return (
                 f"{told}{current.version} until one is committed under {current.version} (the last "
-                f"was under {last.version}): fedctl train --rounds 1. From {before.version} to "
-                f"{newest.version} {newest.changes_from(before)}, more than one step, and each half "
-                "of the sites could commit a round of its own"
+                f"was under {last.version}): fedctl train --rounds 1. "
+                f"From {before.version} to {newest.version} {newest.changes_from(before)}, more "
+                "than one step, and each half of the sites could commit a round of its own"
             )
         return f"{told}{current.version}, for {newest.step_from(current)}"
 
