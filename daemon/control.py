@@ -370,7 +370,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             warnings=[
                 *self._broken(),
                 *warnings(expiries(node.identity, node.trust, seen)),
-                *filter(None, [node.protocol.waiting_manifest]),
+                *filter(None, [node.protocol.waiting_manifest, node.unbooked]),
                 *shut_out(node.identity.site_id, node.manifest, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],

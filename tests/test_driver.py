@@ -24,6 +24,7 @@ from daemon.audit import AuditLog
 from daemon.main import Daemon, Workers
 from daemon.node import Node
 from peers import effects as do
+from peers.certificates import RULES
 from peers.errors import PeerRefused, RemoteProtocolError
 from peers.manifest import signed
 from peers.runs import RunRefused
@@ -228,6 +229,31 @@ async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
         assert "on purpose (fedctl site forget-round)" in told[0]["event"]
         assert "of round 2" in node.last_error, "of another round it was nobody's purpose"
         monkeypatch.undo()
+
+
+async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed(
+    tmp_path: Path,
+) -> None:
+    """Its state was restored: certificates come back from peers, what was spent does not."""
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        for round_ in (2, 5):
+            await node.privacy.spend(round_, 0, None)
+        commits = [one_of(round_, "alder", "birch") for round_ in range(1, 6)]
+        commits += [one_of(6, "birch"), one_of(7, "alder", "birch", rules=0)]
+        node.store.persist(node.protocol.durable, tuple(commits[:4]))
+        with capture_logs() as logged:
+            await node.look_for_unbooked()
+            assert "lacks rounds 1 and 3 to 4, in which it took part" in node.unbooked
+            node.store.persist(node.protocol.durable, tuple(commits[4:]))
+            await node.look_for_unbooked()
+        assert [one["log_level"] for one in logged if "lacks" in one["event"]] == ["warning"]
+        assert "lacks rounds 1 and 3 to 4," in node.unbooked
+
+
+def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
+    body = pb.VoteBody(round=round_, contributors=contributors, rules=rules)
+    return pb.Commit(certificate=pb.Certificate(body=body))
 
 
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
