@@ -223,6 +223,16 @@ async def test_a_site_with_an_absurd_or_damaged_round_takes_part_again(tmp_path:
             ("done", {"round": 3}, who),
         ]
 
+        for site in live.sites.values():
+            assert not any("lacks" in one for one in (await site.status()).warnings), site.id
+        await elm.terminate()
+        for left in (elm.folder / "state").glob("privacy.sqlite3*"):
+            left.unlink()
+        elm = await live.launch("elm")
+        await live.until_connected()
+        lacking = "this site's record of what it spent lacks rounds 1 to 3, in which it took part"
+        assert any(lacking in one for one in (await elm.status()).warnings)
+
 
 async def goes_on(live: LiveFederation, round_: int) -> None:
     """The site starts again, and its update is in the next round, at whose end all agree."""
