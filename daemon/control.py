@@ -18,7 +18,7 @@ import os
 import pwd
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,8 +50,10 @@ from daemon.retrieval.documents import Document, Pair
 from daemon.retrieval.schema import LibraryError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
+from peers.contacts import PeerStatistics
 from peers.errors import RemoteProtocolError
 from peers.evidence import WORDS
+from peers.manifest import FederationManifest
 from peers.messages import SOFTWARE_VERSION, check
 from peers.privacy import of_round, too_dear
 from peers.runs import RunRefused
@@ -368,7 +370,8 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             warnings=[
                 *self._broken(),
                 *warnings(expiries(node.identity, node.trust, seen)),
-                *_waiting(node),
+                *filter(None, [node.protocol.waiting_manifest, node.unbooked]),
+                *shut_out(node.identity.site_id, node.manifest, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )
@@ -511,10 +514,24 @@ def _user_name(actor: str) -> dict[str, str]:
         return {}
 
 
-def _waiting(node: Node) -> list[str]:
-    """Why the newest manifest is not the one in force."""
-    why = node.protocol.waiting_manifest
-    return [f"manifest {node.manifest.version} is not in force yet: {why}"] if why else []
+def shut_out(
+    site: str, manifest: FederationManifest, seen: Mapping[str, PeerStatistics]
+) -> list[str]:
+    """That this site takes no part any more, by its own newest manifest or a peer's newer one.
+
+    A site that is expelled is shut out before the manifest that does it can reach it.
+    """
+    if not manifest.enabled(site):
+        return [f"this site is disabled in manifest {manifest.version}, which is installed here"]
+    said: dict[int, list[str]] = {}
+    for peer, statistics in sorted(seen.items()):
+        if statistics.shut_out > manifest.version:
+            said.setdefault(statistics.shut_out, []).append(peer)
+    return [
+        f"this site is disabled in manifest {version} (said by {', '.join(peers)}): it takes "
+        "part in no round until the federation's keeper signs one that enables it"
+        for version, peers in sorted(said.items())
+    ]
 
 
 def _unix_s(moment: datetime | None) -> int:

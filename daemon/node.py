@@ -67,6 +67,10 @@ _EXPECTED = (
 )
 
 
+_SPANS = 8  # of rounds, in a line for people
+_ROUNDS_AT_ONCE = 256  # certificates in memory while the ledger is compared with them
+
+
 class _Located(Shape):
     """Whatever belongs to an attempt."""
 
@@ -117,7 +121,11 @@ class Node:
         self.audit: Callable[[do.Accuse | do.WentBack], Awaitable[None]] = _nobody_is_told
         self.progress = ProgressBoard(lambda: self.traffic())
         self._run_over = False
+        self._looked_at = 0  # the last committed round that was compared with the ledger
+        self._unbooked: list[int] = []  # of these, those that it lacks
+        self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
         self._last_error = ""
+        self._error_of_round = 0, ""  # shown before it, until a later round is committed
         self._folders = folders
         self.shapes = shapes
         self._heartbeat_s = heartbeat_s
@@ -170,6 +178,7 @@ class Node:
             self._group = group
             self._outbox = Outbox(self._send_one, group)
             await self.refresh_situation()
+            await logged(self.look_for_unbooked())
             started()
             self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers())
@@ -181,11 +190,18 @@ class Node:
     @property
     def last_error(self) -> str:
         """What went wrong last, for people; what is wrong now goes first."""
-        return self._journal.trouble or self._last_error
+        return self._journal.trouble or self._error_of_round[1] or self._last_error
 
-    def report(self, error: str) -> None:
-        """What `fedctl status` shows as the last error."""
-        self._last_error = error
+    def report(self, error: str, *, round_: int = 0) -> None:
+        """What `fedctl status` shows as the last error.
+
+        ``round_``: the round that it belongs to; such an error goes when a later one is
+        committed. Without one it stays, and shows again when such an error goes.
+        """
+        if round_:
+            self._error_of_round = round_, error
+        else:
+            self._error_of_round, self._last_error = (0, ""), error
 
     async def _keep_up_with_peers(self) -> None:
         """A peer that greets with a later round has what we missed; one may have missed a run."""
@@ -234,6 +250,14 @@ class Node:
         _answer(answer, refused or (self._unable(event, failed) if failed else None))
         if was_busy and not self.protocol.busy:
             self.progress.stopped(self.protocol.head_round)
+        self._say_what_waits()
+
+    def _say_what_waits(self) -> None:
+        """Once for each reason: whoever has reloaded takes the newest manifest to be in force."""
+        why = self.protocol.waiting_manifest
+        if why and why != self._waiting:
+            log.warning(why)
+        self._waiting = why
 
     def _blame(
         self, event: do.Event, error: Exception, answer: asyncio.Future[None] | None
@@ -246,7 +270,7 @@ class Node:
         if isinstance(error, RunRefused) and answer is not None:
             return error
         log.error("the protocol failed on an event", kind=type(event).__name__, exc_info=error)
-        self._last_error = f"{type(event).__name__} could not be taken: {_told(error)}"
+        self.report(f"{type(event).__name__} could not be taken: {_told(error)}")
         return self._unable(event, error)
 
     def _unable(self, event: do.Event, error: Exception) -> Exception:
@@ -269,7 +293,7 @@ class Node:
                 return error
             except Exception as error:
                 name = type(effect).__name__
-                self._last_error = f"{name} failed here: {_told(error)}"
+                self.report(f"{name} failed here: {_told(error)}")
                 log.exception("an effect was not carried out", effect=name)
                 failed = failed or error
         return failed
@@ -371,7 +395,7 @@ class Node:
         try:
             await _bounded(effect, work)
         except (OSError, StoreError) as error:
-            self._last_error = f"{type(effect).__name__}: {error}; free or repair the disk"
+            self.report(f"{type(effect).__name__}: {error}; free or repair the disk")
             log.error("the disk failed us", effect=type(effect).__name__, cause=str(error))  # noqa: TRY400
 
     # ---- persist, send ---------------------------------------------------------
@@ -393,7 +417,7 @@ class Node:
         except PeerError as error:
             log.info("message not delivered", peer=to, kind=kind, cause=str(error))
         except Exception as error:  # what can't be sent ends nothing, whatever is wrong with it
-            self._last_error = f"a {kind} could not be sent to {to}: {_told(error)}"
+            self.report(f"a {kind} could not be sent to {to}: {_told(error)}")
             log.exception("message not sent: a bug", peer=to, kind=kind)
         passing(f"send.{kind}:after")
         return delivered
@@ -414,7 +438,7 @@ class Node:
         """Keep it, and say it loudly: what to do about it is for people to decide."""
         evidence = effect.evidence
         site, words = evidence.first.site, WORDS[evidence.kind]
-        self._last_error = f"{site} has signed {words}: see `fedctl peers`"
+        self.report(f"{site} has signed {words}: see `fedctl peers`")
         log.error("a site contradicts itself", peer=site, signed=words)
         now_ms = time.time_ns() // 1_000_000
         await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
@@ -422,25 +446,74 @@ class Node:
 
     async def _went_back(self, effect: do.WentBack) -> None:
         """Say it loudly: whoever restored it should know what its copy may not hold."""
+        if await asyncio.to_thread(self.store.forgotten_round) == effect.round:
+            log.info(
+                "this site's state went back, as forgotten on purpose (fedctl site forget-round): "
+                "it goes on behind that",
+                peer=effect.told_by,
+                round=effect.round,
+                forgotten=effect.forgotten,
+            )
+            await self.audit(effect)
+            return
         told = (
             f"this site's state went back: {effect.told_by} knows that it has {effect.forgotten} "
             f"of round {effect.round}; it goes on behind that. Find out who restored it, or "
             "whether a second daemon runs with this site's key"
         )
-        self._last_error = told
+        self.report(told)
         log.warning(told, peer=effect.told_by, round=effect.round)
         await self.audit(effect)
+
+    async def look_for_unbooked(self) -> None:
+        """Whether the ledger has each committed round in which this site took part.
+
+        An update is booked before it leaves. What a certificate has and the ledger has not
+        was booked in a state that is gone: one that was restored, or moved away. Rounds of
+        old are not looked at; what was booked then, no rule says.
+        """
+        site, took_part = self.identity.site_id, list[int]()
+        first = self._looked_at + 1
+        while commits := await asyncio.to_thread(self.store.rounds_from, first, _ROUNDS_AT_ONCE):
+            bodies = [commit.certificate.body for commit in commits]
+            took_part += [b.round for b in bodies if b.rules and site in b.contributors]
+            first = bodies[-1].round + 1
+        try:
+            lacking = await self.privacy.unbooked(took_part) if took_part else []
+        except LedgerError as error:  # which also keeps every update here until it is mended
+            self.report(str(error))
+            log.error("the privacy ledger is not compared", cause=str(error))  # noqa: TRY400
+            return
+        self._looked_at = first - 1
+        if not lacking:
+            return
+        self._unbooked += lacking
+        log.warning(self.unbooked, rounds=len(self._unbooked))
+
+    @property
+    def unbooked(self) -> str:
+        """What the privacy ledger lacks and what to do, for people; empty when nothing."""
+        if not self._unbooked:
+            return ""
+        return (
+            f"this site's record of what it spent lacks {_spans(self._unbooked)}, in which it took "
+            "part: its state went back. Put a newer copy of privacy.sqlite3 in its place, or count "
+            "these rounds as spent (a lower privacy.epsilon); `fedctl privacy` counts too little"
+        )
 
     # ---- versions and certificates ---------------------------------------------------
 
     async def _adopt(self, effect: do.Adopt) -> None:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
+        if effect.round > self._error_of_round[0]:
+            self._error_of_round = 0, ""
         self.collection.adopt(effect.model_digest)
         self.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(self._keep_residual, effect)
         await asyncio.to_thread(self._folders.forget_kept, effect.round)
+        await self.look_for_unbooked()
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
@@ -472,10 +545,12 @@ class Node:
         if effect.message:
             log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
         if effect.message and effect.phase in ("failed", "waiting"):
-            self._last_error = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+            told = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+            self.report(told, round_=effect.round)
         for one in effect.report.rejections if effect.report else ():
             if one.site == self.identity.site_id:
-                self._last_error = f"round {effect.round} went without our update: {one.reason}"
+                told = f"round {effect.round} went without our update: {one.reason}"
+                self.report(told, round_=effect.round)
                 log.warning("our update was rejected", round=effect.round, cause=one.reason)
         run = self.protocol.run
         self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
@@ -566,7 +641,8 @@ class Node:
                 self._exchange.suspect_head()
             reason = "; ".join(str(cause) for cause in causes)
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
-            self._last_error = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
+            told = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
+            self.report(told, round_=round_)
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
         except* Exception:
             log.exception("work failed: a bug", phase=phase, round=round_)
@@ -595,6 +671,20 @@ def _answer(answer: asyncio.Future[None] | None, refused: Exception | None) -> N
         answer.set_result(None)
     else:
         answer.set_exception(refused)
+
+
+def _spans(rounds: list[int]) -> str:
+    """Rounds in words: "round 7", "rounds 3 and 9 to 17"; as many spans as people read."""
+    spans: list[list[int]] = []
+    for round_ in sorted(rounds):
+        if spans and spans[-1][1] + 1 == round_:
+            spans[-1][1] = round_
+        else:
+            spans.append([round_, round_])
+    words = [f"{a}" if a == b else f"{a} to {b}" for a, b in spans[:_SPANS]]
+    words += [f"{len(spans) - _SPANS} later spans"] if len(spans) > _SPANS else []
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"round{'s' if len(rounds) > 1 else ''} {listed}"
 
 
 def _told(error: Exception) -> str:

@@ -16,7 +16,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +100,11 @@ class PrivacyLedger:
             rows = self._db.execute("SELECT multiplier FROM updates ORDER BY id").fetchall()
         multipliers = tuple(row[0] for row in rows if row[0] > 0)
         return Booked(multipliers, len(rows) - len(multipliers))
+
+    def rounds(self) -> set[int]:
+        """The rounds of which something was booked."""
+        with self._lock, self._explained("read"):
+            return {row[0] for row in self._db.execute("SELECT DISTINCT round FROM updates")}
 
     def close(self) -> None:
         """Close the file; a later call fails."""
@@ -192,6 +197,11 @@ class PrivacyBudget:
             finally:  # an attempt that is given up meanwhile is booked before the next one asks
                 await asyncio.wait([booking])
                 self._least = None
+
+    async def unbooked(self, rounds: Sequence[int]) -> list[int]:
+        """Those of these rounds of which the ledger knows nothing. Raises LedgerError."""
+        booked = await asyncio.to_thread(self._ledger.rounds)
+        return [round_ for round_ in rounds if round_ not in booked]
 
     async def limit(self, situation: do.Situation) -> do.Situation:
         """What the site can contribute, given what is left of its budget."""

@@ -322,7 +322,19 @@ class Store:
         with self._lock, self._explained("write"), self._transaction():
             self._db.execute("DELETE FROM protocol")
             self._insert_state((*row, -1, b"", None))
+            # Of no schema: an older fedd passes it over, and it is missing where nobody forgot.
+            self._db.execute("CREATE TABLE IF NOT EXISTS forgotten (round INTEGER PRIMARY KEY)")
+            self._db.execute("INSERT OR IGNORE INTO forgotten VALUES (?)", (int(row[2]) + 1,))
         return int(row[2]) + 1
+
+    def forgotten_round(self) -> int:
+        """The last round that a person had this site forget (`forget_round`); 0: none."""
+        with self._lock:
+            named = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'forgotten'"
+            if self._db.execute(named).fetchone() is None:
+                return 0
+            (round_,) = self._db.execute("SELECT MAX(round) FROM forgotten").fetchone()
+        return round_ or 0
 
     def persist(self, durable: Durable, commits: tuple[pb.Commit, ...]) -> None:
         """Write the state and file committed rounds, in one transaction.

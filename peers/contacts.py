@@ -30,7 +30,8 @@ class PeerStatistics:
     until when the certificate is valid that the peer last greeted us with (UTC;
     None: it has not greeted this process yet). Bytes are those of serialised messages; ``refused``
     counts the peer's calls that this site turned down, ``over_quota`` those of them
-    that were too many or too large (peers/quotas.py).
+    that were too many or too large (peers/quotas.py). ``shut_out``: the version of the
+    manifest in which this site takes no part, as the peer said last (0: it takes our calls).
     """
 
     connected: bool = False
@@ -45,6 +46,7 @@ class PeerStatistics:
     bytes_received: int = 0
     refused: int = 0
     over_quota: int = 0
+    shut_out: int = 0
     last_error: str = ""
 
 
@@ -77,7 +79,7 @@ class Contacts:
 
     def answered(self, site: str) -> None:
         """A call to a peer went well."""
-        self._note(site, connected=True, last_contact=time.monotonic(), last_error="")
+        self._note(site, connected=True, last_contact=time.monotonic(), last_error="", shut_out=0)
 
     def unreachable(self, site: str, error: str) -> None:
         """A call to a peer did not get through."""
@@ -89,6 +91,10 @@ class Contacts:
         ``connected``: it had taken our greeting, so it deals with us all the same.
         """
         self._note(site, connected=connected, last_contact=time.monotonic(), last_error=error)
+
+    def shut_out(self, site: str, manifest_version: int) -> None:
+        """A peer takes no call of ours: this site takes no part in its manifest."""
+        self._note(site, shut_out=manifest_version)
 
     def refused(self, site: str, *, too_much: bool) -> None:
         """A peer's call was turned down here; ``too_much``: for its quota."""

@@ -105,7 +105,7 @@ class Machine:
 
     @property
     def waiting_manifest(self) -> str:
-        """Why a newer manifest is not in force yet; empty when none waits."""
+        """Why rounds do not go by the newest manifest yet; empty when they do."""
         return self._manifests.waiting
 
     @property

@@ -200,18 +200,23 @@ class FederationManifest:
         that of two versions committed while sites go over, an honest site would have had to
         vote for both. Whether this one is newer, `newer_than` says.
         """
-        moved = sorted(set(before.enabled_ids) ^ set(self.enabled_ids))
+        moved = set(before.enabled_ids) ^ set(self.enabled_ids)
         if len(moved) + abs(self.tolerated - before.tolerated) <= 1:
             return ""
-        changes = [f"{', '.join(moved)} would come or go"] if moved else []
-        if self.tolerated != before.tolerated:
-            changes.append(f"faulty_sites would go from {before.tolerated} to {self.tolerated}")
         return (
             f"from manifest {before.version} to {self.version} it is more than one step: "
-            f"{' and '.join(changes)} at once. While some sites have the old list and some the "
+            f"{self.changes_from(before)} at once. While some sites have the old list and some the "
             "new one, each half could commit a round of its own. Sign the steps in between, one "
             "site or one of faulty_sites at a time, and let a round be committed under each"
         )
+
+    def changes_from(self, before: FederationManifest) -> str:
+        """Which sites would come or go behind ``before``, and how f would change, in words."""
+        moved = sorted(set(before.enabled_ids) ^ set(self.enabled_ids))
+        changes = [f"{', '.join(moved)} would come or go"] if moved else []
+        if self.tolerated != before.tolerated:
+            changes.append(f"faulty_sites would go from {before.tolerated} to {self.tolerated}")
+        return " and ".join(changes)
 
     @cached_property
     def digest(self) -> bytes:

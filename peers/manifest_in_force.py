@@ -12,7 +12,7 @@ of the other, and that site votes for no second version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from peers.manifest import FederationManifest
 from proto import federation_pb2 as pb
@@ -34,7 +34,7 @@ class ManifestInForce:
         """
         self.newest = newest
         self.current = newest
-        self.waiting = ""  # why the newest is not in force, and what to do
+        self.waiting = ""  # why rounds do not go by the newest, and what to do
         self._past = past
         self._committed = self._of_head(head)
         self.new_round(head)
@@ -73,22 +73,40 @@ class ManifestInForce:
             return
         while (step := self._next_step()) is not None:
             self.current = step
+        if self.newest.version > self.current.version:
+            self.waiting = self._why_it_waits(self._committed)
 
     def _next_step(self) -> FederationManifest | None:
         before = self.current
-        for version in range(self.newest.version, before.version, -1):
-            known = self.newest if version == self.newest.version else self._past(version)
-            if known is None:
-                continue
+        for known in self._later_ones():
             # Under a manifest with too few sites no round can run: it is passed through.
             reason = known.step_from(before)
             if not before.objection and self._committed is not None:
                 reason = known.step_from(self._committed) or reason
             if not reason:
-                self.waiting = ""
                 return known
-            self.waiting = self.waiting or reason
         return None
+
+    def _later_ones(self) -> Iterator[FederationManifest]:
+        """Those that are known here and newer than the one in force, the newest first."""
+        for version in range(self.newest.version, self.current.version, -1):
+            known = self.newest if version == self.newest.version else self._past(version)
+            if known is not None:
+                yield known
+
+    def _why_it_waits(self, last: FederationManifest) -> str:
+        """For people: what goes by which manifest, why, and what ends it."""
+        newest, current = self.newest, self.current
+        told = f"Manifest {newest.version} is installed: connections go by it. Rounds go by "
+        if any(not known.step_from(current) for known in self._later_ones()):
+            before = last if newest.step_from(last) else current
+            return (
+                f"{told}{current.version} until one is committed under {current.version} (the last "
+                f"was under {last.version}): fedctl train --rounds 1. "
+                f"From {before.version} to {newest.version} {newest.changes_from(before)}, more "
+                "than one step, and each half of the sites could commit a round of its own"
+            )
+        return f"{told}{current.version}, for {newest.step_from(current)}"
 
     def of_round(self, version: int) -> FederationManifest | None:
         """A manifest under which something may have been signed in the round under way.

@@ -98,13 +98,21 @@ class Reason(Enum):
 class Refusal(Exception):
     """A peer's call is turned down; the text goes to the peer and into our log.
 
-    ``retry_after_s``: when the same call would be taken, if that is known.
+    ``retry_after_s``: when the same call would be taken, if that is known. ``shut_out``:
+    the version of the manifest in which the caller takes no part; 0: that is not why.
     """
 
-    def __init__(self, reason: Reason, text: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        text: str,
+        retry_after_s: float | None = None,
+        shut_out: int = 0,
+    ) -> None:
         super().__init__(one_line(text))
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.shut_out = shut_out
 
 
 @dataclass
@@ -363,6 +371,7 @@ class Servicer:
                 f"site {site!r} is {state} manifest version {manifest.version} of federation "
                 f"{manifest.federation_id!r} at site {self._ours!r}: have the federation's keeper "
                 "sign a manifest that enables it, and install it here",
+                shut_out=manifest.version,
             )
         return site
 

@@ -50,6 +50,7 @@ from peers.transport_client import (
     GO_AHEAD,
     RETRY_AFTER,
     SERVICE,
+    SHUT_OUT,
     ConnectionBroken,
     Keepalive,
     Options,
@@ -543,6 +544,8 @@ class Transport:
                 hint: tuple[tuple[str, str], ...] = ()
                 if refusal.retry_after_s is not None:
                     hint = ((RETRY_AFTER, str(math.ceil(refusal.retry_after_s * 1000))),)
+                elif refusal.shut_out:
+                    hint = ((SHUT_OUT, str(refusal.shut_out)),)
                 await context.abort(_STATUS[refusal.reason], str(refusal), hint)
 
     def _note_refusal(self, call: str, caller: Caller, refusal: Refusal) -> None:

@@ -62,6 +62,12 @@ The value is the byte from which on it wants it, in decimal digits.
 RETRY_AFTER: Final = "hanse-retry-after-ms"
 """Key of the trailing metadata with which a peer says when to ask again, in milliseconds."""
 
+SHUT_OUT: Final = "hanse-shut-out"
+"""Key of the trailing metadata with which a peer says in which manifest we take no part.
+
+The value is that manifest's version, in decimal digits.
+"""
+
 Options = list[tuple[str, Any]]
 
 _OPTIONS: Final[Options] = [
@@ -402,6 +408,8 @@ class PeerLink:
         except (TimeoutError, *_FAILURES) as error:
             blame = self._translated(error)
             self._note(blame)
+            if (version := _shut_out(error)) is not None:
+                self._contacts.shut_out(site, version)
             raise blame from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -491,9 +499,22 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """When the peer would take the call, if it says so; what it says is bounded."""
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return None
-    trailing: Any = error.trailing_metadata()  # pairs, whatever the stubs say
-    told = str(dict(trailing).get(RETRY_AFTER, ""))
+    told = _trailing(error, RETRY_AFTER)
     return int(told) / 1000 if told.isdecimal() and len(told) < 8 else None
+
+
+def _shut_out(error: Exception) -> int | None:
+    """The version of the manifest in which we take no part, if that is why; bounded."""
+    denied = grpc.StatusCode.PERMISSION_DENIED
+    if not isinstance(error, grpc.aio.AioRpcError) or error.code() is not denied:
+        return None
+    told = _trailing(error, SHUT_OUT)
+    return int(told) if told.isdecimal() and len(told) < 20 else None
+
+
+def _trailing(error: grpc.aio.AioRpcError, key: str) -> str:
+    trailing: Any = error.trailing_metadata()  # pairs, whatever the stubs say
+    return str(dict(trailing or ()).get(key, ""))
 
 
 def _serialised(message: Message) -> bytes:

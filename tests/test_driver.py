@@ -24,6 +24,7 @@ from daemon.audit import AuditLog
 from daemon.main import Daemon, Workers
 from daemon.node import Node
 from peers import effects as do
+from peers.certificates import RULES
 from peers.errors import PeerRefused, RemoteProtocolError
 from peers.manifest import signed
 from peers.runs import RunRefused
@@ -171,6 +172,88 @@ async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
     assert shown == [kept]
     monkeypatch.undo()
     await asyncio.wait_for(node.ask(do.Tick()), 10)
+
+
+async def test_a_manifest_that_waits_is_warned_of_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.protocol._manifests, "waiting", "Manifest 4 is installed")
+    with capture_logs() as logged:
+        for _ in range(2):
+            await node.ask(do.Tick())
+    told = [one for one in logged if "Manifest 4" in one["event"]]
+    assert [one["log_level"] for one in told] == ["warning"]
+
+
+async def test_an_error_of_an_attempt_goes_with_a_later_round_and_others_stay(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def committed(round_: int) -> None:
+        stepping(node, monkeypatch, do.Adopt(round_, bytes(32), ("birch",)))
+        await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
+
+    async def failed(round_: int) -> None:
+        why = do.Progress(round_, 46, "failed", "birch", message="birch: did not answer")
+        stepping(node, monkeypatch, why)
+        await node.ask(do.Tick())
+
+    node.report("alder's disk is full")
+    await failed(1)
+    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    await committed(1)
+    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    await committed(2)
+    assert node.last_error == "alder's disk is full"
+    await failed(3)
+    node.report("birch has signed two things")
+    assert node.last_error == "birch has signed two things", "the last one is shown"
+    await committed(4)
+    assert node.last_error == "birch has signed two things"
+
+
+async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        node.store.forget_round()
+        with capture_logs() as logged:
+            for round_ in (1, 2):
+                back = do.WentBack(round_, "birch", "promised attempt 4")
+                stepping(node, monkeypatch, back)
+                await node.ask(do.Tick())
+                if round_ == 1:
+                    assert node.last_error == ""
+        told = [one for one in logged if "went back" in one["event"]]
+        assert [one["log_level"] for one in told] == ["info", "warning"]
+        assert "on purpose (fedctl site forget-round)" in told[0]["event"]
+        assert "of round 2" in node.last_error, "of another round it was nobody's purpose"
+        monkeypatch.undo()
+
+
+async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed(
+    tmp_path: Path,
+) -> None:
+    """Its state was restored: certificates come back from peers, what was spent does not."""
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        for round_ in (2, 5):
+            await node.privacy.spend(round_, 0, None)
+        commits = [one_of(round_, "alder", "birch") for round_ in range(1, 6)]
+        commits += [one_of(6, "birch"), one_of(7, "alder", "birch", rules=0)]
+        node.store.persist(node.protocol.durable, tuple(commits[:4]))
+        with capture_logs() as logged:
+            await node.look_for_unbooked()
+            assert "lacks rounds 1 and 3 to 4, in which it took part" in node.unbooked
+            node.store.persist(node.protocol.durable, tuple(commits[4:]))
+            await node.look_for_unbooked()
+        assert [one["log_level"] for one in logged if "lacks" in one["event"]] == ["warning"]
+        assert "lacks rounds 1 and 3 to 4," in node.unbooked
+
+
+def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
+    body = pb.VoteBody(round=round_, contributors=contributors, rules=rules)
+    return pb.Commit(certificate=pb.Certificate(body=body))
 
 
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:

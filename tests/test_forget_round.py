@@ -70,7 +70,9 @@ def test_what_was_said_in_the_round_is_forgotten_and_all_else_stays(
         with closing(Store(path)) as store, pytest.raises(StoreError, match="forget-round"):
             store.load("med", SHAPE, GENESIS)
     with closing(Store(path)) as store:
+        assert store.forgotten_round() == 0
         assert store.forget_round() == 3
+        assert store.forgotten_round() == 3, "what peers remember of it is no surprise"
         assert store.load("med", SHAPE, GENESIS) == Durable(2, digest_of(2))
         assert store.rounds(1, 0) == history
         assert store.manifest_in_force() == b"signed"
@@ -220,6 +222,16 @@ async def test_a_site_with_an_absurd_or_damaged_round_takes_part_again(tmp_path:
             ("begun", {}, who),
             ("done", {"round": 3}, who),
         ]
+
+        for site in live.sites.values():
+            assert not any("lacks" in one for one in (await site.status()).warnings), site.id
+        await elm.terminate()
+        for left in (elm.folder / "state").glob("privacy.sqlite3*"):
+            left.unlink()
+        elm = await live.launch("elm")
+        await live.until_connected()
+        lacking = "this site's record of what it spent lacks rounds 1 to 3, in which it took part"
+        assert any(lacking in one for one in (await elm.status()).warnings)
 
 
 async def goes_on(live: LiveFederation, round_: int) -> None:

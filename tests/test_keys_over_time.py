@@ -114,6 +114,8 @@ async def test_an_expulsion_at_one_site_reaches_all_within_a_heartbeat(
     async with asyncio.timeout(60):  # it greets each of them once more, and is told
         while (await outcast.status()).peers_connected or not await told_everywhere(outcast):
             await asyncio.sleep(0.1)
+    said = "this site is disabled in manifest 2 (said by alder, birch)"
+    assert any(one.startswith(said) for one in (await outcast.status()).warnings)
 
 
 async def told_everywhere(outcast: LiveSite) -> bool:

@@ -50,7 +50,12 @@ def test_one_step_is_made_between_two_rounds_and_the_next_waits_for_a_round() ->
     assert (rounds.current.version, rounds.waiting) == (2, "")
     rounds = in_force(3, head(1))
     assert rounds.current.version == 2, "as far as one step goes"
-    assert "faulty_sites would go from 1 to 0" in rounds.waiting
+    assert rounds.waiting == (
+        "Manifest 3 is installed: connections go by it. Rounds go by 2 until one is committed "
+        "under 2 (the last was under 1): fedctl train --rounds 1. From 1 to 3 e would come or go "
+        "and faulty_sites would go from 1 to 0, more than one step, and each half of the sites "
+        "could commit a round of its own"
+    )
     rounds.new_round(head(2))
     assert (rounds.current.version, rounds.waiting) == (3, "")
 
@@ -58,8 +63,12 @@ def test_one_step_is_made_between_two_rounds_and_the_next_waits_for_a_round() ->
 def test_a_manifest_that_is_two_steps_away_waits_with_what_to_do() -> None:
     rounds = in_force(4, head(3))
     assert rounds.current.version == 3
-    assert "d, e would come or go" in rounds.waiting
+    assert rounds.waiting.startswith(
+        "Manifest 4 is installed: connections go by it. Rounds go by 3, for from manifest 3 to 4 "
+        "it is more than one step: d, e would come or go at once."
+    )
     assert "Sign the steps in between" in rounds.waiting
+    assert "fedctl train" not in rounds.waiting, "no round would help"
     rounds.new_round(head(3))
     assert rounds.current.version == 3, "rounds go on under the one that is in force"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from crypto.identity import IdentityError
+from daemon.control import shut_out
 from peers.errors import (
     BlobUnknown,
     LocalProtocolError,
@@ -268,6 +269,31 @@ async def test_messages_get_through_during_a_large_push(alpha: Site, beta: Site)
 
 
 # ---- keeping in touch ----------------------------------------------------------
+
+
+async def test_a_site_that_is_expelled_learns_from_its_peers_that_it_is(
+    federation: Federation,
+) -> None:
+    """The manifest that does it can't reach it: nobody takes its calls."""
+    eager = replace(QUICK, keep_in_touch=KeepInTouch(0.05, 0.05, 0.05))
+    async with (
+        running(federation, "alpha", terms=eager) as alpha,
+        running(federation, "beta", terms=eager) as beta,
+    ):
+        await until(lambda: beta.transport.statistics()["alpha"].connected)
+        assert beta.transport.statistics()["alpha"].shut_out == 0
+        expelled = federation.manifest(version=2, disabled={"beta"})
+        alpha.transport.reload(alpha.identity, expelled)
+        await until(lambda: beta.transport.statistics()["alpha"].shut_out == 2)
+        seen = beta.transport.statistics()
+        told = "this site is disabled in manifest 2 (said by alpha)"
+        assert shut_out("beta", federation.manifest(), seen)[0].startswith(told)
+        assert shut_out("beta", federation.manifest(version=2), seen) == [], "ours is as new"
+        assert shut_out("beta", expelled, seen) == [
+            "this site is disabled in manifest 2, which is installed here"
+        ]
+        alpha.transport.reload(alpha.identity, federation.manifest(version=3))
+        await until(lambda: beta.transport.statistics()["alpha"].shut_out == 0)
 
 
 async def test_sites_find_each_other_and_know_it(federation: Federation) -> None:
