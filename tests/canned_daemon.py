@@ -31,6 +31,7 @@ class CannedDaemon(ControlServicer):
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.site = "north"
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
         self.learning = how_it_learns()
@@ -90,7 +91,7 @@ class CannedDaemon(ControlServicer):
     def Status(self, request: Any, context: Any) -> control.StatusReply:
         self._hear(request, context)
         return control.StatusReply(
-            site="north",
+            site=self.site,
             federation_id="hanse-test",
             software_version="0.1.0",
             head_round=2,

@@ -24,6 +24,7 @@ from config import settings
 from daemon.fedctl import app, ingesting
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
+from proto import control_pb2 as control
 from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
 from tests.command_line import Fedctl, Ran
 
@@ -400,6 +401,31 @@ def test_socket_from_the_settings(fedctl: Fedctl, path: Path, tmp_path: Path) ->
     assert refused.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("option", ["--socket", "--config"])
+def test_an_option_beats_the_environment(
+    fedctl: Fedctl, daemon: CannedDaemon, path: Path, tmp_path: Path, option: str, *, behind: bool
+) -> None:
+    """The environment names the site north (`daemon`), the option the site south."""
+    socket_south, file = path.with_name("south.sock"), tmp_path / "fedd.toml"
+    file.write_text(f'[control]\nsocket = "{socket_south}"\n')
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    named = [option, socket_south if option == "--socket" else file]
+
+    def at_south(*words: object) -> Ran:
+        return fedctl(*words, *named) if behind else fedctl(*named, *words)
+
+    with canned_daemon(socket_south) as south:
+        south.site = "south"
+        assert at_south("status", "--json").object["site"] == "south"
+        assert at_south("rounds", "show", 1).code == 0  # a group's own options stand between
+        assert "At site south: 1 documents new" in at_south("ingest", tmp_path / "a.txt").out
+        assert "at site south" in at_south("train", "--rounds", 1, "--detach").out
+        assert "at site south" in at_south("train", "--rounds", 1).err
+        assert daemon.asked == []
+        assert fedctl("status", "--json").object["site"] == "north"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -480,7 +506,7 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
     assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
-    sizes = [request.ByteSize() for request in daemon.asked]
+    sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
     assert len(sizes) == 3
     assert max(sizes) < ingesting.BATCH_BYTES + (1 << 20)
 
@@ -491,7 +517,8 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
 def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     ran = fedctl("train", "--rounds", 2, "--local-epochs", 3)
     assert ran.code == Exit.OK
-    assert (daemon.asked[0].rounds, daemon.asked[0].plan.local_epochs) == (2, 3)
+    (asked,) = [one for one in daemon.asked if isinstance(one, control.TrainRequest)]
+    assert (asked.rounds, asked.plan.local_epochs) == (2, 3)
     assert "round 1.0 train, coordinator north" in ran.err
     assert "round 1 committed, mean loss 1.2500" in ran.err
     assert "Round 2 is committed" in ran.out

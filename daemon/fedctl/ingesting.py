@@ -13,6 +13,7 @@ import typer
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command
 from daemon.fedctl.output import Exit, Session, visible
+from daemon.fedctl.show import asked_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,7 @@ BATCH_BYTES = 4 << 20
 class Ingested:
     """What became of one ingest: counts, and one line for each refusal."""
 
+    site: str = ""
     documents_read: int = 0
     pairs_read: int = 0
     documents_new: int = 0
@@ -108,8 +110,11 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
         )
 
     async with connected(socket_path(session)) as daemon:
+        site = (await asked_status(daemon)).site
         with bars:
-            return await send(daemon, paths, watch)
+            ingested = await send(daemon, paths, watch)
+    ingested.site = site
+    return ingested
 
 
 async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> Ingested:
@@ -179,7 +184,7 @@ def _problem_line(problem: dict[str, Any]) -> str:
 
 def _show(console: Console, ingested: Ingested) -> None:
     console.print(
-        f"{ingested.documents_new} documents new, {ingested.documents_changed} changed, "
+        f"At site {ingested.site}: {ingested.documents_new} documents new, {ingested.documents_changed} changed, "
         f"{ingested.documents_unchanged} unchanged; {ingested.passages_embedded} passages "
         f"embedded; {ingested.pairs} pairs."
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from proto.control_pb2 import PeersReply, RoundsReply, StatusReply
+    from proto.control_pb2_grpc import ControlAsyncStub
 
 ANSWER_WITHIN_S = 30.0
 
@@ -41,10 +42,15 @@ def status(session: Session) -> None:
 
 
 async def _status(session: Session) -> StatusReply:
+    async with connected(socket_path(session)) as daemon:
+        return await asked_status(daemon)
+
+
+async def asked_status(daemon: ControlAsyncStub) -> StatusReply:
+    """How the daemon is, and at which site."""
     from proto.control_pb2 import StatusRequest
 
-    async with connected(socket_path(session)) as daemon:
-        return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
+    return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
 
 
 def _status_table(reply: StatusReply) -> Table:

@@ -30,7 +30,7 @@ from daemon.fedctl.privacy import (
     Schedule,
     plan_of,
 )
-from daemon.fedctl.show import facts
+from daemon.fedctl.show import asked_status, facts
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -121,11 +121,13 @@ def train(
             "only a new run takes those options", "Add --rounds N", exit_code=Exit.USAGE
         )
     if stop:
-        return _say_run(session, run(_stop(session)), "stopped")
+        stopped, site = run(_stop(session))
+        return _say_run(session, stopped, "stopped", site)
     if rounds is not None:
-        started = run(_start(session, rounds, plan, chosen))
+        started, site = run(_start(session, rounds, plan, chosen))
         if detach:
-            return _say_run(session, started, "started")
+            return _say_run(session, started, "started", site)
+        session.note(f"Training to round {started.run.target_round}, asked for at site {site}.")
     return _watch_until_interrupted(session)
 
 
@@ -133,13 +135,14 @@ def _given(**fields: float | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:
+def _say_run(session: Session, reply: TrainReply, what: str, site: str) -> Exit:
     text = (
-        f"Training to round {reply.run.target_round} is under way; watch it: fedctl train --attach"
+        f"Training to round {reply.run.target_round} is under way, asked for at site {site}; "
+        "watch it: fedctl train --attach"
     )
     if what == "stopped":
-        text = f"The run ends with round {reply.run.target_round}."
-    session.result(as_plain(reply), lambda console: console.print(text))
+        text = f"The run ends with round {reply.run.target_round}; stopped at site {site}."
+    session.result({**as_plain(reply), "site": site}, lambda console: console.print(text))
     return Exit.OK
 
 
@@ -152,9 +155,12 @@ class Chosen:
     epsilon: float = 0.0
 
 
-async def _start(session: Session, rounds: int, plan: dict[str, Any], chosen: Chosen) -> TrainReply:
+async def _start(
+    session: Session, rounds: int, plan: dict[str, Any], chosen: Chosen
+) -> tuple[TrainReply, str]:
     async with connected(socket_path(session)) as daemon:
-        return await start(daemon, rounds, plan, chosen)
+        here = await asked_status(daemon)
+        return await start(daemon, rounds, plan, chosen), here.site
 
 
 async def start(
@@ -175,11 +181,15 @@ async def start(
     return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
 
 
-async def _stop(session: Session) -> TrainReply:
+async def _stop(session: Session) -> tuple[TrainReply, str]:
     from proto.control_pb2 import StopTrainingRequest
 
     async with connected(socket_path(session)) as daemon:
-        return await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S)
+        here = await asked_status(daemon)
+        return (
+            await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S),
+            here.site,
+        )
 
 
 def _watch_until_interrupted(session: Session) -> Exit:
