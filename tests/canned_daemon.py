@@ -32,6 +32,7 @@ class CannedDaemon(ControlServicer):
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.site = "north"
+        self.unusable = 0  # of the pairs that are ingested
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
         self.learning = how_it_learns()
@@ -146,6 +147,9 @@ class CannedDaemon(ControlServicer):
         yield so_far
         del so_far.errors[:]
         so_far.passages_embedded, so_far.done = documents, True
+        so_far.pairs_usable = pairs - self.unusable
+        if self.unusable:
+            so_far.unknown_document, so_far.known_document = "[lift]", "lift.txt"
         yield so_far
 
     def Ask(self, request: Any, context: Any) -> control.AskReply:

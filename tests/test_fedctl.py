@@ -502,6 +502,23 @@ def test_ingest_tells_what_the_daemon_refused(
     assert "refused: document b: its id is too long" in ran.err
 
 
+def test_ingest_tells_of_pairs_that_name_no_document_here(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    pair = json.dumps({"query": "Who mends the lift?", "positives": ["lift"]})
+    (tmp_path / "pairs_train.jsonl").write_text(f"{pair}\n" * 3)
+    assert "; 3 pairs." in fedctl("ingest", tmp_path).out
+    daemon.unusable = 2
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.OK
+    assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
+    assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
+    daemon.unusable = 3
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
+    assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
+
+
 def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
     lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
