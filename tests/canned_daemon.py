@@ -33,6 +33,7 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.site = "north"
         self.unusable = 0  # of the pairs that are ingested
+        self.training_pairs = 70
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
         self.learning = how_it_learns()
@@ -182,7 +183,7 @@ class CannedDaemon(ControlServicer):
             examples=[told] if request.examples else [],
             learn_from="supplied+made",
             supplied=12,
-            training_pairs=70,
+            training_pairs=self.training_pairs,
         )
 
     def DropPairs(self, request: Any, context: Any) -> control.MadePairsReply:

@@ -561,6 +561,53 @@ def test_a_run_that_ends_early(
     assert f"ended at round {reached} of 2. stopped by east" in ran.err
 
 
+def test_a_reason_that_comes_back_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    """Two coordinators in turn, each with a reason of its own, and at last another one."""
+    reasons = ["0 sites are ready; east: has 0 pairs", "0 sites are ready; east: did not answer"]
+    daemon.training = []
+    for attempt in range(13):
+        for phase, message in (("prepare", ""), ("failed", reasons[attempt % 2])):
+            said = progress(round=1, attempt=attempt, phase=phase, message=message)
+            daemon.training += [said, said]  # an epoch's report repeats what stands
+    last = progress(phase="idle", round=1, attempt=13, finished=True, message="stopped")
+    daemon.training.append(last)
+    lines = fedctl("train", "--attach").err.splitlines()
+    assert [lines.count(f"  {reason}") for reason in reasons] == [1, 1]
+    first = "  same reason, {} times: 0 sites are ready; east: has 0 pairs…"
+    assert [lines.count(first.format(n)) for n in (2, 3, 4, 7)] == [1, 0, 1, 1]
+    assert "  same reason, 2 times" in lines
+    assert "  same reason, 6 times: 0 sites are ready; east: did not answer…" in lines
+
+
+def test_a_site_without_pairs_is_told_and_may_ask(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    assert "no pairs" not in fedctl("train", "--rounds", 1).err  # it has pairs that it made
+    daemon.training_pairs = 0
+    ran = fedctl("train", "--rounds", 1)
+    assert ran.code == Exit.OK
+    assert "site north has no pairs to learn from and adds nothing" in ran.err
+    assert "`fedctl ingest` adds pairs" in ran.err
+
+
+def test_attempts_alike_are_one_row(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    for n in range(6):
+        daemon.rounds[1].attempts.add(
+            attempt=n,
+            coordinator=("east", "north", "west")[n % 3],
+            outcome="failed" if n < 5 else "committed",
+            phase="prepare" if n < 5 else "",
+            reason="0 sites are ready" if n != 3 else "the line was cut",
+            seconds=1.5,
+            bytes_sent=100,
+        )
+    out = fedctl("rounds", "show", 2).out
+    row = next(line for line in out.splitlines() if "0–2 (3 ×)" in line)
+    assert "east, north, west" in row
+    assert "4.5" in row
+    assert "300 B" in row
+    assert out.count("0 sites are ready") == 3  # 0 to 2, 4, and 5, which was committed
+    assert len(fedctl("rounds", "show", 2, "--json").object["attempts"]) == 6
+
+
 def test_daemon_that_hangs_up_while_watched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     daemon.training = daemon.training[:1]
     ran = fedctl("train", "--attach")

@@ -191,7 +191,7 @@ async def test_pairs_whose_documents_are_not_here_are_told(
     pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = await fedctl(site, "ingest", str(tmp_path))
     assert code == 0, err
-    assert "2 pairs, of which 1 can be used: 1 name documents that are not here" in out
+    assert "2 pairs, of which 1 can be used: 1 names documents that are not here" in out
     assert "(first: 'lift'; is it 'second/lift.txt'?)" in out
     assert (await site.status()).pairs_train == train + 1
 

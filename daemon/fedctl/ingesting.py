@@ -199,7 +199,7 @@ def _pairs(ingested: Ingested) -> str:
         first += f"; is it {visible(repr(ingested.known_document))}?"
     return (
         f"{ingested.pairs} pairs, of which {ingested.pairs_usable} can be used: "
-        f"{lost} name documents that are not here ({first})"
+        f"{lost} {'names' if lost == 1 else 'name'} documents that are not here ({first})"
     )
 
 
@@ -209,6 +209,7 @@ def _show(console: Console, ingested: Ingested) -> None:
         f"{ingested.documents_changed} changed, {ingested.documents_unchanged} unchanged; "
         f"{ingested.passages_embedded} passages embedded; {_pairs(ingested)}.",
         markup=False,
+        soft_wrap=True,
     )
     if ingested.problems:
         console.print(f"{len(ingested.problems)} refused; see below.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -229,19 +230,28 @@ def _attempts_table(attempts: list[dict[str, Any]]) -> Table:
         ">received",
         "reason",
     )
-    for item in attempts:
+    for _, group in groupby(attempts, key=_how_it_ended):
+        alike = list(group)
+        first, last = alike[0], alike[-1]
+        several = f"{first['attempt']}–{last['attempt']} ({len(alike)} ×)"
         table.add_row(
-            str(item["attempt"]),
-            item["coordinator"],
-            item["outcome"],
-            item["phase"],
-            ", ".join(item["contributors"]),
-            f"{item['seconds']:.1f}",
-            byte_count(item["bytes_sent"]),
-            byte_count(item["bytes_received"]),
-            plain_text(item["reason"]),
+            several if alike[1:] else str(first["attempt"]),
+            ", ".join(dict.fromkeys(item["coordinator"] for item in alike)),
+            first["outcome"],
+            first["phase"],
+            ", ".join(first["contributors"]),
+            f"{sum(item['seconds'] for item in alike):.1f}",
+            byte_count(sum(item["bytes_sent"] for item in alike)),
+            byte_count(sum(item["bytes_received"] for item in alike)),
+            plain_text(first["reason"]),
         )
     return table
+
+
+def _how_it_ended(attempt: dict[str, Any]) -> tuple[object, ...]:
+    """What attempts in a row have in common that are shown as one; coordinators take turns."""
+    told = ("outcome", "phase", "reason")
+    return (*(attempt[name] for name in told), *attempt["contributors"])
 
 
 async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> RoundsReply:

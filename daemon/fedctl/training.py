@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 ANSWER_WITHIN_S = 30.0
+REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 
 RecipeOption = Annotated[
@@ -160,7 +161,22 @@ async def _start(
 ) -> tuple[TrainReply, str]:
     async with connected(socket_path(session)) as daemon:
         here = await asked_status(daemon)
-        return await start(daemon, rounds, plan, chosen), here.site
+        started = await start(daemon, rounds, plan, chosen)
+        if not here.pairs_train and not await _makes_pairs(daemon):
+            # No refusal: a site without pairs may ask for a run of the others.
+            session.note(
+                f"fedctl: site {here.site} has no pairs to learn from and adds nothing to this "
+                "run. `fedctl ingest` adds pairs, `fedctl pairs build` makes some."
+            )
+        return started, here.site
+
+
+async def _makes_pairs(daemon: ControlAsyncStub) -> bool:
+    """Whether the site learns from pairs that were made here; status counts the others."""
+    from proto.control_pb2 import MadePairsRequest
+
+    reply = await daemon.MadePairs(MadePairsRequest(), timeout=ANSWER_WITHIN_S)
+    return reply.training_pairs > 0
 
 
 async def start(
@@ -267,7 +283,10 @@ class TrainingView:
         self._moving = console.is_terminal and not quiet
         self._live = Live(console=console, transient=True, refresh_per_second=8)
         self._said: tuple[int, int, str] | None = None
-        self._message = ""
+        # Of the round under way: the attempts that each reason was told for.
+        self._reasons: dict[str, set[tuple[int, int]]] = {}
+        self._untold: dict[str, int] = {}  # how often since it was last told
+        self._newest = ""
 
     def __enter__(self) -> TrainingView:
         if self._moving:
@@ -275,6 +294,7 @@ class TrainingView:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tell_repeated()
         if self._moving:
             self._live.stop()
 
@@ -284,17 +304,40 @@ class TrainingView:
             return
         if self._moving:
             self._live.update(_picture(progress))
-        if progress.message and progress.message != self._message:
-            self._say(f"  {progress.message}")
-        self._message = progress.message
+        if progress.message:
+            self._reason(progress.message, (progress.round, progress.attempt))
         here = (progress.round, progress.attempt, progress.phase)
         if here != self._said:
             self._said = here
             if progress.phase == "committed":
+                self._tell_repeated()
+                self._reasons.clear()
                 self._say(f"round {progress.round} committed{_loss(progress, ', mean loss ')}")
             elif not self._moving and progress.phase != "idle":
                 by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
                 self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
+
+    def _reason(self, reason: str, attempt: tuple[int, int]) -> None:
+        """Say a reason once, and how often it came back when that has doubled."""
+        attempts = self._reasons.setdefault(reason, set())
+        if attempt in attempts:
+            return
+        attempts.add(attempt)
+        times = len(attempts)
+        if times == 1:
+            self._say(f"  {reason}")
+            self._newest = reason
+            return
+        self._untold[reason] = times
+        if times.bit_count() == 1:
+            self._tell_repeated()
+
+    def _tell_repeated(self) -> None:
+        for reason, times in self._untold.items():
+            # Coordinators take turns, and so may their reasons: which one is it?
+            which = "" if reason == self._newest else f": {reason[:REASON_CHARACTERS]}…"
+            self._say(f"  same reason, {times} times{which}")
+        self._untold.clear()
 
     def _say(self, text: str) -> None:
         from rich.text import Text
