@@ -138,7 +138,7 @@ def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> Non
     assert "Sign the steps in between" in refused.err
     assert "--before-first-round" in refused.err
     assert file.read_bytes() == before
-    assert fedctl(*sign, "--previous", file, "--site", "w=h:4", "--site", "e=h:5").code == 0
+    assert fedctl(*sign, "--previous", file, "--site", "w=h:8", "--site", "e=h:5").code == 0
     assert fedctl(*two, "--before-first-round").code == 0
 
 
@@ -149,7 +149,7 @@ def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) ->
     again = [*sign, "--previous", file]
 
     def site(name: str) -> list[str]:
-        return ["--site", f"{name}=h:1"]
+        return ["--site", f"{name}={name}.example:1"]
 
     three = fedctl(*sign, *site("a"), *site("b"), *site("c"))
     assert "faulty_sites = 1: 3 of 3 decide; 0 may be down; 1 may lie and not split" in three.out
@@ -215,9 +215,49 @@ def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path)
     assert (again.code, "already" in again.err) == (Exit.FAILED, True)
     stranger = fedctl("site", "expel", "x", "--ca", ca, "--out", out, "--previous", file)
     assert (stranger.code, "no site x" in stranger.err) == (Exit.USAGE, True)
+    # Two manifests of version 2 would split the federation.
+    second = fedctl(*expel, file, "--remove")
+    assert (second.code, "holds another manifest, version 2" in second.err) == (Exit.FAILED, True)
+    assert fedctl(*expel, file).code == Exit.OK  # the same again
+    out.unlink()
     struck = fedctl(*expel, file, "--remove", "--json").object
     assert struck["expelled"] == "s"
     assert [s["id"] for s in struck["sites"]] == ["e", "n"]
+
+
+def test_one_version_is_signed_once(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, other, file = tmp_path / "ca", tmp_path / "other", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    fedctl("ca", "init", other, "--federation", "trade")
+    sign = ["manifest", "sign", "--out", file, "--ca"]
+    sites = [word for n in ("a=h:1", "b=h:2", "c=h:3") for word in ("--site", n)]
+    signed = fedctl(*sign, ca, *sites, "--json").object
+    assert len(bytes.fromhex(signed["digest"])) == 32
+    assert f"version 1, digest {signed['digest'][:12]}, signature" in fedctl(*sign, ca, *sites).out
+    before = file.read_bytes()
+    refused = fedctl(*sign, ca, *sites, "--site", "d=h:4")
+    assert refused.code == Exit.FAILED
+    assert f"holds another manifest, version 1 ({signed['digest'][:12]})" in refused.err
+    assert f"--previous {file}" in refused.err
+    assert file.read_bytes() == before
+    assert fedctl(*sign, ca, "--previous", file, "--site", "d=h:4").code == Exit.OK
+    assert fedctl(*sign, ca, *sites).code == Exit.FAILED  # version 1 again, over version 2
+    assert fedctl(*sign, other, *sites).code == Exit.OK  # not this authority's: nothing of ours
+
+
+def test_two_sites_of_one_address_are_not_signed(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file = tmp_path / "ca", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    sign = ["manifest", "sign", "--out", file, "--ca", ca, "--site", "a=h:1", "--site", "b=h:2"]
+    refused = fedctl(*sign, "--site", "c=H:1")
+    assert refused.code == Exit.USAGE
+    assert "a and c have one address, H:1" in refused.err
+    assert not file.exists()
+    assert fedctl(*sign, "--site", "c=h:3", "--site", "d=h:4").code == Exit.OK
+    on = ["manifest", "sign", "--out", file, "--ca", ca, "--previous", file]
+    assert fedctl(*on, "--disable", "a").code == Exit.OK
+    assert fedctl(*on, "--site", "e=h:1").code == Exit.OK  # of a site that takes no part
+    assert fedctl(*on, "--enable", "a").code == Exit.USAGE
 
 
 def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:

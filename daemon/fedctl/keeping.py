@@ -19,7 +19,7 @@ import typer
 
 from daemon.fedctl import setup
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session
+from daemon.fedctl.output import CommandError, Exit, Session, short
 
 _SETTINGS = Path("/etc/hanse/fedd.toml")
 _WHAT_IT_MEANS = (
@@ -68,13 +68,12 @@ def site_expel(
         remove=[site] if remove else [],
         expelling=True,
     )
-    setup.write_whole(out, content)
-    manifest = setup.verified(content, ca / "ca.crt")
+    manifest = setup.write_manifest(out, content, ca)
     plain = {"expelled": site, **setup.plain_manifest(manifest), "file": str(out)}
     facts: dict[str, Any] = {
         "expelled": site,
         "federation": manifest.federation_id,
-        "version": manifest.version,
+        "version": f"{manifest.version}, digest {short(manifest.digest.hex())}",
         "stay": ", ".join(manifest.enabled_ids),
         "rounds": setup.what_it_bears(plain),
         "file": str(out),
