@@ -34,6 +34,7 @@ class CannedDaemon(ControlServicer):
         self.site = "north"
         self.unusable = 0  # of the pairs that are ingested
         self.training_pairs = 70
+        self.run = federation.Run.FromString(RUN.SerializeToString())
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
         self.learning = how_it_learns()
@@ -105,7 +106,7 @@ class CannedDaemon(ControlServicer):
             peers_total=2,
             resident_bytes=300 << 20,
             phase="idle",
-            run=RUN,
+            run=self.run,
             audit_breaks=self.breaks,
             last_error="round 2.0: east [did not answer]\x1b[31m",
         )

@@ -395,6 +395,24 @@ def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert "No round is committed yet" in fedctl("rounds").out
 
 
+def test_a_noised_loss_is_marked(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    for one, noise in zip(daemon.rounds, (0.0, 2.0), strict=True):
+        one.report.mean_loss, one.report.noise_multiplier = 1.25, noise
+    plain, noised = (line for line in fedctl("rounds").out.splitlines() if "1.250" in line)
+    assert "noised" not in plain
+    assert "1.250 (noised)" in noised
+    assert "1.2500 (noised)" in fedctl("rounds", "show", 2).out
+    assert "noised" not in fedctl("train", "--attach").err
+    daemon.run.plan.privacy.noise_multiplier = 2.0
+    assert "round 1 committed, mean loss 1.2500 (noised)" in fedctl("train", "--attach").err
+
+
+def test_errors_of_peers_stand_whole_below_the_table(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("peers").out
+    assert "\nlast error of west: refused\n" in out
+    assert "last error of east" not in out
+
+
 def test_ask_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("ask", "Why do locks leak?", "--top-k", 3).out
     assert "Locks leak. [1]" in out

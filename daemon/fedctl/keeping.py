@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ import typer
 
 from daemon.fedctl import setup
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, short
+from daemon.fedctl.output import CommandError, Exit, Session, confirm, short
 
 _SETTINGS = Path("/etc/hanse/fedd.toml")
 _WHAT_IT_MEANS = (
@@ -185,13 +184,7 @@ def _check_state(state: Path) -> None:
 
 def _confirm(session: Session) -> None:
     """Raises CommandError unless a person at a terminal agrees."""
-    if session.json or not sys.stdin.isatty():
-        raise CommandError(
-            f"{_WHAT_IT_MEANS}: this is not done unasked", "Add --yes", exit_code=Exit.USAGE
-        )
-    session.note(f"{_WHAT_IT_MEANS}.")
-    if not typer.confirm("Forget the round under way?", err=True):
-        raise CommandError("nothing was forgotten")
+    confirm(session, _WHAT_IT_MEANS, "Forget the round under way?", "nothing was forgotten")
 
 
 def _forget_round(state: Path) -> int:

@@ -105,6 +105,11 @@ def peers(session: Session) -> None:
 
 def _show_peers(console: Console, reply: PeersReply) -> None:
     console.print(_peers_table(reply))
+    for peer in reply.peers:
+        if peer.last_error:  # too long for a column of this table
+            console.print(
+                plain_text(f"last error of {peer.site}: {peer.last_error}"), soft_wrap=True
+            )
     for accused in reply.accused:
         seen = datetime.fromtimestamp(accused.first_seen_unix_ms / 1000, UTC)
         text = f"EVIDENCE  {accused.site} has signed {accused.signed} (seen {seen:%Y-%m-%d %H:%M})"
@@ -134,7 +139,6 @@ def _peers_table(reply: PeersReply) -> Table:
         ">sent",
         ">received",
         ">rejected",
-        "last error",
     )
     for peer in reply.peers:
         never = peer.last_contact_s < 0
@@ -151,7 +155,6 @@ def _peers_table(reply: PeersReply) -> Table:
             byte_count(peer.bytes_sent),
             byte_count(peer.bytes_received),
             f"{peer.rejected_rounds} ×" if peer.rejected_rounds else "",
-            plain_text(peer.last_error),
         )
     return table
 
@@ -285,7 +288,7 @@ def rounds_table(found: list[dict[str, Any]]) -> Table:
             item["key_dealer"] or "–",
             _who(item),
             short(item["model_digest"]),
-            "" if loss is None else f"{loss:.3f}",
+            "" if loss is None else f"{loss:.3f}{_noised(item)}",
         )
     return table
 
@@ -324,12 +327,17 @@ def _round_facts(item: dict[str, Any]) -> Table:
         ("version", item["model_digest"]),
         ("parent", item["parent_digest"]),
         ("shared values", str(item["shared_values"])),
-        ("mean loss", "unknown" if loss is None else f"{loss:.4f}"),
+        ("mean loss", "unknown" if loss is None else f"{loss:.4f}{_noised(item)}"),
         ("noise", _noise(item)),
         *((f"  {phase}", duration(s)) for phase, s in item["seconds"].items()),
     ):
         grid.add_row(name, plain_text(value))
     return grid
+
+
+def _noised(item: dict[str, Any]) -> str:
+    """Behind a loss: with differential privacy it is as noisy as the sum that it came in."""
+    return " (noised)" if item["noise_multiplier"] else ""
 
 
 def _noise(item: dict[str, Any]) -> str:

@@ -225,7 +225,8 @@ async def _watch(session: Session) -> Exit:
     target = 0  # the last round that was wanted: a stopped run's own target is where it ended
     last: TrainingProgress | None = None
     async with connected(socket_path(session)) as daemon:
-        with TrainingView(session.notes, quiet=session.json) as view:
+        private = (await asked_status(daemon)).run.plan.HasField("privacy")
+        with TrainingView(session.notes, quiet=session.json, private=private) as view:
             async for progress in watched(daemon):
                 first = progress.head_round if first is None else first
                 target = max(target, progress.target_round)
@@ -275,9 +276,11 @@ class TrainingView:
     Where stderr is no terminal, each phase is one line instead.
     """
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False, private: bool = False) -> None:
+        """``private``: the losses of committed rounds are noised."""
         from rich.live import Live
 
+        self._noised = " (noised)" if private else ""
         self._console = console
         self._quiet = quiet
         self._moving = console.is_terminal and not quiet
@@ -312,7 +315,8 @@ class TrainingView:
             if progress.phase == "committed":
                 self._tell_repeated()
                 self._reasons.clear()
-                self._say(f"round {progress.round} committed{_loss(progress, ', mean loss ')}")
+                loss = _loss(progress, ", mean loss ")
+                self._say(f"round {progress.round} committed{loss}{self._noised if loss else ''}")
             elif not self._moving and progress.phase != "idle":
                 by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
                 self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
