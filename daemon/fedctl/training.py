@@ -161,8 +161,9 @@ async def _start(
 ) -> tuple[TrainReply, str]:
     async with connected(socket_path(session)) as daemon:
         here = await asked_status(daemon)
+        no_pairs = not here.pairs_train and not await _makes_pairs(daemon)
         started = await start(daemon, rounds, plan, chosen)
-        if not here.pairs_train and not await _makes_pairs(daemon):
+        if no_pairs:
             # No refusal: a site without pairs may ask for a run of the others.
             session.note(
                 f"fedctl: site {here.site} has no pairs to learn from and adds nothing to this "
