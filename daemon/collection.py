@@ -139,6 +139,25 @@ class Collection:
         """How much there is."""
         return await asyncio.to_thread(answering_jobs.counts, self.library_path)
 
+    async def unusable(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Those of the pairs none of whose documents is here: nothing is learned from them."""
+
+        def sought() -> list[Pair]:
+            with Library.open(self.library_path, read_only=True) as library:
+                known = library.known({name for pair in pairs for name in pair.positives})
+            return [pair for pair in pairs if known.isdisjoint(pair.positives)]
+
+        return await asyncio.to_thread(sought)
+
+    async def similar(self, wrong_id: str) -> str:
+        """The id of a document here that a wrong one may mean; empty: none."""
+
+        def sought() -> str:
+            with Library.open(self.library_path, read_only=True) as library:
+                return library.similar(wrong_id)
+
+        return await asyncio.to_thread(sought)
+
     async def situation(self) -> do.Situation:
         """What this site can contribute to training, and why not if it can't."""
         learned = self._spec.learn_from

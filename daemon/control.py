@@ -266,6 +266,8 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             await _refuse(context, "another ingest is under way", "Wait until it has ended")
         async with self._ingesting, self._audited(context, "ingest") as recorded:
             state = control.IngestProgress()
+            # Their documents may come later in this call. Usually these are few.
+            lost: list[Pair] = []
             async for request in requests:
                 documents, pairs, errors = _parsed(request)
                 counts = await self._answered(
@@ -275,12 +277,23 @@ class ControlService(LearningCalls):  # its method names are control.proto's
                 state.documents_changed += counts.changed
                 state.documents_unchanged += counts.unchanged
                 state.pairs += len(pairs)
+                lost += await self._answered(context, self._node.collection.unusable(pairs))
                 recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
                 recorded |= _counted(state)
                 yield _with_errors(state, errors)
+            await self._answered(context, self._count_usable(state, lost))
             async for step in self._indexed(state, context):
                 yield step
             await self._node.refresh_situation()
+
+    async def _count_usable(self, state: control.IngestProgress, lost: list[Pair]) -> None:
+        """How many pairs have a document here, and of the others what the first may mean."""
+        collection = self._node.collection
+        lost = await collection.unusable(lost)
+        state.pairs_usable = state.pairs - len(lost)
+        if lost:
+            state.unknown_document = lost[0].positives[0]
+            state.known_document = await collection.similar(state.unknown_document)
 
     async def _indexed(
         self, state: control.IngestProgress, context: Context

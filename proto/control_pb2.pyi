@@ -753,6 +753,9 @@ class IngestProgress(_message.Message):
     PASSAGES_EMBEDDED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    PAIRS_USABLE_FIELD_NUMBER: _builtins.int
+    UNKNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
+    KNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
     documents_new: _builtins.int
     """of this call so far"""
     documents_changed: _builtins.int
@@ -767,6 +770,12 @@ class IngestProgress(_message.Message):
     """of those"""
     done: _builtins.bool
     """indexed: a question finds them now"""
+    pairs_usable: _builtins.int
+    """of pairs, with a document that is here; known when done"""
+    unknown_document: _builtins.str
+    """the first that a pair without one names; empty: there is none"""
+    known_document: _builtins.str
+    """the id of one that is here and may be meant; empty: none"""
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one line each: what was refused and why"""
@@ -782,10 +791,13 @@ class IngestProgress(_message.Message):
         passages_embedded: _builtins.int = ...,
         done: _builtins.bool = ...,
         errors: _abc.Iterable[_builtins.str] | None = ...,
+        pairs_usable: _builtins.int = ...,
+        unknown_document: _builtins.str = ...,
+        known_document: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "pairs", b"pairs", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "known_document", b"known_document", "pairs", b"pairs", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

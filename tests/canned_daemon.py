@@ -31,6 +31,10 @@ class CannedDaemon(ControlServicer):
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.site = "north"
+        self.unusable = 0  # of the pairs that are ingested
+        self.training_pairs = 70
+        self.run = federation.Run.FromString(RUN.SerializeToString())
         self.refusal = ""  # when set, every call is refused with it
         self.ingest_errors: list[str] = []
         self.learning = how_it_learns()
@@ -90,7 +94,7 @@ class CannedDaemon(ControlServicer):
     def Status(self, request: Any, context: Any) -> control.StatusReply:
         self._hear(request, context)
         return control.StatusReply(
-            site="north",
+            site=self.site,
             federation_id="hanse-test",
             software_version="0.1.0",
             head_round=2,
@@ -102,7 +106,7 @@ class CannedDaemon(ControlServicer):
             peers_total=2,
             resident_bytes=300 << 20,
             phase="idle",
-            run=RUN,
+            run=self.run,
             audit_breaks=self.breaks,
             last_error="round 2.0: east [did not answer]\x1b[31m",
         )
@@ -145,6 +149,9 @@ class CannedDaemon(ControlServicer):
         yield so_far
         del so_far.errors[:]
         so_far.passages_embedded, so_far.done = documents, True
+        so_far.pairs_usable = pairs - self.unusable
+        if self.unusable:
+            so_far.unknown_document, so_far.known_document = "[lift]", "lift.txt"
         yield so_far
 
     def Ask(self, request: Any, context: Any) -> control.AskReply:
@@ -177,7 +184,7 @@ class CannedDaemon(ControlServicer):
             examples=[told] if request.examples else [],
             learn_from="supplied+made",
             supplied=12,
-            training_pairs=70,
+            training_pairs=self.training_pairs,
         )
 
     def DropPairs(self, request: Any, context: Any) -> control.MadePairsReply:

@@ -7,6 +7,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 # isort: split
 
 import asyncio
+import io
 import json
 import os
 import pwd
@@ -259,8 +260,15 @@ def test_a_forged_record_of_a_break_does_no_harm(folder: Path) -> None:
     assert [one.line for one in log.broken] == [10], "the deep one, and none of the forged"
 
 
-def test_acknowledging_names_what_was_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def terminal(typed: str) -> io.StringIO:
+    """A person at a terminal who types that."""
+    stdin = io.StringIO(typed)
+    stdin.isatty = lambda: True  # type: ignore[method-assign]
+    return stdin
+
+
+def test_acknowledging_shows_what_is_looked_at_and_asks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with canned_daemon(tmp_path / "s") as daemon:
         acknowledge = ["--socket", str(tmp_path / "s"), "audit", "acknowledge"]
@@ -271,12 +279,26 @@ def test_acknowledging_names_what_was_looked_at(
                 entry=9, file="audit-000001.jsonl", line=4, why="altered\x1b[31m", breaks=3
             )
         ]
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+        assert main(acknowledge) == 2, "no terminal"
+        told = capsys.readouterr().err
+        assert "line 4: altered\N{REPLACEMENT CHARACTER}[31m (and 2 more); entry 9" in told
+        assert "Add --yes" in told
+        monkeypatch.setattr("sys.stdin", terminal("n\n"))
+        assert main(acknowledge) == 1
+        assert "nothing was acknowledged" in capsys.readouterr().err
+        assert not [one for one in daemon.asked if hasattr(one, "entries")]
+        monkeypatch.setattr("sys.stdin", terminal("y\n"))
         assert main(acknowledge) == 0
-        assert capsys.readouterr().out == (
+        shown = capsys.readouterr()
+        assert "Have you looked at it" in shown.err
+        assert shown.out.lstrip() == (  # a blank of the prompt, where stdin is no real terminal
             "Acknowledged: audit-000001.jsonl, line 4: altered\N{REPLACEMENT CHARACTER}[31m "
             "(and 2 more); entry 9.\n"
         )
-        assert main([*acknowledge, "9", "12", "--json"]) == 0
+        assert main([*acknowledge, "9", "12", "--json"]) == 2
+        assert "; entry 12." in capsys.readouterr().err
+        assert main([*acknowledge, "9", "12", "--yes", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["breaks"][0]["entry"] == 9
         asked = [list(one.entries) for one in daemon.asked if hasattr(one, "entries")]
         assert asked == [[9], [9, 12]]
@@ -345,9 +367,9 @@ async def is_loud_and_then_quiet(site: LiveSite, breaks: int, why: str) -> None:
     assert (await site.status()).audit_entries > status.audit_entries, "it is gone on with"
     code, _, err = await fedctl("audit", "verify", "--state-dir", log)
     assert (code, why in err) == (1, True)
-    code, _, err = await fedctl(*there, "audit", "acknowledge", "1")
+    code, _, err = await fedctl(*there, "audit", "acknowledge", "1", "--yes")
     assert (code, "waits to be acknowledged at entry 1" in err) == (1, True)
-    code, out, err = await fedctl(*there, "audit", "acknowledge", "--json")
+    code, out, err = await fedctl(*there, "audit", "acknowledge", "--yes", "--json")
     assert code == 0, err
     assert [one["entry"] for one in json.loads(out)["breaks"]] == [told.entry]
     status = await site.status()

@@ -24,6 +24,7 @@ from config import settings
 from daemon.fedctl import app, ingesting
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
+from proto import control_pb2 as control
 from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
 from tests.command_line import Fedctl, Ran
 
@@ -137,7 +138,7 @@ def test_one_site_comes_or_goes_at_a_time(fedctl: Fedctl, tmp_path: Path) -> Non
     assert "Sign the steps in between" in refused.err
     assert "--before-first-round" in refused.err
     assert file.read_bytes() == before
-    assert fedctl(*sign, "--previous", file, "--site", "w=h:4", "--site", "e=h:5").code == 0
+    assert fedctl(*sign, "--previous", file, "--site", "w=h:8", "--site", "e=h:5").code == 0
     assert fedctl(*two, "--before-first-round").code == 0
 
 
@@ -148,7 +149,7 @@ def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) ->
     again = [*sign, "--previous", file]
 
     def site(name: str) -> list[str]:
-        return ["--site", f"{name}=h:1"]
+        return ["--site", f"{name}={name}.example:1"]
 
     three = fedctl(*sign, *site("a"), *site("b"), *site("c"))
     assert "faulty_sites = 1: 3 of 3 decide; 0 may be down; 1 may lie and not split" in three.out
@@ -214,9 +215,49 @@ def test_a_site_is_expelled_by_the_next_manifest(fedctl: Fedctl, tmp_path: Path)
     assert (again.code, "already" in again.err) == (Exit.FAILED, True)
     stranger = fedctl("site", "expel", "x", "--ca", ca, "--out", out, "--previous", file)
     assert (stranger.code, "no site x" in stranger.err) == (Exit.USAGE, True)
+    # Two manifests of version 2 would split the federation.
+    second = fedctl(*expel, file, "--remove")
+    assert (second.code, "holds another manifest, version 2" in second.err) == (Exit.FAILED, True)
+    assert fedctl(*expel, file).code == Exit.OK  # the same again
+    out.unlink()
     struck = fedctl(*expel, file, "--remove", "--json").object
     assert struck["expelled"] == "s"
     assert [s["id"] for s in struck["sites"]] == ["e", "n"]
+
+
+def test_one_version_is_signed_once(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, other, file = tmp_path / "ca", tmp_path / "other", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    fedctl("ca", "init", other, "--federation", "trade")
+    sign = ["manifest", "sign", "--out", file, "--ca"]
+    sites = [word for n in ("a=h:1", "b=h:2", "c=h:3") for word in ("--site", n)]
+    signed = fedctl(*sign, ca, *sites, "--json").object
+    assert len(bytes.fromhex(signed["digest"])) == 32
+    assert f"version 1, digest {signed['digest'][:12]}, signature" in fedctl(*sign, ca, *sites).out
+    before = file.read_bytes()
+    refused = fedctl(*sign, ca, *sites, "--site", "d=h:4")
+    assert refused.code == Exit.FAILED
+    assert f"holds another manifest, version 1 ({signed['digest'][:12]})" in refused.err
+    assert f"--previous {file}" in refused.err
+    assert file.read_bytes() == before
+    assert fedctl(*sign, ca, "--previous", file, "--site", "d=h:4").code == Exit.OK
+    assert fedctl(*sign, ca, *sites).code == Exit.FAILED  # version 1 again, over version 2
+    assert fedctl(*sign, other, *sites).code == Exit.OK  # not this authority's: nothing of ours
+
+
+def test_two_sites_of_one_address_are_not_signed(fedctl: Fedctl, tmp_path: Path) -> None:
+    ca, file = tmp_path / "ca", tmp_path / "manifest.json"
+    fedctl("ca", "init", ca, "--federation", "trade")
+    sign = ["manifest", "sign", "--out", file, "--ca", ca, "--site", "a=h:1", "--site", "b=h:2"]
+    refused = fedctl(*sign, "--site", "c=H:1")
+    assert refused.code == Exit.USAGE
+    assert "a and c have one address, H:1" in refused.err
+    assert not file.exists()
+    assert fedctl(*sign, "--site", "c=h:3", "--site", "d=h:4").code == Exit.OK
+    on = ["manifest", "sign", "--out", file, "--ca", ca, "--previous", file]
+    assert fedctl(*on, "--disable", "a").code == Exit.OK
+    assert fedctl(*on, "--site", "e=h:1").code == Exit.OK  # of a site that takes no part
+    assert fedctl(*on, "--enable", "a").code == Exit.USAGE
 
 
 def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
@@ -354,6 +395,24 @@ def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert "No round is committed yet" in fedctl("rounds").out
 
 
+def test_a_noised_loss_is_marked(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    for one, noise in zip(daemon.rounds, (0.0, 2.0), strict=True):
+        one.report.mean_loss, one.report.noise_multiplier = 1.25, noise
+    plain, noised = (line for line in fedctl("rounds").out.splitlines() if "1.250" in line)
+    assert "noised" not in plain
+    assert "1.250 (noised)" in noised
+    assert "1.2500 (noised)" in fedctl("rounds", "show", 2).out
+    assert "noised" not in fedctl("train", "--attach").err
+    daemon.run.plan.privacy.noise_multiplier = 2.0
+    assert "round 1 committed, mean loss 1.2500 (noised)" in fedctl("train", "--attach").err
+
+
+def test_errors_of_peers_stand_whole_below_the_table(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("peers").out
+    assert "\nlast error of west: refused\n" in out
+    assert "last error of east" not in out
+
+
 def test_ask_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("ask", "Why do locks leak?", "--top-k", 3).out
     assert "Locks leak. [1]" in out
@@ -398,6 +457,31 @@ def test_socket_from_the_settings(fedctl: Fedctl, path: Path, tmp_path: Path) ->
     assert "control.socket" in refused.err
     assert "[oops]" in refused.err
     assert refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("option", ["--socket", "--config"])
+def test_an_option_beats_the_environment(
+    fedctl: Fedctl, daemon: CannedDaemon, path: Path, tmp_path: Path, option: str, *, behind: bool
+) -> None:
+    """The environment names the site north (`daemon`), the option the site south."""
+    socket_south, file = path.with_name("south.sock"), tmp_path / "fedd.toml"
+    file.write_text(f'[control]\nsocket = "{socket_south}"\n')
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    named = [option, socket_south if option == "--socket" else file]
+
+    def at_south(*words: object) -> Ran:
+        return fedctl(*words, *named) if behind else fedctl(*named, *words)
+
+    with canned_daemon(socket_south) as south:
+        south.site = "south"
+        assert at_south("status", "--json").object["site"] == "south"
+        assert at_south("rounds", "show", 1).code == 0  # a group's own options stand between
+        assert "At site south: 1 documents new" in at_south("ingest", tmp_path / "a.txt").out
+        assert "at site south" in at_south("train", "--rounds", 1, "--detach").out
+        assert "at site south" in at_south("train", "--rounds", 1).err
+        assert daemon.asked == []
+        assert fedctl("status", "--json").object["site"] == "north"
 
 
 @pytest.mark.parametrize(
@@ -476,11 +560,28 @@ def test_ingest_tells_what_the_daemon_refused(
     assert "refused: document b: its id is too long" in ran.err
 
 
+def test_ingest_tells_of_pairs_that_name_no_document_here(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    pair = json.dumps({"query": "Who mends the lift?", "positives": ["lift"]})
+    (tmp_path / "pairs_train.jsonl").write_text(f"{pair}\n" * 3)
+    assert "; 3 pairs." in fedctl("ingest", tmp_path).out
+    daemon.unusable = 2
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.OK
+    assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
+    assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
+    daemon.unusable = 3
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
+    assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
+
+
 def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
     lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
     assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
-    sizes = [request.ByteSize() for request in daemon.asked]
+    sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
     assert len(sizes) == 3
     assert max(sizes) < ingesting.BATCH_BYTES + (1 << 20)
 
@@ -491,7 +592,8 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
 def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     ran = fedctl("train", "--rounds", 2, "--local-epochs", 3)
     assert ran.code == Exit.OK
-    assert (daemon.asked[0].rounds, daemon.asked[0].plan.local_epochs) == (2, 3)
+    (asked,) = [one for one in daemon.asked if isinstance(one, control.TrainRequest)]
+    assert (asked.rounds, asked.plan.local_epochs) == (2, 3)
     assert "round 1.0 train, coordinator north" in ran.err
     assert "round 1 committed, mean loss 1.2500" in ran.err
     assert "Round 2 is committed" in ran.out
@@ -515,6 +617,53 @@ def test_a_run_that_ends_early(
     ran = fedctl("train", "--attach")
     assert ran.code == code
     assert f"ended at round {reached} of 2. stopped by east" in ran.err
+
+
+def test_a_reason_that_comes_back_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    """Two coordinators in turn, each with a reason of its own, and at last another one."""
+    reasons = ["0 sites are ready; east: has 0 pairs", "0 sites are ready; east: did not answer"]
+    daemon.training = []
+    for attempt in range(13):
+        for phase, message in (("prepare", ""), ("failed", reasons[attempt % 2])):
+            said = progress(round=1, attempt=attempt, phase=phase, message=message)
+            daemon.training += [said, said]  # an epoch's report repeats what stands
+    last = progress(phase="idle", round=1, attempt=13, finished=True, message="stopped")
+    daemon.training.append(last)
+    lines = fedctl("train", "--attach").err.splitlines()
+    assert [lines.count(f"  {reason}") for reason in reasons] == [1, 1]
+    first = "  same reason, {} times: 0 sites are ready; east: has 0 pairs…"
+    assert [lines.count(first.format(n)) for n in (2, 3, 4, 7)] == [1, 0, 1, 1]
+    assert "  same reason, 2 times" in lines
+    assert "  same reason, 6 times: 0 sites are ready; east: did not answer…" in lines
+
+
+def test_a_site_without_pairs_is_told_and_may_ask(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    assert "no pairs" not in fedctl("train", "--rounds", 1).err  # it has pairs that it made
+    daemon.training_pairs = 0
+    ran = fedctl("train", "--rounds", 1)
+    assert ran.code == Exit.OK
+    assert "site north has no pairs to learn from and adds nothing" in ran.err
+    assert "`fedctl ingest` adds pairs" in ran.err
+
+
+def test_attempts_alike_are_one_row(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    for n in range(6):
+        daemon.rounds[1].attempts.add(
+            attempt=n,
+            coordinator=("east", "north", "west")[n % 3],
+            outcome="failed" if n < 5 else "committed",
+            phase="prepare" if n < 5 else "",
+            reason="0 sites are ready" if n != 3 else "the line was cut",
+            seconds=1.5,
+            bytes_sent=100,
+        )
+    out = fedctl("rounds", "show", 2).out
+    row = next(line for line in out.splitlines() if "0–2 (3 ×)" in line)
+    assert "east, north, west" in row
+    assert "4.5" in row
+    assert "300 B" in row
+    assert out.count("0 sites are ready") == 3  # 0 to 2, 4, and 5, which was committed
+    assert len(fedctl("rounds", "show", 2, "--json").object["attempts"]) == 6
 
 
 def test_daemon_that_hangs_up_while_watched(fedctl: Fedctl, daemon: CannedDaemon) -> None:

@@ -256,6 +256,17 @@ def test_pairs_count_once_and_only_with_a_document_that_is_here(library: Library
     assert len(library.pairs("test")) == 2
 
 
+def test_a_wrong_id_is_seen_and_what_it_may_mean(library: Library) -> None:
+    files = [Document(name, "", "Text.") for name in ("a/lift.txt", "door.md", "100%/x_y.txt")]
+    library.put_documents(files, splitter=splitter())
+    assert library.known(["rope", "lift", "door.md", "rope"]) == {"rope", "door.md"}
+    assert library.known([]) == set()
+    assert library.similar("lift") == library.similar("lift.txt") == "a/lift.txt"
+    assert library.similar("manuals/door") == library.similar("door") == "door.md"
+    assert library.similar("xyy") == library.similar("%") == library.similar("") == ""
+    assert library.similar("x_y") == "100%/x_y.txt"
+
+
 def test_a_pair_is_never_both_learned_from_and_tested_on(library: Library) -> None:
     library.put_pairs([Pair("Which oil?", ("lamp",), "train")])
     assert library.put_pairs([Pair("Which oil?", ("lamp",), "test")]) == 0

@@ -171,6 +171,31 @@ async def test_bad_input_costs_only_itself(live: LiveFederation, tmp_path: Path)
     assert any("boathouse" in c["text"] for c in json.loads(out)["citations"])
 
 
+async def test_pairs_whose_documents_are_not_here_are_told(
+    live: LiveFederation, tmp_path: Path
+) -> None:
+    site, train = live.sites["fir"], (await live.sites["fir"].status()).pairs_train
+    pairs = tmp_path / "first" / "pairs_train.jsonl"  # read before the document that it names
+    pairs.parent.mkdir()
+    lines = [
+        {"query": f"who mends the {name}?", "positives": [name]}
+        for name in ("lift", "second/lift.txt")
+    ]
+    pairs.write_text(json.dumps(lines[0]))
+    code, out, err = await fedctl(site, "ingest", str(pairs), "--json")
+    told = json.loads(out)
+    assert (code, told["pairs"], told["pairs_usable"]) == (3, 1, 0), err
+    assert (told["unknown_document"], told["known_document"]) == ("lift", "")
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "lift.txt").write_text("The smith of the upper basin mends the lift.")
+    pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, out, err = await fedctl(site, "ingest", str(tmp_path))
+    assert code == 0, err
+    assert "2 pairs, of which 1 can be used: 1 names documents that are not here" in out
+    assert "(first: 'lift'; is it 'second/lift.txt'?)" in out
+    assert (await site.status()).pairs_train == train + 1
+
+
 async def test_fedctl_errors_are_one_line_with_cause_and_remedy(live: LiveFederation) -> None:
     site = live.sites["elm"]
     code, _, err = await fedctl(site, "ask", "   ")
@@ -255,7 +280,9 @@ async def test_versions_are_judged_beside_the_encoder_before_training(
     async def pairs() -> AsyncIterator[control.IngestRequest]:
         yield control.IngestRequest(pairs=[asked])
 
-    assert [step async for step in site.stub.Ingest(pairs(), timeout=60)][-1].done
+    last = [step async for step in site.stub.Ingest(pairs(), timeout=60)][-1]
+    assert (last.done, last.pairs, last.pairs_usable) == (True, 1, 1)
+    assert last.unknown_document == ""
     head = (await site.status()).head_round
     async with asyncio.timeout(60):
         while not (points := await curve_of(site, "mrr@10")):

@@ -16,8 +16,8 @@ import typer
 
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, short, write_json
-from daemon.fedctl.show import ANSWER_WITHIN_S, columns, plain_text
+from daemon.fedctl.output import CommandError, Exit, Session, confirm, short, visible, write_json
+from daemon.fedctl.show import ANSWER_WITHIN_S, asked_status, columns, plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,9 +138,10 @@ def _complain_of_breaks(chain: Chain) -> None:
     if unrecorded := chain.unrecorded:
         first = unrecorded[0]
         others = f" (and {len(unrecorded) - 1} more)" if unrecorded[1:] else ""
+        whole = "readable, with breaks that are recorded" if chain.records else "whole"
         raise CommandError(
             f"the audit log breaks at {first}{others}",
-            f"It is whole up to entry {first.after}. {keep}. fedd records it when it is started "
+            f"Up to entry {first.after} it is {whole}. {keep}. fedd records it when it is started "
             "next, and goes on",
         )
     if unacknowledged := chain.unacknowledged:
@@ -156,7 +157,9 @@ def _complain_of_breaks(chain: Chain) -> None:
 def _in_words(chain: Chain, noted: bytes | None) -> str:
     if not chain.first:
         return "The log has no entries."
-    parts = [f"Entries {chain.first} to {chain.seq} verified; head {chain.head.hex()}."]
+    # Of a log with a break nobody knows what stood there: it is readable, no more.
+    how = "readable, but not as they were written" if chain.records else "verified"
+    parts = [f"Entries {chain.first} to {chain.seq} {how}; head {chain.head.hex()}."]
     if chain.first > 1:
         parts.append(f"Entries 1 to {chain.first - 1} are in older segments, not seen here.")
     if chain.torn:
@@ -189,37 +192,59 @@ def acknowledge(
             show_default="all that wait",
         ),
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Say that you have looked at a broken log: recorded with your name, and warned of no more.
 
-    It stays broken, and `fedctl audit verify` shows that, and who acknowledged it.
+    Shows the breaks and asks. The log stays broken, and `fedctl audit verify` shows that, and
+    who acknowledged it.
     """
     from daemon.fedctl.output import as_plain
 
-    breaks = run(_acknowledge(session, entries or []))
+    waiting = run(_waiting(session, entries or []))
+    if not yes:
+        told = "; ".join(waiting.values())
+        confirm(
+            session,
+            f"The audit log is not what was written: {told}. Acknowledged, it is warned of no "
+            "more, with your name beside it",
+            f"Have you looked at {'it' if len(waiting) == 1 else 'each'}, and acknowledge it?",
+            "nothing was acknowledged",
+        )
+    # Those that were shown, and none that was found meanwhile.
+    breaks = run(_acknowledge(session, list(waiting)))
     session.result(
         {"breaks": [as_plain(one) for one in breaks]}, lambda console: _show_breaks(console, breaks)
     )
 
 
+async def _waiting(session: Session, entries: list[int]) -> dict[int, str]:
+    """By entry, the breaks that were named, or all that wait, in words."""
+    async with connected(socket_path(session)) as daemon:
+        reply = await asked_status(daemon)
+    found = {one.entry: f"{_break_in_words(one)}; entry {one.entry}" for one in reply.audit_breaks}
+    if not entries and not found:
+        raise CommandError("no break of the audit log waits to be acknowledged")
+    # Status tells the oldest 20 only; whether another one waits, the daemon knows.
+    return {entry: found.get(entry, f"entry {entry}") for entry in entries or found}
+
+
 async def _acknowledge(session: Session, entries: list[int]) -> list[AuditBreak]:
-    from proto.control_pb2 import AcknowledgeBreaksRequest, StatusRequest
+    from proto.control_pb2 import AcknowledgeBreaksRequest
 
     async with connected(socket_path(session)) as daemon:
-        if not entries:
-            reply = await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
-            entries = [one.entry for one in reply.audit_breaks]
-        if not entries:
-            raise CommandError("no break of the audit log waits to be acknowledged")
         request = AcknowledgeBreaksRequest(entries=entries)
         return list((await daemon.AcknowledgeBreaks(request, timeout=ANSWER_WITHIN_S)).breaks)
 
 
 def _show_breaks(console: Console, breaks: list[AuditBreak]) -> None:
     for one in breaks:
-        others = f" (and {one.breaks - 1} more)" if one.breaks > 1 else ""
-        text = f"Acknowledged: {one.file}, line {one.line}: {one.why}{others}; entry {one.entry}."
-        console.print(plain_text(text))
+        console.print(plain_text(f"Acknowledged: {_break_in_words(one)}; entry {one.entry}."))
+
+
+def _break_in_words(one: AuditBreak) -> str:
+    others = f" (and {one.breaks - 1} more)" if one.breaks > 1 else ""
+    return visible(f"{one.file}, line {one.line}: {one.why}{others}")
 
 
 @audit_app.command("show")

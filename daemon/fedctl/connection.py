@@ -26,7 +26,11 @@ MAX_SOCKET_PATH_BYTES = 107
 
 
 def socket_path(session: Session) -> Path:
-    """Where the daemon listens: --socket (or HANSE_SOCKET), else --config, else the default."""
+    """Where the daemon listens: --socket, else --config, else HANSE_SOCKET, else the default.
+
+    The environment is read here and not by each option: an option before the command's
+    name must not lose to it behind the name.
+    """
     if session.socket is not None:
         return session.socket
     if session.config is not None:
@@ -39,7 +43,8 @@ def socket_path(session: Session) -> Path:
             raise CommandError(
                 f"settings refused: {error.path}: {problems}", exit_code=Exit.USAGE
             ) from error
-    return DEFAULT_SOCKET
+    named = os.environ.get("HANSE_SOCKET", "")
+    return Path(named) if named else DEFAULT_SOCKET
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ import typer
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command
 from daemon.fedctl.output import Exit, Session, visible
+from daemon.fedctl.show import asked_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,12 +30,16 @@ BATCH_BYTES = 4 << 20
 class Ingested:
     """What became of one ingest: counts, and one line for each refusal."""
 
+    site: str = ""
     documents_read: int = 0
     pairs_read: int = 0
     documents_new: int = 0
     documents_changed: int = 0
     documents_unchanged: int = 0
     pairs: int = 0
+    pairs_usable: int = 0
+    unknown_document: str = ""
+    known_document: str = ""
     passages_total: int = 0
     passages_embedded: int = 0
     done: bool = False
@@ -42,9 +47,9 @@ class Ingested:
 
     @property
     def exit_code(self) -> Exit:
-        """OK; PARTLY when something was refused; FAILED when everything was."""
+        """OK; PARTLY when something was refused or no pair can be used; FAILED when all was."""
         if not self.problems:
-            return Exit.OK
+            return Exit.PARTLY if self.pairs and not self.pairs_usable else Exit.OK
         taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
         return Exit.PARTLY if taken else Exit.FAILED
 
@@ -54,6 +59,9 @@ class Ingested:
         self.documents_changed = progress.documents_changed
         self.documents_unchanged = progress.documents_unchanged
         self.pairs = progress.pairs
+        self.pairs_usable = progress.pairs_usable
+        self.unknown_document = progress.unknown_document
+        self.known_document = progress.known_document
         self.passages_total = progress.passages_total
         self.passages_embedded = progress.passages_embedded
         self.done = progress.done
@@ -79,6 +87,7 @@ def ingest(
 
     Ingesting again is free; a document that changed replaces its old passages.
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
+    A pair is of use once a document that it names is here; if none is, the exit code is 3, too.
     """
     ingested = run(_ingest_with_bars(session, paths))
     plain = {name: value for name, value in vars(ingested).items() if name != "done"}
@@ -108,8 +117,11 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
         )
 
     async with connected(socket_path(session)) as daemon:
+        site = (await asked_status(daemon)).site
         with bars:
-            return await send(daemon, paths, watch)
+            ingested = await send(daemon, paths, watch)
+    ingested.site = site
+    return ingested
 
 
 async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> Ingested:
@@ -177,11 +189,27 @@ def _problem_line(problem: dict[str, Any]) -> str:
     return visible(f"{place}: {problem['cause']}" if place else problem["cause"])
 
 
+def _pairs(ingested: Ingested) -> str:
+    """How many pairs there were, and which of them are of no use and why."""
+    lost = ingested.pairs - ingested.pairs_usable
+    if not lost:
+        return f"{ingested.pairs} pairs"
+    first = f"first: {visible(repr(ingested.unknown_document))}"
+    if ingested.known_document:
+        first += f"; is it {visible(repr(ingested.known_document))}?"
+    return (
+        f"{ingested.pairs} pairs, of which {ingested.pairs_usable} can be used: "
+        f"{lost} {'names' if lost == 1 else 'name'} documents that are not here ({first})"
+    )
+
+
 def _show(console: Console, ingested: Ingested) -> None:
     console.print(
-        f"{ingested.documents_new} documents new, {ingested.documents_changed} changed, "
-        f"{ingested.documents_unchanged} unchanged; {ingested.passages_embedded} passages "
-        f"embedded; {ingested.pairs} pairs."
+        f"At site {ingested.site}: {ingested.documents_new} documents new, "
+        f"{ingested.documents_changed} changed, {ingested.documents_unchanged} unchanged; "
+        f"{ingested.passages_embedded} passages embedded; {_pairs(ingested)}.",
+        markup=False,
+        soft_wrap=True,
     )
     if ingested.problems:
         console.print(f"{len(ingested.problems)} refused; see below.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ import typer
 
 from daemon.fedctl import setup
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session
+from daemon.fedctl.output import CommandError, Exit, Session, confirm, short
 
 _SETTINGS = Path("/etc/hanse/fedd.toml")
 _WHAT_IT_MEANS = (
@@ -68,13 +67,12 @@ def site_expel(
         remove=[site] if remove else [],
         expelling=True,
     )
-    setup.write_whole(out, content)
-    manifest = setup.verified(content, ca / "ca.crt")
+    manifest = setup.write_manifest(out, content, ca)
     plain = {"expelled": site, **setup.plain_manifest(manifest), "file": str(out)}
     facts: dict[str, Any] = {
         "expelled": site,
         "federation": manifest.federation_id,
-        "version": manifest.version,
+        "version": f"{manifest.version}, digest {short(manifest.digest.hex())}",
         "stay": ", ".join(manifest.enabled_ids),
         "rounds": setup.what_it_bears(plain),
         "file": str(out),
@@ -186,13 +184,7 @@ def _check_state(state: Path) -> None:
 
 def _confirm(session: Session) -> None:
     """Raises CommandError unless a person at a terminal agrees."""
-    if session.json or not sys.stdin.isatty():
-        raise CommandError(
-            f"{_WHAT_IT_MEANS}: this is not done unasked", "Add --yes", exit_code=Exit.USAGE
-        )
-    session.note(f"{_WHAT_IT_MEANS}.")
-    if not typer.confirm("Forget the round under way?", err=True):
-        raise CommandError("nothing was forgotten")
+    confirm(session, _WHAT_IT_MEANS, "Forget the round under way?", "nothing was forgotten")
 
 
 def _forget_round(state: Path) -> int:

@@ -22,8 +22,7 @@ _Socket = Annotated[
     Path | None,
     typer.Option(
         "--socket",
-        envvar="HANSE_SOCKET",
-        help="The daemon's control socket.",
+        help="The daemon's control socket; beats the environment's HANSE_SOCKET, as does --config.",
         show_default="/run/hanse/fedd.sock",
     ),
 ]

@@ -102,6 +102,22 @@ def write_json(plain: Mapping[str, Any]) -> None:
     print(json.dumps(plain, allow_nan=False), flush=True)
 
 
+def confirm(session: Session, meaning: str, question: str, otherwise: str) -> None:
+    """Raises CommandError unless a person at a terminal agrees; a script has --yes instead.
+
+    ``meaning`` says what would be done, ``otherwise`` what it is if they do not agree.
+    """
+    if session.json or not sys.stdin.isatty():
+        raise CommandError(
+            f"{meaning}: this is not done unasked", "Add --yes", exit_code=Exit.USAGE
+        )
+    session.note(f"{meaning}.")
+    import typer
+
+    if not typer.confirm(question, err=True):
+        raise CommandError(otherwise)
+
+
 def complain(error: CommandError, *, as_json: bool) -> Exit:
     """Tell an error in one line: ``fedctl: cause. remedy.``; returns its exit code."""
     cause, remedy = _one_line(error.cause), _one_line(error.remedy)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session
+from daemon.fedctl.output import CommandError, Exit, Session, short
 from daemon.fedctl.show import columns, facts, plain_text
 
 if TYPE_CHECKING:
@@ -138,7 +138,58 @@ def new_manifest(
             _check_one_step(before, new)
         if new.objection and not expelling:
             raise CommandError(new.objection, exit_code=Exit.USAGE)
+        if not expelling:
+            _check_addresses(new)
         return signed(new, authority)
+
+
+def _check_addresses(new: FederationManifest) -> None:
+    """Raises CommandError where two sites that take part are to be reached at one address."""
+    known: dict[str, str] = {}
+    for site in new.sites:
+        if not site.enabled:
+            continue  # its host may have become another site's
+        other = known.setdefault(site.address.lower(), site.id)
+        if other != site.id:
+            raise CommandError(
+                f"{other} and {site.id} have one address, {site.address}: whoever answers there "
+                "is one of them, and the other is never reached",
+                f"Give each its own: --site {site.id}=HOST:PORT",
+                exit_code=Exit.USAGE,
+            )
+
+
+def write_manifest(out: Path, content: bytes, ca: Path) -> FederationManifest:
+    """Put a signed manifest into a file; refuses to put it in the place of one as new.
+
+    Two manifests of one version split a federation: sites that have the one refuse the other.
+    """
+    manifest = verified(content, ca / "ca.crt")
+    there = _signed_before(out, ca)
+    if there and there.version >= manifest.version and there.digest != manifest.digest:
+        raise CommandError(
+            f"{out} holds another manifest, version {there.version} ({short(there.digest.hex())}), "
+            f"and this would be version {manifest.version}: a site that has one of two different "
+            "manifests of one version refuses the other",
+            f"Start from it: --previous {out}. If no site has got it, delete it first",
+        )
+    write_whole(out, content)
+    return manifest
+
+
+def _signed_before(out: Path, ca: Path) -> FederationManifest | None:
+    """The manifest of this authority that is in the file already; None: nothing, or no such."""
+    from crypto.identity import Trust
+    from peers.manifest import ManifestError, parse_signed
+
+    if not out.is_file():
+        return None
+    with refusing():
+        trust = Trust.from_pem(read_file(ca / "ca.crt"))
+    try:
+        return parse_signed(read_file(out), trust)
+    except ManifestError:
+        return None  # another federation's, or no manifest: it may be replaced
 
 
 def _check_one_step(before: FederationManifest, new: FederationManifest) -> None:
@@ -402,9 +453,7 @@ def manifest_sign(
         faulty_sites=faulty_sites,
         first_round_to_come=first_round_to_come,
     )
-    write_whole(out, content)
-    manifest = verified(content, ca / "ca.crt")
-    plain = {**plain_manifest(manifest), "file": str(out)}
+    plain = {**plain_manifest(write_manifest(out, content, ca)), "file": str(out)}
     session.result(plain, lambda console: _show_manifest(console, plain))
 
 
@@ -465,6 +514,7 @@ def plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
     return {
         "federation": manifest.federation_id,
         "version": manifest.version,
+        "digest": manifest.digest.hex(),
         "sites": [
             {"id": site.id, "address": site.address, "enabled": site.enabled}
             for site in manifest.sites
@@ -476,7 +526,10 @@ def plain_manifest(manifest: FederationManifest) -> dict[str, Any]:
 
 
 def _show_manifest(console: Console, plain: Mapping[str, Any]) -> None:
-    summary = f"{plain['federation']}, version {plain['version']}, signature good: {plain['file']}"
+    summary = (
+        f"{plain['federation']}, version {plain['version']}, digest {short(plain['digest'])}, "
+        f"signature good: {plain['file']}"
+    )
     console.print(plain_text(summary), soft_wrap=True)
     console.print(plain_text(what_it_bears(plain)), soft_wrap=True)
     table = columns("site", "address", "takes part")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from proto.control_pb2 import PeersReply, RoundsReply, StatusReply
+    from proto.control_pb2_grpc import ControlAsyncStub
 
 ANSWER_WITHIN_S = 30.0
 
@@ -41,10 +43,15 @@ def status(session: Session) -> None:
 
 
 async def _status(session: Session) -> StatusReply:
+    async with connected(socket_path(session)) as daemon:
+        return await asked_status(daemon)
+
+
+async def asked_status(daemon: ControlAsyncStub) -> StatusReply:
+    """How the daemon is, and at which site."""
     from proto.control_pb2 import StatusRequest
 
-    async with connected(socket_path(session)) as daemon:
-        return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
+    return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
 
 
 def _status_table(reply: StatusReply) -> Table:
@@ -98,6 +105,11 @@ def peers(session: Session) -> None:
 
 def _show_peers(console: Console, reply: PeersReply) -> None:
     console.print(_peers_table(reply))
+    for peer in reply.peers:
+        if peer.last_error:  # too long for a column of this table
+            console.print(
+                plain_text(f"last error of {peer.site}: {peer.last_error}"), soft_wrap=True
+            )
     for accused in reply.accused:
         seen = datetime.fromtimestamp(accused.first_seen_unix_ms / 1000, UTC)
         text = f"EVIDENCE  {accused.site} has signed {accused.signed} (seen {seen:%Y-%m-%d %H:%M})"
@@ -127,7 +139,6 @@ def _peers_table(reply: PeersReply) -> Table:
         ">sent",
         ">received",
         ">rejected",
-        "last error",
     )
     for peer in reply.peers:
         never = peer.last_contact_s < 0
@@ -144,7 +155,6 @@ def _peers_table(reply: PeersReply) -> Table:
             byte_count(peer.bytes_sent),
             byte_count(peer.bytes_received),
             f"{peer.rejected_rounds} ×" if peer.rejected_rounds else "",
-            plain_text(peer.last_error),
         )
     return table
 
@@ -223,19 +233,28 @@ def _attempts_table(attempts: list[dict[str, Any]]) -> Table:
         ">received",
         "reason",
     )
-    for item in attempts:
+    for _, group in groupby(attempts, key=_how_it_ended):
+        alike = list(group)
+        first, last = alike[0], alike[-1]
+        several = f"{first['attempt']}–{last['attempt']} ({len(alike)} ×)"
         table.add_row(
-            str(item["attempt"]),
-            item["coordinator"],
-            item["outcome"],
-            item["phase"],
-            ", ".join(item["contributors"]),
-            f"{item['seconds']:.1f}",
-            byte_count(item["bytes_sent"]),
-            byte_count(item["bytes_received"]),
-            plain_text(item["reason"]),
+            several if alike[1:] else str(first["attempt"]),
+            ", ".join(dict.fromkeys(item["coordinator"] for item in alike)),
+            first["outcome"],
+            first["phase"],
+            ", ".join(first["contributors"]),
+            f"{sum(item['seconds'] for item in alike):.1f}",
+            byte_count(sum(item["bytes_sent"] for item in alike)),
+            byte_count(sum(item["bytes_received"] for item in alike)),
+            plain_text(first["reason"]),
         )
     return table
+
+
+def _how_it_ended(attempt: dict[str, Any]) -> tuple[object, ...]:
+    """What attempts in a row have in common that are shown as one; coordinators take turns."""
+    told = ("outcome", "phase", "reason")
+    return (*(attempt[name] for name in told), *attempt["contributors"])
 
 
 async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> RoundsReply:
@@ -269,7 +288,7 @@ def rounds_table(found: list[dict[str, Any]]) -> Table:
             item["key_dealer"] or "–",
             _who(item),
             short(item["model_digest"]),
-            "" if loss is None else f"{loss:.3f}",
+            "" if loss is None else f"{loss:.3f}{_noised(item)}",
         )
     return table
 
@@ -308,12 +327,17 @@ def _round_facts(item: dict[str, Any]) -> Table:
         ("version", item["model_digest"]),
         ("parent", item["parent_digest"]),
         ("shared values", str(item["shared_values"])),
-        ("mean loss", "unknown" if loss is None else f"{loss:.4f}"),
+        ("mean loss", "unknown" if loss is None else f"{loss:.4f}{_noised(item)}"),
         ("noise", _noise(item)),
         *((f"  {phase}", duration(s)) for phase, s in item["seconds"].items()),
     ):
         grid.add_row(name, plain_text(value))
     return grid
+
+
+def _noised(item: dict[str, Any]) -> str:
+    """Behind a loss: with differential privacy it is as noisy as the sum that it came in."""
+    return " (noised)" if item["noise_multiplier"] else ""
 
 
 def _noise(item: dict[str, Any]) -> str:

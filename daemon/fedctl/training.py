@@ -30,7 +30,7 @@ from daemon.fedctl.privacy import (
     Schedule,
     plan_of,
 )
-from daemon.fedctl.show import facts
+from daemon.fedctl.show import asked_status, facts
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 ANSWER_WITHIN_S = 30.0
+REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 
 RecipeOption = Annotated[
@@ -121,11 +122,13 @@ def train(
             "only a new run takes those options", "Add --rounds N", exit_code=Exit.USAGE
         )
     if stop:
-        return _say_run(session, run(_stop(session)), "stopped")
+        stopped, site = run(_stop(session))
+        return _say_run(session, stopped, "stopped", site)
     if rounds is not None:
-        started = run(_start(session, rounds, plan, chosen))
+        started, site = run(_start(session, rounds, plan, chosen))
         if detach:
-            return _say_run(session, started, "started")
+            return _say_run(session, started, "started", site)
+        session.note(f"Training to round {started.run.target_round}, asked for at site {site}.")
     return _watch_until_interrupted(session)
 
 
@@ -133,13 +136,14 @@ def _given(**fields: float | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _say_run(session: Session, reply: TrainReply, what: str) -> Exit:
+def _say_run(session: Session, reply: TrainReply, what: str, site: str) -> Exit:
     text = (
-        f"Training to round {reply.run.target_round} is under way; watch it: fedctl train --attach"
+        f"Training to round {reply.run.target_round} is under way, asked for at site {site}; "
+        "watch it: fedctl train --attach"
     )
     if what == "stopped":
-        text = f"The run ends with round {reply.run.target_round}."
-    session.result(as_plain(reply), lambda console: console.print(text))
+        text = f"The run ends with round {reply.run.target_round}; stopped at site {site}."
+    session.result({**as_plain(reply), "site": site}, lambda console: console.print(text))
     return Exit.OK
 
 
@@ -152,9 +156,28 @@ class Chosen:
     epsilon: float = 0.0
 
 
-async def _start(session: Session, rounds: int, plan: dict[str, Any], chosen: Chosen) -> TrainReply:
+async def _start(
+    session: Session, rounds: int, plan: dict[str, Any], chosen: Chosen
+) -> tuple[TrainReply, str]:
     async with connected(socket_path(session)) as daemon:
-        return await start(daemon, rounds, plan, chosen)
+        here = await asked_status(daemon)
+        no_pairs = not here.pairs_train and not await _makes_pairs(daemon)
+        started = await start(daemon, rounds, plan, chosen)
+        if no_pairs:
+            # No refusal: a site without pairs may ask for a run of the others.
+            session.note(
+                f"fedctl: site {here.site} has no pairs to learn from and adds nothing to this "
+                "run. `fedctl ingest` adds pairs, `fedctl pairs build` makes some."
+            )
+        return started, here.site
+
+
+async def _makes_pairs(daemon: ControlAsyncStub) -> bool:
+    """Whether the site learns from pairs that were made here; status counts the others."""
+    from proto.control_pb2 import MadePairsRequest
+
+    reply = await daemon.MadePairs(MadePairsRequest(), timeout=ANSWER_WITHIN_S)
+    return reply.training_pairs > 0
 
 
 async def start(
@@ -175,11 +198,15 @@ async def start(
     return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
 
 
-async def _stop(session: Session) -> TrainReply:
+async def _stop(session: Session) -> tuple[TrainReply, str]:
     from proto.control_pb2 import StopTrainingRequest
 
     async with connected(socket_path(session)) as daemon:
-        return await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S)
+        here = await asked_status(daemon)
+        return (
+            await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S),
+            here.site,
+        )
 
 
 def _watch_until_interrupted(session: Session) -> Exit:
@@ -199,7 +226,8 @@ async def _watch(session: Session) -> Exit:
     target = 0  # the last round that was wanted: a stopped run's own target is where it ended
     last: TrainingProgress | None = None
     async with connected(socket_path(session)) as daemon:
-        with TrainingView(session.notes, quiet=session.json) as view:
+        private = (await asked_status(daemon)).run.plan.HasField("privacy")
+        with TrainingView(session.notes, quiet=session.json, private=private) as view:
             async for progress in watched(daemon):
                 first = progress.head_round if first is None else first
                 target = max(target, progress.target_round)
@@ -249,15 +277,20 @@ class TrainingView:
     Where stderr is no terminal, each phase is one line instead.
     """
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False, private: bool = False) -> None:
+        """``private``: the losses of committed rounds are noised."""
         from rich.live import Live
 
+        self._noised = " (noised)" if private else ""
         self._console = console
         self._quiet = quiet
         self._moving = console.is_terminal and not quiet
         self._live = Live(console=console, transient=True, refresh_per_second=8)
         self._said: tuple[int, int, str] | None = None
-        self._message = ""
+        # Of the round under way: the attempts that each reason was told for.
+        self._reasons: dict[str, set[tuple[int, int]]] = {}
+        self._untold: dict[str, int] = {}  # how often since it was last told
+        self._newest = ""
 
     def __enter__(self) -> TrainingView:
         if self._moving:
@@ -265,6 +298,7 @@ class TrainingView:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._tell_repeated()
         if self._moving:
             self._live.stop()
 
@@ -274,17 +308,41 @@ class TrainingView:
             return
         if self._moving:
             self._live.update(_picture(progress))
-        if progress.message and progress.message != self._message:
-            self._say(f"  {progress.message}")
-        self._message = progress.message
+        if progress.message:
+            self._reason(progress.message, (progress.round, progress.attempt))
         here = (progress.round, progress.attempt, progress.phase)
         if here != self._said:
             self._said = here
             if progress.phase == "committed":
-                self._say(f"round {progress.round} committed{_loss(progress, ', mean loss ')}")
+                self._tell_repeated()
+                self._reasons.clear()
+                loss = _loss(progress, ", mean loss ")
+                self._say(f"round {progress.round} committed{loss}{self._noised if loss else ''}")
             elif not self._moving and progress.phase != "idle":
                 by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
                 self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
+
+    def _reason(self, reason: str, attempt: tuple[int, int]) -> None:
+        """Say a reason once, and how often it came back when that has doubled."""
+        attempts = self._reasons.setdefault(reason, set())
+        if attempt in attempts:
+            return
+        attempts.add(attempt)
+        times = len(attempts)
+        if times == 1:
+            self._say(f"  {reason}")
+            self._newest = reason
+            return
+        self._untold[reason] = times
+        if times.bit_count() == 1:
+            self._tell_repeated()
+
+    def _tell_repeated(self) -> None:
+        for reason, times in self._untold.items():
+            # Coordinators take turns, and so may their reasons: which one is it?
+            which = "" if reason == self._newest else f": {reason[:REASON_CHARACTERS]}…"
+            self._say(f"  same reason, {times} times{which}")
+        self._untold.clear()
 
     def _say(self, text: str) -> None:
         from rich.text import Text

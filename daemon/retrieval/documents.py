@@ -22,7 +22,8 @@ from typing import BinaryIO, cast
 
 MAX_TEXT_BYTES = 16 << 20  # of a line or a text file; what one control message may carry
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
-SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz")
+TEXT_ENDINGS = (".txt", ".md")
+SUFFIXES = (*TEXT_ENDINGS, ".jsonl", ".jsonl.gz")
 
 _MAX_PROBLEMS = 20  # told one by one for each file; the rest is counted
 _STEP = 1 << 20  # bytes read at a time, and held while a line that is too long goes by
@@ -128,7 +129,7 @@ def _read_file(path: Path, name: str) -> Iterator[Item]:
     try:
         size = _checked_size(path)
         suffixes = path.name.lower()
-        if suffixes.endswith((".txt", ".md")):
+        if suffixes.endswith(TEXT_ENDINGS):
             yield _read_text(path, name)
         elif suffixes.endswith(".gz"):
             with gzip.open(path) as packed:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.retrieval.documents import Document, Pair
+from daemon.retrieval.documents import TEXT_ENDINGS, Document, Pair
 from daemon.retrieval.passages import passage_ids
 from daemon.retrieval.schema import LibraryError, explained, open_database
 
@@ -305,6 +305,28 @@ class Library:
             queries[rowid] = query
             positives.setdefault(rowid, []).append(document_id)
         return [Pair(queries[rowid], tuple(ids), split) for rowid, ids in positives.items()]
+
+    def known(self, ids: Iterable[str]) -> set[str]:
+        """Those of the ids whose documents are here."""
+        query = "SELECT id FROM document WHERE id IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in self._rows(query, (json.dumps(list(ids)),))}
+
+    def similar(self, wrong_id: str) -> str:
+        """The id of a document that is here and that a wrong id may mean; empty: none.
+
+        People leave out the ending or the folder of a file, or name the folder above it.
+        """
+        endings = ("", *TEXT_ENDINGS)
+        names = [name + end for name in (wrong_id, wrong_id.rpartition("/")[2]) for end in endings]
+        for name in names:
+            found = self._rows(
+                "SELECT id FROM document WHERE id = ?1"
+                " OR substr(id, -length(?2)) = ?2 ORDER BY id LIMIT 1",
+                (name, f"/{name}"),
+            )
+            if found:
+                return str(found[0][0])
+        return ""
 
     # ---- features ----------------------------------------------------------------
 
