@@ -383,7 +383,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             warnings=[
                 *self._broken(),
                 *warnings(expiries(node.identity, node.trust, seen)),
-                *filter(None, [node.protocol.waiting_manifest, node.unbooked]),
+                *filter(None, [node.protocol.waiting_manifest, node.unbooked.warning]),
                 *shut_out(node.identity.site_id, node.manifest, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],

@@ -35,9 +35,10 @@ from daemon.learning.terms import LearningError
 from daemon.negatives import AnsweringDesk
 from daemon.outbox import Outbox, put_in_envelope
 from daemon.privacy import LedgerError, PrivacyBudget
-from daemon.progress import ProgressBoard
+from daemon.progress import LastError, ProgressBoard
 from daemon.store import Store, StoreError
 from daemon.tasks import causes_of, logged
+from daemon.unbooked import Unbooked
 from daemon.versions import ShapeManifest, VersionError
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
@@ -67,10 +68,6 @@ _EXPECTED = (
 )
 
 
-_SPANS = 8  # of rounds, in a line for people
-_ROUNDS_AT_ONCE = 256  # certificates in memory while the ledger is compared with them
-
-
 class _Located(Shape):
     """Whatever belongs to an attempt."""
 
@@ -88,6 +85,9 @@ _Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits
 
 class Node:
     """One site's driver. It is the transport's inbox and the control service's target."""
+
+    desk: AnsweringDesk | None = None  # for peers that ask for negatives
+    _run_over = False
 
     def __init__(
         self,
@@ -114,18 +114,14 @@ class Node:
         self.store = store
         self.collection = collection
         self.privacy = privacy
-        self.desk: AnsweringDesk | None = None  # for peers that ask for negatives
         self.run_ended: Callable[[], None] = lambda: None  # its last version is being indexed
         self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
         self.audit: Callable[[do.Accuse | do.WentBack], Awaitable[None]] = _nobody_is_told
         self.progress = ProgressBoard(lambda: self.traffic())
-        self._run_over = False
-        self._looked_at = 0  # the last committed round that was compared with the ledger
-        self._unbooked: list[int] = []  # of these, those that it lacks
+        self.unbooked = Unbooked(identity.site_id, store, privacy, self.report)
         self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
-        self._last_error = ""
-        self._error_of_round = 0, ""  # shown before it, until a later round is committed
+        self._errors = LastError()
         self._folders = folders
         self.shapes = shapes
         self._heartbeat_s = heartbeat_s
@@ -178,7 +174,7 @@ class Node:
             self._group = group
             self._outbox = Outbox(self._send_one, group)
             await self.refresh_situation()
-            await logged(self.look_for_unbooked())
+            await logged(self.unbooked.look())
             started()
             self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers())
@@ -190,18 +186,11 @@ class Node:
     @property
     def last_error(self) -> str:
         """What went wrong last, for people; what is wrong now goes first."""
-        return self._journal.trouble or self._error_of_round[1] or self._last_error
+        return self._journal.trouble or self._errors.text
 
     def report(self, error: str, *, round_: int = 0) -> None:
-        """What `fedctl status` shows as the last error.
-
-        ``round_``: the round that it belongs to; such an error goes when a later one is
-        committed. Without one it stays, and shows again when such an error goes.
-        """
-        if round_:
-            self._error_of_round = round_, error
-        else:
-            self._error_of_round, self._last_error = (0, ""), error
+        """What `fedctl status` shows as the last error; ``round_``: that it belongs to."""
+        self._errors.say(error, round_)
 
     async def _keep_up_with_peers(self) -> None:
         """A peer that greets with a later round has what we missed; one may have missed a run."""
@@ -465,55 +454,18 @@ class Node:
         log.warning(told, peer=effect.told_by, round=effect.round)
         await self.audit(effect)
 
-    async def look_for_unbooked(self) -> None:
-        """Whether the ledger has each committed round in which this site took part.
-
-        An update is booked before it leaves. What a certificate has and the ledger has not
-        was booked in a state that is gone: one that was restored, or moved away. Rounds of
-        old are not looked at; what was booked then, no rule says.
-        """
-        site, took_part = self.identity.site_id, list[int]()
-        first = self._looked_at + 1
-        while commits := await asyncio.to_thread(self.store.rounds_from, first, _ROUNDS_AT_ONCE):
-            bodies = [commit.certificate.body for commit in commits]
-            took_part += [b.round for b in bodies if b.rules and site in b.contributors]
-            first = bodies[-1].round + 1
-        try:
-            lacking = await self.privacy.unbooked(took_part) if took_part else []
-        except LedgerError as error:  # which also keeps every update here until it is mended
-            self.report(str(error))
-            log.error("the privacy ledger is not compared", cause=str(error))  # noqa: TRY400
-            return
-        self._looked_at = first - 1
-        if not lacking:
-            return
-        self._unbooked += lacking
-        log.warning(self.unbooked, rounds=len(self._unbooked))
-
-    @property
-    def unbooked(self) -> str:
-        """What the privacy ledger lacks and what to do, for people; empty when nothing."""
-        if not self._unbooked:
-            return ""
-        return (
-            f"this site's record of what it spent lacks {_spans(self._unbooked)}, in which it took "
-            "part: its state went back. Put a newer copy of privacy.sqlite3 in its place, or count "
-            "these rounds as spent (a lower privacy.epsilon); `fedctl privacy` counts too little"
-        )
-
     # ---- versions and certificates ---------------------------------------------------
 
     async def _adopt(self, effect: do.Adopt) -> None:
         """Answer with the new version as soon as it is indexed; forget the oldest ones."""
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
-        if effect.round > self._error_of_round[0]:
-            self._error_of_round = 0, ""
+        self._errors.committed(effect.round)
         self.collection.adopt(effect.model_digest)
         self.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(self._keep_residual, effect)
         await asyncio.to_thread(self._folders.forget_kept, effect.round)
-        await self.look_for_unbooked()
+        await self.unbooked.look()
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
@@ -671,20 +623,6 @@ def _answer(answer: asyncio.Future[None] | None, refused: Exception | None) -> N
         answer.set_result(None)
     else:
         answer.set_exception(refused)
-
-
-def _spans(rounds: list[int]) -> str:
-    """Rounds in words: "round 7", "rounds 3 and 9 to 17"; as many spans as people read."""
-    spans: list[list[int]] = []
-    for round_ in sorted(rounds):
-        if spans and spans[-1][1] + 1 == round_:
-            spans[-1][1] = round_
-        else:
-            spans.append([round_, round_])
-    words = [f"{a}" if a == b else f"{a} to {b}" for a, b in spans[:_SPANS]]
-    words += [f"{len(spans) - _SPANS} later spans"] if len(spans) > _SPANS else []
-    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-    return f"round{'s' if len(rounds) > 1 else ''} {listed}"
 
 
 def _told(error: Exception) -> str:

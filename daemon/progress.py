@@ -99,3 +99,32 @@ class ProgressBoard:
                 yield first
         finally:
             self._watchers.discard(queue)
+
+
+class LastError:
+    """What `fedctl status` shows of what went wrong.
+
+    An error of a round goes when a later one is committed; any other stays, and shows again
+    then.
+    """
+
+    def __init__(self) -> None:
+        self._stays = ""
+        self._of_round = 0, ""
+
+    @property
+    def text(self) -> str:
+        """The last error; empty when there was none."""
+        return self._of_round[1] or self._stays
+
+    def say(self, error: str, round_: int = 0) -> None:
+        """Something went wrong; ``round_``: in that round."""
+        if round_:
+            self._of_round = round_, error
+        else:
+            self._of_round, self._stays = (0, ""), error
+
+    def committed(self, round_: int) -> None:
+        """What went wrong in earlier rounds is of no interest any more."""
+        if round_ > self._of_round[0]:
+            self._of_round = 0, ""

@@ -413,12 +413,9 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "lock": Part("optional"),
     },
     pb.RoundState: {
-        "promise": Part("optional"),
+        **dict.fromkeys(("promise", "lock", "vote", "stated"), Part("optional")),
         "statements": _all(0, 2),
-        "lock": Part("optional"),
-        "vote": Part("optional"),
         "applied": _all(0, MAX_SITES),
-        "stated": Part("optional"),
         "tried": _ATTEMPT,
         "draws": _ATTEMPT,
     },

@@ -243,12 +243,12 @@ async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed
         commits += [one_of(6, "birch"), one_of(7, "alder", "birch", rules=0)]
         node.store.persist(node.protocol.durable, tuple(commits[:4]))
         with capture_logs() as logged:
-            await node.look_for_unbooked()
-            assert "lacks rounds 1 and 3 to 4, in which it took part" in node.unbooked
+            await node.unbooked.look()
+            assert "lacks rounds 1 and 3 to 4, in which it took part" in node.unbooked.warning
             node.store.persist(node.protocol.durable, tuple(commits[4:]))
-            await node.look_for_unbooked()
+            await node.unbooked.look()
         assert [one["log_level"] for one in logged if "lacks" in one["event"]] == ["warning"]
-        assert "lacks rounds 1 and 3 to 4," in node.unbooked
+        assert "lacks rounds 1 and 3 to 4," in node.unbooked.warning
 
 
 def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:

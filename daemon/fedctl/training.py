@@ -115,12 +115,10 @@ def train(
         colluders=colluders,
         quantile=clip_quantile,
     )
-    if noised is not None:
-        plan["privacy"] = noised
+    plan |= {"privacy": noised} if noised is not None else {}
     if rounds is None and (plan or detach or recipe or choose):
-        raise CommandError(
-            "only a new run takes those options", "Add --rounds N", exit_code=Exit.USAGE
-        )
+        refused = "only a new run takes those options"
+        raise CommandError(refused, "Add --rounds N", exit_code=Exit.USAGE)
     if stop:
         stopped, site = run(_stop(session))
         return _say_run(session, stopped, "stopped", site)
