@@ -49,22 +49,28 @@ def has_sprung(trap: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("round_", "what", "told"),
+    ("sender", "what", "told"),
     [
-        (2, "crash", "the crypto worker died over the update of {sender}"),
-        (3, "bomb", "the crypto worker ran out of its memory over the update of {sender}"),
-        (4, "hang", ""),  # found out by the attempt's deadline
+        ("alder", "crash", "the crypto worker died over the update of alder"),
+        ("birch", "bomb", "the crypto worker ran out of its memory over the update of birch"),
+        ("cedar", "hang", ""),  # found out by the attempt's deadline
     ],
 )
 async def test_the_daemon_goes_on_and_the_next_attempt_commits(
-    live: LiveFederation, round_: int, what: str, told: str
+    live: LiveFederation, sender: str, what: str, told: str
 ) -> None:
-    coordinator, sender = SITES[round_ % 3], SITES[(round_ + 1) % 3]
-    daemon = live.sites[coordinator].process
-    trap = set_trap(live.sites[coordinator].folder, f"{what} {sender}")
-    await live.train(sender, rounds=1)
-    assert has_sprung(trap)
-    assert daemon.returncode is None
-    *failed, committed = await attempts_of(live, coordinator, round_)
+    """Whoever coordinates; where the update comes too late for a sum, in the next round."""
+    folders = {site: live.sites[site].folder for site in SITES if site != sender}
+    traps = {site: set_trap(folder, f"{what} {sender}") for site, folder in folders.items()}
+    for _ in range(4):
+        await live.train(sender, rounds=1)
+        if sprung := [site for site, trap in traps.items() if has_sprung(trap)]:
+            break
+    assert sprung
+    for trap in traps.values():
+        trap.unlink(missing_ok=True)
+    assert all(site.process.returncode is None for site in live.sites.values())
+    head = (await live.sites[sprung[0]].status()).head_round
+    *failed, committed = await attempts_of(live, sprung[0], head)
     assert committed.outcome == "committed"
-    assert any(told.format(sender=sender) in attempt.reason for attempt in failed)
+    assert any(told in attempt.reason for attempt in failed)
