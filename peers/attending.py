@@ -39,7 +39,7 @@ from proto import federation_pb2 as pb
 # one made whenever it is its turn, and commit none: after so many somebody must look.
 MOST_DRAWS = 8
 
-_TOO_MANY = (
+TOO_MANY_DRAWS = (
     f"its update is in {MOST_DRAWS} sums of this round, and none was committed: somebody may be "
     "collecting them; find out why attempts fail, then fedctl site forget-round"
 )
@@ -81,7 +81,7 @@ class Attending(Machine):
             shape_digest=self._shape_digest,
             num_examples=situation.num_examples,
             willing=situation.willing and state.draws < MOST_DRAWS,
-            reason=one_line(situation.reason if state.draws < MOST_DRAWS else _TOO_MANY),
+            reason=one_line(situation.reason if state.draws < MOST_DRAWS else TOO_MANY_DRAWS),
             complexity=situation.complexity,
             tried=tried,
         )

@@ -34,7 +34,7 @@ from dataclasses import replace
 
 from peers import effects as do
 from peers import runs
-from peers.attending import Attending
+from peers.attending import MOST_DRAWS, TOO_MANY_DRAWS, Attending
 from peers.bundle import (
     Ground,
     Promised,
@@ -335,6 +335,8 @@ class Protocol(Attending):
         self._emit(do.BeginAttempt(self._round, attempt))
         self._pace.entered(attempt, self._now)
         self._progress("prepare")
+        if state.draws >= MOST_DRAWS:  # our own people have to know it, too
+            self._progress("waiting", message=TOO_MANY_DRAWS)
         lead = ground.coordinator
         if tell_all:
             wish = pb.RunWish(run=self.durable.signed_run)

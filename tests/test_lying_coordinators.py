@@ -346,7 +346,9 @@ def test_after_so_many_sums_that_were_not_committed_somebody_has_to_look() -> No
     state.CopyFrom(alone.state)
     state.draws = MOST_DRAWS
     alone.machine.durable = replace(alone.machine.durable, state=state)
-    promise = sent(alone.ticks(), pb.Promised)[0].body.promise
+    effects = alone.ticks()
+    assert any("collecting them" in e.message for e in effects if isinstance(e, do.Progress))
+    promise = sent(effects, pb.Promised)[0].body.promise
     told = pb.Promise.FromString(promise.body)
     assert not told.willing
     assert "somebody may be collecting them" in told.reason

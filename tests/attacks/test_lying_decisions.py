@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from crypto.identity import Identity, install, renew_site, sign_request
+from crypto.identity import install, renew_site, sign_request
 from daemon.versions import version_path, write_version
 from peers.certificates import certificate_of, sign_vote
 from peers.manifest import signed
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
+from tests.authority import signer
 from tests.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
@@ -298,21 +299,8 @@ def forged_commit(live: LiveFederation, head: pb.Certificate, voters: list[str])
     body.round, body.parent_digest = head.body.round + 1, head.body.model_digest
     body.model_digest, body.manifest_version = made_up, 1
     body.manifest_digest = live.federation.manifest(version=1).digest
-    votes = [sign_vote(signing(live.federation.identity(one)), body, 0) for one in voters]
+    votes = [sign_vote(signer(live.federation.identity(one)), body, 0) for one in voters]
     return pb.Commit(certificate=certificate_of(0, votes, head.unix_ms + 1))
-
-
-def signing(identity: Identity) -> Callable[[bytes], pb.Signature]:
-    """How a site signs, by the key on its disk."""
-
-    def sign(payload: bytes) -> pb.Signature:
-        return pb.Signature(
-            site=identity.site_id,
-            signature=identity.sign(payload),
-            certificate=identity.certificate_der,
-        )
-
-    return sign
 
 
 # ---- rows 9, 12, 14: honest attempts are not disturbed -------------------------------
