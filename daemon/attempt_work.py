@@ -31,11 +31,10 @@ from daemon.masking_work import MaskingWork
 from daemon.privacy import PrivacyBudget
 from daemon.progress import ProgressBoard
 from daemon.round_crypto import sealing_context
-from daemon.tasks import being_cancelled
 from daemon.versions import ShapeManifest
 from daemon.workers import Worker, WorkerCrashed
 from peers import effects as do
-from peers.comparison import compares
+from peers.comparison import is_robust
 from peers.errors import RemoteProtocolError
 from peers.frames import Received
 from peers.messages import one_line
@@ -168,7 +167,7 @@ class AttemptWork:
         else:
             held.sum_digest = blob.digest
             await asyncio.to_thread(blob.path.replace, self._sum_path)
-            await self._feed(do.SumArrived(name.round, name.attempt, blob.digest))
+            await self._feed(do.SumArrived(name.round, name.attempt))
 
     # ---- key ---------------------------------------------------------------------
 
@@ -179,7 +178,11 @@ class AttemptWork:
         """
         plan = effect.plan
         at = (plan.round, plan.attempt)
-        count, bits, measurable = len(plan.participants), plan.training.bits, compares(plan)
+        count, bits, measurable = (
+            len(plan.participants),
+            plan.training.bits,
+            is_robust(plan.training),
+        )
         key = await self._crypto.run(round_crypto.deal_key, *at, count, bits, measurable=measurable)
         digests = [hashlib.sha256(part).digest() for part in (key.public, key.secret)]
         await self._feed(do.KeyDealt(*at, *digests))
@@ -226,7 +229,7 @@ class AttemptWork:
             secret=secret,
             contributors=len(plan.participants),
             bits=plan.training.bits,
-            measurable=compares(plan),
+            measurable=is_robust(plan.training),
         )
         if not secret:
             check = self._check()
@@ -252,26 +255,27 @@ class AttemptWork:
     async def train(self, effect: do.Train) -> None:
         """Train from the parent version; the end tells no more than the update's scale."""
         plan = effect.plan
-        finished = False
+        work = self._learning.run_reporting(
+            self._progress.training,
+            learning_jobs.train,
+            self._spec,
+            self._library_path,
+            self._folders.versions,
+            plan.parent_digest,
+            _options(plan),
+            plan.round,
+            self._identity.site_id,
+            self._update_path,
+            draw=plan.draw,
+        )
+        training = asyncio.create_task(work)
         try:
-            await self._learning.run_reporting(
-                self._progress.training,
-                learning_jobs.train,
-                self._spec,
-                self._library_path,
-                self._folders.versions,
-                plan.parent_digest,
-                _options(plan),
-                plan.round,
-                self._identity.site_id,
-                self._update_path,
-                draw=plan.draw,
-            )
-            finished = True
+            await asyncio.wait([training])
+            training.result()
         finally:
-            if not finished and being_cancelled():
+            if not training.done():
                 # The attempt was given up: don't let its training hold up the next one.
-                await self._learning.stop()
+                await self._learning.give_up(training)
         terms = terms_of(plan)
         exponents = await self._crypto.run(
             round_crypto.measure_update,
@@ -363,7 +367,10 @@ class AttemptWork:
     async def compare_updates(self, effect: do.CompareUpdates) -> None:
         """Write the encrypted dot products of the updates that wait on the disk."""
         at = (effect.round, effect.attempt)
-        updates = [(site, self._held.folder / f"encrypted-{site}.bin") for site in effect.sites]
+        updates = [
+            (site, self._held.folder / f"encrypted-{site}.bin", nonce)
+            for site, nonce in zip(effect.sites, effect.nonces, strict=True)
+        ]
         asked = await self._crypto.run(
             round_crypto.compare_updates, *at, updates, self._shapes.total, self._products_path
         )

@@ -129,13 +129,13 @@ def recall(path: Path, making: Making) -> Kept | None:
 def kept_residual(path: Path) -> Float32 | None:
     """What the integers kept there leave for the next round; None: nothing, or none are kept.
 
-    Raises CryptoError when the file is damaged.
+    Raises CryptoError when the file is damaged; one that holds none is not read through.
     """
-    found = _read(path)
+    found = _read(path, unless_without_residual=True)
     return None if found is None else found[1].residual
 
 
-def _read(path: Path) -> tuple[bytes, Kept] | None:
+def _read(path: Path, *, unless_without_residual: bool = False) -> tuple[bytes, Kept] | None:
     """Digest of the terms, and what was kept. Nothing is parsed that we did not write so."""
     try:
         with path.open("rb") as file:
@@ -143,8 +143,11 @@ def _read(path: Path) -> tuple[bytes, Kept] | None:
             if len(header) != _HEADER.size:
                 raise _damaged(path)
             magic, version, arrays, terms, content = _HEADER.unpack(header)
-            ours = (magic, version) == (_MAGIC, _VERSION) and arrays in (1, 2)
-            if not ours or content != _digest_behind_header(file):
+            if (magic, version) != (_MAGIC, _VERSION) or arrays not in (1, 2):
+                raise _damaged(path)
+            if unless_without_residual and arrays == 1:
+                return None
+            if content != _digest_behind_header(file):
                 raise _damaged(path)
             file.seek(_HEADER.size)
             return terms, _arrays(file, path, fed_back=arrays == 2)

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import os
 import resource
+import secrets
 import signal
 import sys
 import time
@@ -60,7 +61,7 @@ from peers import effects as do
 from peers import robust
 from peers.contacts import Tap
 from peers.manifest import ManifestError
-from peers.messages import SOFTWARE_VERSION
+from peers.messages import INCARNATION_BYTES, SOFTWARE_VERSION
 from peers.policy import Policy
 from peers.protocol import Protocol
 from peers.quotas import Quotas
@@ -356,6 +357,7 @@ class Daemon:
             shape_digest=described.shape_manifest.digest,
             shared_values=described.shape_manifest.total,
             unix_ms=lambda: time.time_ns() // 1_000_000,
+            incarnation=secrets.token_bytes(INCARNATION_BYTES),
             keys=membership,
             policy=Policy(
                 min_participants=settings.training.min_participants,
@@ -587,6 +589,7 @@ def main(tap: Tap | None = None) -> None:
         help="settings file (default: %(default)s)",
     )
     arguments = parser.parse_args()
+    os.umask(0o077)  # as the unit has it: what is written here is for nobody else to read
     try:
         settings = load(arguments.config)
         configure_logging(settings.log.level, settings.log.format)

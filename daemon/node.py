@@ -309,14 +309,18 @@ class Node:
 
     async def refresh_situation(self) -> None:
         """Tell the protocol what this site can contribute just now."""
-        await self.feed(await self.privacy.limit(await self.collection.situation()))
+        situation = await self.collection.situation()
+        limited = await self.privacy.limit(situation)
+        if limited.reason != situation.reason:
+            self.report(limited.reason)
+            log.warning("this site does not train", cause=limited.reason)
+        await self.feed(limited)
 
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
         self.identity, self.trust, self.manifest = identity, trust, manifest
         self._work.renew(identity, trust)
-        changed = do.ManifestChanged(manifest, identity.certificate_der)
-        self._start_task(self.feed(changed))
+        self._start_task(self.feed(do.ManifestChanged(manifest)))
 
     async def _carry_out(self, effect: do.Effect) -> None:
         """One effect. What takes long is only begun: its end is an event."""
@@ -466,6 +470,8 @@ class Node:
             await asyncio.to_thread(self._keep_residual, effect)
         await asyncio.to_thread(self._folders.forget_kept, effect.round)
         await self.unbooked.look()
+        if self.privacy.committed():
+            self._start_task(self.refresh_situation())
         await self._exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )

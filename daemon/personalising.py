@@ -210,9 +210,7 @@ class Personaliser:
             return await task
         finally:
             if not task.done():
-                task.cancel()
-                await self._learning.stop()  # the round's training waits behind it
-                await asyncio.wait([task])
+                await self._learning.give_up(task)  # the round's training waits behind it
 
 
 def told(outcome: Outcome) -> dict[str, Any]:

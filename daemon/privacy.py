@@ -26,6 +26,7 @@ from crypto.quantize import CryptoError
 from daemon.faultpoints import passing
 from daemon.workers import Worker
 from peers import effects as do
+from peers.attending import MOST_DRAWS
 from peers.privacy import too_dear
 
 _SCHEMA_VERSION = 1
@@ -161,6 +162,7 @@ class PrivacyBudget:
         self._delta = delta
         self._least_noise = least_noise
         self._least: float | None = None  # None: not known since the last booking
+        self._round, self._tries = 0, 0  # of which so many noised updates were booked
         self._turn = asyncio.Lock()
 
     async def least(self) -> float:
@@ -197,6 +199,9 @@ class PrivacyBudget:
             finally:  # an attempt that is given up meanwhile is booked before the next one asks
                 await asyncio.wait([booking])
                 self._least = None
+                if multiplier:
+                    self._tries = self._tries + 1 if round_ == self._round else 1
+                    self._round = round_
 
     async def unbooked(self, rounds: Sequence[int]) -> list[int]:
         """Those of these rounds of which the ledger knows nothing. Raises LedgerError."""
@@ -206,10 +211,21 @@ class PrivacyBudget:
     async def limit(self, situation: do.Situation) -> do.Situation:
         """What the site can contribute, given what is left of its budget."""
         least = await self.least()
+        if self._tries >= MOST_DRAWS and situation.willing:
+            reason = (
+                f"{self._tries} noised updates of round {self._round} are booked, and none was "
+                f"committed: find out why (fedctl rounds show {self._round}), then restart fedd"
+            )
+            return replace(situation, willing=False, reason=reason, least_multiplier=least)
         if math.isinf(least) and situation.willing:
             reason = "this site's privacy budget is spent (privacy.epsilon): fedctl privacy"
             return replace(situation, willing=False, reason=reason, least_multiplier=least)
         return replace(situation, least_multiplier=least)
+
+    def committed(self) -> bool:
+        """A round is over; whether that was in the way of this site's taking part."""
+        stopped, self._tries = self._tries >= MOST_DRAWS, 0
+        return stopped
 
     async def calibrated(self, rounds: int, epsilon: float) -> float:
         """The noise with which so many rounds spend ``epsilon`` by themselves; infinity: none."""

@@ -283,23 +283,31 @@ class Question:
 
 
 def compare_updates(
-    round: int, attempt: int, updates: Sequence[tuple[str, Path]], values: int, out_path: Path
+    round: int,
+    attempt: int,
+    updates: Sequence[tuple[str, Path, bytes]],
+    values: int,
+    out_path: Path,
 ) -> Question:
     """Sketch the updates, all of which are here, and write their encrypted dot products.
 
-    Raises CryptoError when fewer than two are well-formed.
+    Each with the nonce that its site has signed: what could not be added later is refused
+    now, while the others can go on without it. Raises CryptoError when fewer than two are
+    well-formed.
     """
     held = _held(round, attempt)
     integers = values + FRACTION_INTEGERS
     sketches = Sketches(held.key, draw_signs(held.parameters.packing.blocks(integers)))
     refused: list[tuple[str, str]] = []
-    for site, path in updates:
+    for site, path, nonce in updates:
         behind = _tags_behind(held, site)
         try:
+            if behind:
+                _read_tags(held, site, path, nonce)
             sketches.add(site, read_encrypted(path, held.parameters, integers, trailer=behind))
         except CryptoError as error:
             refused.append((site, str(error)))
-    sites = tuple(site for site, _ in updates if site not in dict(refused))
+    sites = tuple(site for site, *_ in updates if site not in dict(refused))
     sketches.ask(sites, out_path)
     with out_path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
@@ -339,11 +347,18 @@ def add_update(round: int, attempt: int, site: str, path: Path, nonce: bytes | N
     if not behind:
         total.add_file(path, site)
         return
-    tags = Tags.parse(read_trailer(path, behind), len(tally.check.holders))
-    if nonce is not None and tags.nonce != nonce:
-        raise CryptoError(f"the tags of {site} are not those that it has signed")
+    tags = _read_tags(held, site, path, nonce)
     total.add_file(path, site, trailer=behind)
     tally.add(site, tags)
+
+
+def _read_tags(held: _Attempt, site: str, path: Path, nonce: bytes | None) -> Tags:
+    """The tags behind a site's update. Raises CryptoError unless it has signed these."""
+    holders = held.tally.check.holders if held.tally is not None else ()
+    tags = Tags.parse(read_trailer(path, _tags_behind(held, site)), len(holders))
+    if nonce is not None and tags.nonce != nonce:
+        raise CryptoError(f"the tags of {site} are not those that it has signed")
+    return tags
 
 
 def _tags_behind(held: _Attempt, site: str) -> int:

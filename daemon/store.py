@@ -327,6 +327,27 @@ class Store:
             self._db.execute("INSERT OR IGNORE INTO forgotten VALUES (?)", (int(row[2]) + 1,))
         return int(row[2]) + 1
 
+    def forget_sums(self) -> int:
+        """Count the sums of the round under way from zero again; its number.
+
+        All that was said in it stays. Raises StoreError when that is damaged.
+        """
+        with self._lock:
+            row = self._db.execute(f"SELECT {_STATE}, seal FROM protocol").fetchone()  # noqa: S608
+        if row is None:
+            raise self._damaged("it does not say which federation it belongs to")
+        if row[7] != _seal(row[:7]):
+            raise self._wrong_seal()
+        try:
+            state = pb.RoundState.FromString(row[5])
+        except DecodeError as error:
+            raise self._damaged(str(error)) from error
+        del state.drawn[:]
+        with self._lock, self._explained("write"), self._transaction():
+            self._db.execute("DELETE FROM protocol")
+            self._insert_state((*row[:5], state.SerializeToString(), row[6]))
+        return int(row[2]) + 1
+
     def forgotten_round(self) -> int:
         """The last round that a person had this site forget (`forget_round`); 0: none."""
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -25,9 +24,3 @@ def causes_of(group: BaseExceptionGroup[Any]) -> list[BaseException]:
     for error in group.exceptions:
         causes += causes_of(error) if isinstance(error, BaseExceptionGroup) else [error]
     return causes
-
-
-def being_cancelled() -> bool:
-    """Whether somebody wants the task that asks to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -113,6 +113,9 @@ class WitnessedTransport(Transport):
         """As `Transport.send`. What a coordinator signs itself leaves it with what it carries."""
         own = envelope.sender
         match envelope.WhichOneof("body"):
+            case "promised":
+                if envelope.promised.promise.site == own:
+                    await self._promise(envelope.promised.promise)
             case "plan_answer":
                 await self._plan(to, envelope.plan_answer)
             case "contributed":
@@ -168,6 +171,14 @@ class WitnessedTransport(Transport):
         except AuditError as error:
             raise PeerRefused(f"not asked: {error}") from error
         return await super().negatives(to, request, within_s)
+
+    async def _promise(self, signed: pb.Signed) -> None:
+        """Who will not train says so, and why, before there is a plan to decline."""
+        promise = pb.Promise.FromString(signed.body)
+        at = (promise.round, promise.attempt)
+        if not promise.willing and promise.reason and self._is_new("promise", *at):
+            told = {"round": at[0], "attempt": at[1], "reason": promise.reason}
+            await self._audit.record_or_owe(DAEMON, "plan", "declined", **told)
 
     async def _plan(self, to: str, answer: pb.PlanAnswer) -> None:
         await self._audit.record_or_owe(

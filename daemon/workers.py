@@ -162,6 +162,7 @@ class Worker:
         self._reader: Connection | None = None
         self._replies: Connection | None = None
         self._listener: Callable[[Any], None] | None = None
+        self._whose: asyncio.Task[Any] | None = None  # whose reporting or asking job is under way
         self._answerer: Callable[[Any], Awaitable[Any]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -190,11 +191,11 @@ class Worker:
     ) -> T:
         """As `run`; ``listener`` is called on the event loop with each reported item."""
         async with self._turn:
-            self._listener = listener
+            self._listener, self._whose = listener, asyncio.current_task()
             try:
                 return await self._call(function, *args, **kwargs)
             finally:
-                self._listener = None
+                self._listener = self._whose = None
 
     async def run_asking(
         self,
@@ -211,10 +212,11 @@ class Worker:
         async with self._turn:
             await self._until_free()  # or a job that was given up would be answered, and go on
             self._listener, self._answerer = listener, answerer
+            self._whose = asyncio.current_task()
             try:
                 return await self._call(function, *args, **kwargs)
             finally:
-                self._listener = self._answerer = None
+                self._listener = self._answerer = self._whose = None
                 for task in self._answering:
                     task.cancel()
 
@@ -313,6 +315,17 @@ class Worker:
             await asyncio.sleep(idle_s / 4)
             if time.monotonic() - self._last_used > idle_s and not self._turn.locked():
                 await self.stop()
+
+    async def give_up(self, call: asyncio.Task[Any]) -> None:
+        """Cancel a reporting or asking call, and end the process if its job has begun.
+
+        Others wait behind it. Where another's job is under way that goes on.
+        """
+        begun = self._whose is call
+        call.cancel()
+        if begun:
+            await self.stop()
+        await asyncio.wait([call])
 
     async def stop(self) -> None:
         """End the process at once; a call under way fails with WorkerCrashed."""

@@ -100,6 +100,30 @@ class Adoption:
         return self._waiting[-1].certificate.body.model_digest
 
 
+def as_signed(commit: pb.Commit, coordinator: str, plan: pb.Plan | None) -> pb.Commit:
+    """A commit whose report says nothing but what is signed, or nobody else can know.
+
+    A coordinator signs no report: what it says of noise, loss and rejected sites could be
+    anything. ``plan``: that of the sum, as this site derived or proved it; None: not known.
+    Times, and the reason why a site that is rejected was, stay the coordinator's word.
+    """
+    body, said = commit.certificate.body, commit.report
+    report = pb.RoundReport(
+        round=body.round,
+        attempt=commit.certificate.attempt,
+        coordinator=coordinator,
+        contributors=body.contributors,
+        phases=said.phases,
+        shared_values=said.shared_values,
+        mean_loss=body.mean_loss,
+        rejections=[one for one in said.rejections if one.site in body.rejected],
+    )
+    if plan is not None:
+        report.key_dealer = plan.key_dealer
+        report.noise_multiplier, report.clip_norm = plan.noise_multiplier, plan.clip_norm
+    return pb.Commit(certificate=commit.certificate, report=report)
+
+
 def sources(site: str, likely: Sequence[str], everyone: Sequence[str]) -> tuple[str, ...]:
     """Whom to ask for a version: likely holders first, never ourselves."""
     return tuple(dict.fromkeys(name for name in [*likely, *everyone] if name != site))

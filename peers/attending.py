@@ -6,13 +6,11 @@ beside is peers/participation.py.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 from peers import effects as do
 from peers import privacy
-from peers.adoption import sources
+from peers.adoption import as_signed, sources
 from peers.bundle import (
     Bundle,
     Ground,
@@ -22,7 +20,6 @@ from peers.bundle import (
 )
 from peers.certificates import sign_vote
 from peers.errors import LocalProtocolError, RemoteProtocolError
-from peers.machine import Machine
 from peers.messages import one_line
 from peers.participation import (
     Order,
@@ -31,7 +28,10 @@ from peers.participation import (
     check_statement,
     plan_objection,
 )
-from peers.signing import Kind, must_be, name_of, read, sign, sign_bytes, signature_of
+from peers.recalling import Recalling, attempt_of, count_draw, is_fresh
+from peers.reports import read_scale
+from peers.roles import coordinator_of
+from peers.signing import Kind, must_be, name_of, sign, sign_bytes, signature_of, signed_by
 from peers.statement import HeldLock, Known, read_certificate, read_lock, value_of
 from proto import federation_pb2 as pb
 
@@ -41,20 +41,17 @@ MOST_DRAWS = 8
 
 TOO_MANY_DRAWS = (
     f"its update is in {MOST_DRAWS} sums of this round, and none was committed: somebody may be "
-    "collecting them; find out why attempts fail, then fedctl site forget-round"
+    "collecting them; find out why attempts fail, then at every site fedctl site forget-round "
+    "--sums"
 )
+RESTARTED = "this site was started while the attempt was under way: it signs nothing in it"
 
 
-class Attending(Machine):
+class Attending(Recalling):
     """A site in an attempt, from the promises that it rests on to its vote."""
 
-    def _leave(self) -> None:
-        """Nothing of an earlier attempt counts any more."""
-        self._coordination = self._bundle = self._plan = self._part = None
-        self._question = self._pending = self._state_early = None
-
     def _tried(self) -> int:
-        """One more than the attempt of the last sum that could not be made again; 0: none.
+        """One more than the last attempt in which a sum could not be made again; 0: none.
 
         The attempt that we leave should have, and has proven no version.
         """
@@ -62,14 +59,15 @@ class Attending(Machine):
         again = bundle.repeated if bundle is not None else None
         if again is None or again.attempt < state.tried:
             return state.tried
-        proven = state.HasField("lock") and self._held_lock.name.attempt == self.durable.promised
-        return state.tried if proven else again.attempt + 1
+        held = self._held_lock
+        proven = held is not None and held.name.attempt == self.durable.promised
+        return state.tried if proven else self.durable.promised + 1
 
     def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
         """What we know, have and can contribute, signed."""
         if self.durable.signed_run is None:
             raise AssertionError("no run, no promise")
-        state, situation = self.durable.state, self._situation
+        state, situation, objection = self.durable.state, self._situation, self._objection()
         promise = pb.Promise(
             federation_id=ground.federation_id,
             manifest_digest=ground.manifest.digest,
@@ -80,16 +78,16 @@ class Attending(Machine):
             parent_digest=ground.parent_digest,
             shape_digest=self._shape_digest,
             num_examples=situation.num_examples,
-            willing=situation.willing and state.draws < MOST_DRAWS,
-            reason=one_line(situation.reason if state.draws < MOST_DRAWS else TOO_MANY_DRAWS),
+            willing=situation.willing and not objection,
+            reason=one_line(situation.reason or objection),
             complexity=situation.complexity,
             tried=tried,
+            incarnation=self._incarnation,
         )
         promised = pb.Promised()
-        # What an older manifest allowed that was left behind before the first round is void.
-        if state.HasField("lock") and self._of_round(Known.parse(state.lock.certificate.statement)):
-            promise.lock.CopyFrom(self._held_lock.name)
-            promised.lock.CopyFrom(state.lock)
+        if (held := self._held_lock) is not None:
+            promise.lock.CopyFrom(held.name)
+            promised.lock.CopyFrom(held.message)
         if state.HasField("stated") and self._of_round(Known.parse(state.stated.body)):
             named = pb.Statement.FromString(state.stated.body)
             promise.stated.attempt = named.attempt
@@ -98,22 +96,44 @@ class Attending(Machine):
         promised.promise.CopyFrom(sign(self._keys, Kind.PROMISE, promise))
         return promised
 
-    def _of_round(self, known: Known) -> bool:
-        return self._manifests.of_round(known.message.manifest_version) is not None
+    def _objection(self) -> str:
+        """Why this site trains in no attempt of this round; empty when it may.
 
-    @property
-    def _held_lock(self) -> HeldLock:
-        return read_lock(self.durable.state.lock, self._keys, self._manifests.of_round)
+        Told with the promise: whoever would decline the plan is better not in it.
+        """
+        run = self.run
+        if run is None:
+            return ""
+        if self._drawn_too_often(self.site):
+            return TOO_MANY_DRAWS
+        if objection := self._policy.objection(run.plan):
+            return objection
+        stated = self.durable.state.stated.body
+        if stated and self.site in Known.parse(stated).contributors:
+            return ""  # to make it again is paid for; of another plan we decline what is not
+        noise, clip = privacy.of_round(run.plan, self._round, self._head_certificate)
+        plan = pb.Plan(training=run.plan, noise_multiplier=noise, clip_norm=clip)
+        return privacy.objection(plan, self._situation.least_multiplier)
+
+    def _drawn_too_often(self, site: str, *, beside: int = -1) -> bool:
+        """``beside``: an attempt of which a question, or the certificate, was counted before."""
+        drawn = (one for one in self.durable.state.drawn if one.attempt != beside)
+        return sum(site in one.sites for one in drawn) >= MOST_DRAWS
 
     # ---- plan, key, train ---------------------------------------------------------
 
     def _on_bundle(self, sender: str, message: pb.Bundle) -> None:
-        if self._bundle is not None:
-            return
+        if self._bundle is not None or self._recalling:
+            return  # before we know what we have said we say nothing; it comes with the state again
         bundle = read_bundle(message, self._ground, self._keys, self._manifests.of_round)
         for signed in message.promises:
             self._note(pb.TWO_PROMISES, signed)
+        if message.HasField("stated"):
+            self._note(pb.TWO_STATEMENTS, message.stated)
         self._bundle = bundle
+        for site, promise in sorted(bundle.promises.items()):
+            if promise.reason and not promise.willing and site != self.site:
+                self._progress("waiting", message=f"without {site}: {promise.reason}")
         self._got_on("bundle", train=True)
         if bundle.lock is None:
             self._take_plan(sender, bundle)
@@ -138,6 +158,16 @@ class Attending(Machine):
             return
         self._part = part
         self._emit(*part.begin())
+
+    def _on_scale(self, sender: str, message: pb.Scale) -> None:
+        """What all have told: witnesses need it, too, to know whom it leaves out."""
+        if not self._from_lead(sender, message.round, message.attempt):
+            return
+        if self._plan is not None and self._scaled is None:
+            self._scaled = read_scale(message, self._plan, self._ground, self._keys)
+            if self._part is not None:
+                self._emit(*self._part.scale(self._scaled))
+        self._got_on("Scale")
 
     def _on_order(self, sender: str, message: Order) -> None:
         """The attempt gets on; participants have something to do."""
@@ -166,12 +196,14 @@ class Attending(Machine):
         known = Known.parse(message.statement)
         question = known.message.kind == pb.QUESTION
         signed = self._stated_in(message.attempt, question=question)
+        if signed is None and not self._promised_now(self._bundle):
+            if self.site in self._bundle.promises:
+                self._progress("waiting", message=RESTARTED)
+            return
         if signed is None:
             self._check_statement(known)
             by = sign_bytes(self._keys, Kind.STATEMENT, known.raw)
-            signed = pb.Signed(
-                body=known.raw, site=by.site, signature=by.signature, certificate=by.certificate
-            )
+            signed = signed_by(known.raw, by)
             self._persist(replace(self.durable, state=self._with_statement(signed, known)))
         must_be(name_of(signed) == known.digest, sender, "makes two statements in one attempt")
         self._got_on(f"state {question}")
@@ -183,6 +215,15 @@ class Attending(Machine):
             signature=signature_of(signed),
         )
         self._emit(do.Send(sender, stated))
+
+    def _promised_now(self, bundle: Bundle) -> bool:
+        """Whether this attempt goes by a promise that we have made since our start.
+
+        In one that was under way before we may have signed what our disk, put back, does not
+        tell, and what only a liar has heard: of two sums of an attempt one may be read.
+        """
+        ours = bundle.promises.get(self.site)
+        return ours is not None and ours.incarnation == self._incarnation
 
     def _check_statement(self, known: Known) -> None:
         """Raises RemoteProtocolError, CertificateError unless it is to be signed here."""
@@ -204,16 +245,15 @@ class Attending(Machine):
             bundle.run_digest,
             self._plan,
             self._keys,
+            self._scaled.left_out if self._scaled is not None else (),
             self._question,
             self._expelled,
         )
-        if known.message.kind == pb.QUESTION and self._plan is not None:
-            # As many may lie as the run says, less whom all have left out by what it signed.
-            left_out = self._part.left_out if self._part is not None else 0
-            may_lie = max(0, self._plan.training.byzantine_sites - left_out)
-            right = known.message.byzantine_sites == may_lie
-            must_be(right, lead, f"compares as if {known.message.byzantine_sites} might lie")
         self._check_difference(known)
+        if is_fresh(known):
+            at = known.message.attempt
+            often = [s for s in known.contributors if self._drawn_too_often(s, beside=at)]
+            must_be(not often, lead, f"draws a sum of {', '.join(often)} anew: {TOO_MANY_DRAWS}")
         if self._part is not None:
             self._part.check_own(known.message)
 
@@ -233,17 +273,20 @@ class Attending(Machine):
         must_be(same, self._ground.coordinator, "states another sum of integers stated before")
 
     def _with_statement(self, signed: pb.Signed, known: Known) -> pb.RoundState:
-        state = pb.RoundState()
-        state.CopyFrom(self.durable.state)
-        question = self._stated_in(known.message.attempt, question=True)
+        """Beside a sum stands the question of its attempt, in whichever order they came."""
+        state = self._with_draw(known)
+        of_it = [one for one in state.statements if attempt_of(one) == known.message.attempt]
         del state.statements[:]
-        if question is not None and known.message.kind != pb.QUESTION:
-            state.statements.append(question)
-        state.statements.append(signed)
+        state.statements.extend([*of_it, signed])
         if known.message.kind == pb.SUM:
             state.stated.CopyFrom(signed)
-            fresh = known.message.plan.draw == known.message.attempt
-            state.draws += fresh and self.site in known.contributors
+        return state
+
+    def _with_draw(self, known: Known) -> pb.RoundState:
+        """Each site counts whose updates are in what is drawn: a liar may leave out the victim."""
+        state = pb.RoundState()
+        state.CopyFrom(self.durable.state)
+        count_draw(state, known)
         return state
 
     @property
@@ -267,16 +310,10 @@ class Attending(Machine):
         signed = self._stated_in(message.attempt, question=question)
         if signed is None or name_of(signed) != known.digest:
             self._check_statement(known)
+            if (state := self._with_draw(known)) != self.durable.state:
+                self._persist(replace(self.durable, state=state))
         for signature in message.certificate.signatures:
-            self._note(
-                pb.TWO_STATEMENTS,
-                pb.Signed(
-                    body=known.raw,
-                    site=signature.site,
-                    signature=signature.signature,
-                    certificate=signature.certificate,
-                ),
-            )
+            self._note(pb.TWO_STATEMENTS, signed_by(known.raw, signature))
         if question:
             self._question = known
         if self._part is not None:
@@ -354,7 +391,7 @@ class Attending(Machine):
                     self._emit(do.Send(ground.coordinator, state.vote))
                 return
         state.vote.CopyFrom(sign_vote(self._keys.sign, body, attempt))
-        if not state.HasField("lock") or self._held_lock.name.attempt < attempt:
+        if (held := self._held_lock) is None or held.name.attempt < attempt:
             state.lock.CopyFrom(lock.message)
         if not any(one.root_digest == lock.root.digest for one in state.applied):
             state.applied.append(lock.applied)
@@ -367,114 +404,14 @@ class Attending(Machine):
         self._progress("vote", contributors=tuple(body.contributors))
         self._emit(do.Send(ground.coordinator, state.vote))
 
-    # ---- a state that went back ----------------------------------------------------
-
-    def _recall(self, peers: Iterable[str]) -> None:
-        """Ask what we have said in this round; sign nothing before enough have answered."""
-        self._recalling = set(peers)
-        self._ahead.clear()
-        self._recall_until = self._now + self._timing.phase(0)
-        asked = pb.Recall(round=self._round)
-        self._emit(*(do.Send(peer, asked) for peer in sorted(self._recalling)))
-
-    def _on_recall(self, sender: str, message: pb.Recall) -> None:
-        """A site that starts asks what it has said; whoever is asked asks back, if it must."""
-        answer = pb.Remembered(round=max(message.round, self._round))
-        if answer.round == self._round:
-            promise = self._heard.latest_promise(sender)
-            statement = self._heard.latest_statement(sender)
-            question = self._heard.latest_statement(sender, question=True)
-            vote = self._heard.latest_vote(sender)
-            if promise is not None:
-                answer.promise.CopyFrom(promise)
-            if statement is not None:
-                answer.statement.CopyFrom(statement)
-            if question is not None:
-                answer.question.CopyFrom(question)
-            if vote is not None:
-                answer.vote.CopyFrom(vote)
-            if self.durable.state.HasField("lock"):
-                answer.lock.CopyFrom(self.durable.state.lock)
-        self._emit(do.Send(sender, answer))
-        if sender in self._recalling:
-            self._emit(do.Send(sender, pb.Recall(round=self._round)))
-
-    def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
-        """What we have signed and do not know any more is our state again."""
-        if message.round > self._round and sender in self._recalling:
-            self._ahead.add(sender)
-            self._emit(do.FetchCertificates(sender, self.head_round))
-            return
-        if message.round == self._round:
-            self._take_back(sender, message)
-        self._recalling.discard(sender)
-        others = len(self.manifest.enabled_ids) - 1
-        if len(self._recalling) <= others - (self.manifest.quorum - 1):
-            self._recalled()
-
-    def _recalled(self) -> None:
-        """Enough peers have told us, or had the time to."""
-        self._recalling.clear()
-        self._ahead.clear()
-        self._recall_until = math.inf
-
-    def _take_back(self, sender: str, message: pb.Remembered) -> None:
-        durable, state = self.durable, pb.RoundState()
-        state.CopyFrom(durable.state)
-        promised, forgotten = durable.promised, ""
-        if message.HasField("promise"):
-            promise = read(
-                self._keys, Kind.PROMISE, pb.Promise, message.promise, self.manifest, past=True
-            )
-            must_be(message.promise.site == self.site, sender, "remembers another's promise")
-            kept = durable.state.promise.promise.body
-            contradicts = promise.attempt == promised and message.promise.body != kept
-            if promise.round == self._round and (promise.attempt > promised or contradicts):
-                promised, forgotten = promise.attempt, f"promised attempt {promise.attempt}"
-                state.promise.Clear()
-                state.promise.promise.CopyFrom(message.promise)
-        for signed in (message.statement, message.question):
-            if not signed.ByteSize():
-                continue
-            statement = read(
-                self._keys, Kind.STATEMENT, pb.Statement, signed, self.manifest, past=True
-            )
-            must_be(signed.site == self.site, sender, "remembers another's statement")
-            unknown = signed.body not in [one.body for one in state.statements]
-            if statement.round == self._round and unknown and statement.attempt >= promised:
-                promised = max(promised, statement.attempt)
-                forgotten = forgotten or f"signed a statement in attempt {statement.attempt}"
-                # Of one attempt, a question and a sum: those of earlier ones bind nobody now.
-                of_it = [one for one in state.statements if _attempt(one) == statement.attempt]
-                del state.statements[:]
-                state.statements.extend([*of_it, signed])
-                if statement.kind == pb.SUM:
-                    state.stated.CopyFrom(signed)
-        if message.HasField("vote") and message.HasField("lock"):
-            vote = message.vote
-            self._verify_vote(vote)
-            must_be(vote.site == self.site, sender, "remembers another's vote")
-            later = not state.HasField("vote") or state.vote.attempt < vote.attempt
-            if vote.body.round == self._round and later:
-                lock = read_lock(message.lock, self._keys, self._manifests.of_round)
-                if lock.latest.message.attempt >= vote.attempt:
-                    promised = max(promised, vote.attempt)
-                    forgotten = f"voted in attempt {vote.attempt}"
-                    state.vote.CopyFrom(vote)
-                    state.lock.CopyFrom(message.lock)
-        if not forgotten:
-            return
-        self._leave()
-        if state.HasField("promise") and _promised_in(state) < promised:
-            state.ClearField("promise")  # that of the attempt which we are in now is not known
-        self._persist(replace(durable, promised=promised, state=state))
-        self._ground = self._ground_of(promised)
-        self._emit(do.WentBack(self._round, sender, forgotten))
-
-
-def _promised_in(state: pb.RoundState) -> int:
-    return pb.Promise.FromString(state.promise.promise.body).attempt
-
-
-def _attempt(statement: pb.Signed) -> int:
-    return pb.Statement.FromString(statement.body).attempt
+    def _as_signed(self, commit: pb.Commit) -> pb.Commit:
+        """What we tell of a round that was committed: by its sum's plan, if we have signed that."""
+        body, attempt = commit.certificate.body, commit.certificate.attempt
+        state = self.durable.state
+        signed = [one.body for one in state.statements]
+        for lock in (state.lock, self._pending.message if self._pending else pb.Lock()):
+            signed += [raw for raw in (lock.root, lock.certificate.statement) if raw]
+        sums = {known.digest: known.message.plan for known in map(Known.parse, signed)}
+        plan = sums.get(body.statement_digest)
+        manifest = self._manifests.of_round(body.manifest_version) or self.manifest
+        return as_signed(commit, coordinator_of(manifest, body.round, attempt), plan)

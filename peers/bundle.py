@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from peers import comparison, privacy
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
+from peers.policy import weakening
 from peers.roles import coordinator_of, is_masked, next_after, threshold_of
 from peers.signing import Keys, Kind, must_be, name_of, read
 from peers.statement import HeldLock, Known, ManifestOf, read_contributions, read_lock
@@ -230,7 +231,7 @@ def read_bundle(message: pb.Bundle, ground: Ground, keys: Keys, manifest_of: Man
         promises,
         certificates,
         _lock_of(message, promises, keys, manifest_of, lead),
-        _repeated(message, promises, ground, keys, manifest_of),
+        _repeated(message, run, promises, ground, keys, manifest_of),
         bundle_digest(message.promises),
     )
 
@@ -275,6 +276,7 @@ def _to_be_repeated(promises: Mapping[str, pb.Promise], tolerated: int) -> bytes
 
 def _repeated(
     message: pb.Bundle,
+    run: pb.Run,
     promises: Mapping[str, pb.Promise],
     ground: Ground,
     keys: Keys,
@@ -294,7 +296,11 @@ def _repeated(
         for one in statement.contributions
         if one.site not in promises or not promises[one.site].willing
     ]
-    return None if gone else statement  # without one of them it can't be made: it is drawn anew
+    # Without one of them it can't be made; a run that protects more wants none without that;
+    # and what was compared is not what is uploaded the second time. It is drawn anew.
+    training = statement.plan.training
+    less = weakening(training, run.plan)
+    return None if gone or less or comparison.is_robust(training) else statement
 
 
 def bundle_digest(promises: Iterable[pb.Signed]) -> bytes:
@@ -306,16 +312,8 @@ def bundle_digest(promises: Iterable[pb.Signed]) -> bytes:
 
 
 def read_run(signed: pb.Signed, keys: Keys, manifest: FederationManifest) -> pb.Run:
-    """A run as the site that wants it signed it. Raises CertificateError, RemoteProtocolError.
-
-    In one encoding: what it is called depends on its bytes, which of two stands does not.
-    """
+    """A run as the site that wants it signed it. Raises CertificateError, RemoteProtocolError."""
     run = read(keys, Kind.RUN, pb.Run, signed, manifest, past=True)
-    plain = pb.Run()
-    plain.CopyFrom(run)
-    plain.DiscardUnknownFields()
-    same = plain.SerializeToString(deterministic=True) == signed.body
-    must_be(same, signed.site, "signs a run in another encoding than everybody's")
     must_be(run.requested_by == signed.site, signed.site, "signs another site's run")
     must_be(run.federation_id == manifest.federation_id, signed.site, "runs another federation")
     return run
@@ -408,30 +406,41 @@ def needed_contributors(plan: pb.Plan) -> int:
 def clipped(examples: Mapping[str, int], tolerated: int) -> dict[str, int]:
     """Numbers of examples, clipped to the largest cap under which nobody stands out.
 
-    Of two sites each can subtract its own, whatever their weights: nothing is clipped.
+    Nor among those who are left when as many drop out as may: a site that promised and
+    stayed away would fail every attempt. Of two sites each can subtract its own, whatever
+    their weights: nothing is clipped.
     """
     low, high = min(examples.values()), max(examples.values())
+    dropouts = borne(len(examples), tolerated)
     while low < high:  # the larger the cap, the more the largest stands out
         middle = (low + high + 1) // 2
-        if stands_out([min(count, middle) for count in examples.values()], tolerated):
+        cut = [min(count, middle) for count in examples.values()]
+        if stands_out(cut, tolerated, dropouts=dropouts):
             high = middle - 1
         else:
             low = middle
     return {site: min(count, low) for site, count in examples.items()}
 
 
-def stands_out(weights: Sequence[float], tolerated: int) -> bool:
+def borne(sites: int, tolerated: int) -> int:
+    """How many of so many may drop out and leave enough for a sum: f at most, one at least."""
+    spare = max(1, tolerated)
+    return max(0, min(spare, sites - spare - 2))
+
+
+def stands_out(weights: Sequence[float], tolerated: int, *, dropouts: int = 0) -> bool:
     """Whether one site dominates what f others leave when they subtract their own.
 
     At least one site looks. The largest stands out most when the next largest are those
-    that subtract: what is left beside it must have a quarter of its square, so that
-    updates that have nothing in common have a cosine of 0.894 with the rest at most.
+    that subtract, and ``dropouts`` the next ones: what is left beside it must have a
+    quarter of its square, so that updates that have nothing in common have a cosine of
+    0.894 with the rest at most.
     """
     looking = max(1, tolerated)
     if len(weights) <= looking + 1:
         return False
     squares = sorted((weight * weight for weight in weights), reverse=True)
-    return sum(squares[looking + 1 :]) < (DOMINANCE - 1) * squares[0]
+    return sum(squares[looking + 1 + dropouts :]) < (DOMINANCE - 1) * squares[0]
 
 
 def too_dominant(plan: pb.Plan, contributors: Iterable[str]) -> str:

@@ -46,11 +46,6 @@ def is_robust(training: pb.TrainingPlan) -> bool:
     return training.robust != pb.ROBUST_NONE
 
 
-def compares(plan: pb.Plan) -> bool:
-    """Whether they are compared in this attempt: a sum that is repeated was selected before."""
-    return is_robust(plan.training) and not plan.scale_exponents
-
-
 def answers_needed(plan: pb.Plan) -> int:
     """Equal answers of which one at least is honest."""
     return max(plan.faulty_sites, plan.training.byzantine_sites) + 1
@@ -58,7 +53,9 @@ def answers_needed(plan: pb.Plan) -> int:
 
 def parameters(plan: pb.Plan) -> CkksParameters:
     """The encryption parameters of the plan's round."""
-    return parameters_of(len(plan.participants), plan.training.bits, measurable=compares(plan))
+    return parameters_of(
+        len(plan.participants), plan.training.bits, measurable=is_robust(plan.training)
+    )
 
 
 def participants_needed(training: pb.TrainingPlan) -> int:
@@ -96,7 +93,7 @@ def common_scale(
     rejected |= wild(plan, told)
     kept = (exponents for site, exponents in told.items() if site not in rejected)
     largest = tuple(max(column) for column in zip(*kept, strict=True))
-    return ((max(largest),) * len(largest) if compares(plan) else largest), rejected
+    return ((max(largest),) * len(largest) if is_robust(plan.training) else largest), rejected
 
 
 def _unlike(plan: pb.Plan, told: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

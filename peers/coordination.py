@@ -35,6 +35,8 @@ from peers.bundle import (
 )
 from peers.certificates import certificate_of
 from peers.deciding import Tally
+from peers.errors import RemoteProtocolError
+from peers.messages import check
 from peers.preparing import AttemptFails, Preparing
 from peers.proving import Challenges
 from peers.roles import key_holders
@@ -80,6 +82,16 @@ class Coordination(Preparing):
             case pb.Vote():
                 return self.voted(message, now)
 
+    @property
+    def is_before_the_sum(self) -> bool:
+        """Whether sites still train, or promise: nothing that was disclosed is given up."""
+        return self.phase in ("prepare", "plan", "train")
+
+    @property
+    def stating(self) -> Known | None:
+        """What sites are asked to sign, or have."""
+        return self._tally.known
+
     def worked(self, event: do.Worked, now: float) -> list[do.Effect]:
         """Our own work for this attempt is done, or failed."""
         match event:
@@ -120,6 +132,17 @@ class Coordination(Preparing):
         if self.phase in ("select", "open") and self.plan is not None:
             return [*self._masking_without(sender, now), *self._refused_to_open(sender)]
         return []
+
+    def left_by(self, site: str, attempt: int, now: float) -> list[do.Effect]:
+        """Whoever has promised a later attempt does nothing in this one any more.
+
+        But for a key dealer, who is waited for a phase and no more: it may have dealt.
+        """
+        if self.plan is None or self.plan.key_dealer == site:
+            return []
+        reason = f"take part any longer: it has gone on to attempt {attempt}"
+        left = pb.AttemptFailed(round=self.round, attempt=self.attempt, reason=reason)
+        return self.refused(site, left, now)
 
     def _refused_to_open(self, sender: str) -> list[do.Effect]:
         """It can still fetch the version and vote, if enough others make it."""
@@ -212,7 +235,7 @@ class Coordination(Preparing):
         """The products are written: which, is certified before anybody decrypts them."""
         if self.phase != "select" or self._tally.known is not None:
             return []
-        self._reject(dict(event.refused))
+        self._refusals |= dict(event.refused)
         self._need(len(event.sites), "can contribute")
         self._gathered.asked = event.sites
         question = self._about(pb.QUESTION, event.digest, event.sites)
@@ -291,6 +314,10 @@ class Coordination(Preparing):
         else:
             self.deadline = now + self.timing.phase(self.attempt)
         message = pb.State(round=self.round, attempt=self.attempt, statement=known.raw)
+        try:
+            check(message)  # what can't be sent must not be signed here, and kept, either
+        except RemoteProtocolError as error:
+            raise AttemptFails(f"what is summed can't be stated: {error}") from error
         effects: list[do.Effect] = []
         for site in sorted(self._promises):
             # Who has not answered the plan may not have the bundle, and can't sign without.

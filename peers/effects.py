@@ -143,13 +143,9 @@ class Situation:
 
 @dataclass(frozen=True)
 class ManifestChanged:
-    """The operator installed a newer manifest or certificate.
-
-    A manifest takes effect between attempts; a certificate at once: keys are sealed for it.
-    """
+    """The operator installed a newer manifest: it takes effect between attempts."""
 
     manifest: FederationManifest
-    own_certificate: bytes
 
 
 @dataclass(frozen=True)
@@ -255,9 +251,7 @@ class SumFinished(Worked):
 
 @dataclass(frozen=True)
 class SumArrived(Worked):
-    """The coordinator's sum is here, whole; this is its digest. There is one an attempt."""
-
-    sum_digest: bytes
+    """The coordinator's sum is here, whole. There is one an attempt."""
 
 
 @dataclass(frozen=True)
@@ -467,9 +461,13 @@ class AddUpdate(OfAttempt):
 
 @dataclass(frozen=True)
 class CompareUpdates(OfAttempt):
-    """Sketch the updates that are here and write their encrypted dot products."""
+    """Sketch the updates that are here and write their encrypted dot products.
+
+    ``nonces``: of each site's tags, as it signed them.
+    """
 
     sites: tuple[str, ...]
+    nonces: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Final
 from peers.certificates import vote_payload
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
-from peers.messages import parse
+from peers.messages import parse_signed
 from peers.signing import Keys, Kind, must_be, read
 from proto import federation_pb2 as pb
 
@@ -54,7 +54,7 @@ class Heard:
         known = said.setdefault((kind, _about(kind, signed.body)), signed)
         if len(said) > _REMEMBERED:
             said.popitem(last=False)
-        if known.body == signed.body or _same_vote(kind, known, signed):
+        if known.body == signed.body or _say_the_same(kind, known, signed):
             return None
         return pb.Evidence(kind=kind, first=known, second=signed)
 
@@ -104,11 +104,19 @@ def _about(kind: pb.EvidenceKind.ValueType, body: bytes) -> tuple[int, ...] | by
     return vote.body.round, vote.attempt
 
 
-def _same_vote(kind: pb.EvidenceKind.ValueType, first: pb.Signed, second: pb.Signed) -> bool:
-    """Votes differ by what they say: each signature of the same words has other bytes."""
-    if kind != pb.TWO_VOTES:
-        return False
-    return pb.Vote.FromString(first.body).body == pb.Vote.FromString(second.body).body
+def _say_the_same(kind: pb.EvidenceKind.ValueType, first: pb.Signed, second: pb.Signed) -> bool:
+    """Whether two that were signed bind their site to one and the same.
+
+    Votes differ by what they say: each signature of the same words has other bytes. A site
+    whose state went back may promise what it has promised, after another start.
+    """
+    if kind == pb.TWO_VOTES:
+        return pb.Vote.FromString(first.body).body == pb.Vote.FromString(second.body).body
+    if kind == pb.TWO_PROMISES:
+        one, other = pb.Promise.FromString(first.body), pb.Promise.FromString(second.body)
+        one.incarnation = other.incarnation = b""
+        return one == other
+    return first.body == second.body
 
 
 def _wrapped(vote: pb.Vote) -> pb.Signed:
@@ -130,7 +138,7 @@ def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManife
     must_be(second.site == site, site, "and another site are accused together")
     if kind == pb.TWO_VOTES:
         for one in (first, second):
-            vote = parse(pb.Vote, one.body)
+            vote = parse_signed(pb.Vote, one.body)
             by = pb.Signature(
                 site=vote.site, signature=vote.signature, certificate=vote.certificate
             )
@@ -140,7 +148,6 @@ def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManife
         label, as_a = _SIGNED_AS[kind]
         for one in (first, second):
             read(keys, label, as_a, one, manifest, past=True)
-    same = first.body == second.body or _same_vote(kind, first, second)
-    if same or _about(kind, first.body) != _about(kind, second.body):
+    if _say_the_same(kind, first, second) or _about(kind, first.body) != _about(kind, second.body):
         raise RemoteProtocolError(f"{site} is accused of what does not contradict itself")
     return site

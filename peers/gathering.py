@@ -25,7 +25,7 @@ class Gathering:
     ``exponents``: the common fixed-point scale, one a parameter group.
     ``contributions``: what each has signed of its upload.
     ``added``: sites whose updates are in the sum.
-    ``rejected``: whom the plan's robust rule keeps out, and why.
+    ``rejected``: whom the plan's robust rule, or its own exponents, keep out, and why.
     ``question``: the certified one; ``answers``: the equal ones that decided.
     """
 
@@ -93,7 +93,7 @@ class Gathering:
     @property
     def robust(self) -> bool:
         """Whether updates are compared before they are summed."""
-        return comparison.compares(self.plan)
+        return comparison.is_robust(self.plan.training)
 
     @property
     def to_be_compared(self) -> bool:
@@ -119,7 +119,8 @@ class Gathering:
     def compare(self) -> list[do.Effect]:
         """All updates are in, so nobody can adapt: have their dot products written."""
         self._comparing = True
-        return [do.CompareUpdates(self.plan.round, self.plan.attempt, self.asked)]
+        nonces = tuple(self._promised[site].nonce for site in self.asked)
+        return [do.CompareUpdates(self.plan.round, self.plan.attempt, self.asked, nonces)]
 
     def answered(self, signed: pb.Signed, needed: int) -> list[pb.Signed]:
         """A key holder's answer; as many equal ones as are needed, once there are."""

@@ -26,6 +26,7 @@ from peers.participation import (
     Participation,
 )
 from peers.policy import Policy
+from peers.reports import Scaled
 from peers.roles import coordinator_of
 from peers.signing import Keys, must_be
 from peers.statement import HeldLock, Known
@@ -53,9 +54,12 @@ class Machine:
         verify_certificate: Callable[[pb.Certificate], None],
         unix_ms: Callable[[], int],
         past_manifest: Callable[[int], FederationManifest | None],
+        incarnation: bytes,
         accused: Iterable[str] = (),
     ) -> None:
         """``verify_*`` raise CertificateError; ``unix_ms`` dates certificates, for people.
+
+        ``incarnation``: 16 bytes, drawn for this start of the daemon.
 
         ``keys``: this site's signature, and whom it believes. ``accused``: sites that
         evidence is kept of.
@@ -65,7 +69,9 @@ class Machine:
         self.accused = set(accused)
         # Empty bytes where nothing was promised are a promise under manifest 0.
         entered = pb.Promise.FromString(durable.state.promise.promise.body).manifest_version
-        self._manifests = ManifestInForce(manifest, past_manifest, head_certificate, entered)
+        self._manifests = ManifestInForce(
+            manifest, past_manifest, head_certificate, entered, durable.state.began
+        )
         self._federation_id = federation_id
         self._head_certificate = head_certificate
         self._shape_digest = shape_digest
@@ -81,14 +87,18 @@ class Machine:
         self._bundle: Bundle | None = None
         self._plan: pb.Plan | None = None
         self._part: Participation | None = None
+        self._scaled: Scaled | None = None
         self._question: Known | None = None
         self._state_early: pb.State | None = None  # came before its bundle
         self._pending: HeldLock | None = None
+        self._incarnation = incarnation
         self._promises: dict[str, Promised] = {}
+        self._attempts: dict[str, int] = {}  # the latest that each site has promised
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
         self._numbered = durable.run.generation if durable.run is not None else 0  # at the start
         self._heard = evidence.Heard()
         self._recalling: set[str] = set()
+        self._unanswered: set[str] = set()  # a phase after they were asked we go on without
         self._recall_until = math.inf
         self._ahead: set[str] = set()
         self._too_early: list[do.Received] = []
@@ -135,6 +145,11 @@ class Machine:
             attempt,
             self.durable.head_digest,
         )
+
+    def _leave(self) -> None:
+        """Nothing of an earlier attempt counts any more."""
+        self._coordination = self._bundle = self._plan = self._part = None
+        self._question = self._pending = self._state_early = self._scaled = None
 
     # ---- evidence ----------------------------------------------------------------
 

@@ -7,7 +7,8 @@ the manifest that it was made under.
 
 At most one step goes into force between two committed rounds (one site comes or goes, or
 f changes by one). Then a quorum of either manifest shares an honest site with any quorum
-of the other, and that site votes for no second version.
+of the other, and that site votes for no second version. Before the first round, and behind
+rounds of old, it is one step from the manifest under which a site has first promised.
 """
 
 from __future__ import annotations
@@ -27,23 +28,32 @@ class ManifestInForce:
         past: Callable[[int], FederationManifest | None],
         head: pb.Certificate | None,
         entered: int = 0,
+        began: int = 0,
     ) -> None:
         """``past`` knows manifests that were installed, or learnt, here.
 
-        ``entered``: the version under which this site promised last in the round under way.
+        ``began``, ``entered``: the versions under which this site promised first and last in
+        the round under way; 0: it has not.
         """
         self.newest = newest
         self.current = newest
         self.waiting = ""  # why rounds do not go by the newest, and what to do
         self._past = past
-        self._committed = self._of_head(head)
+        self._base: FederationManifest | None = None
         self.new_round(head)
-        if self._committed is None:
-            if entered > newest.version:
-                self.current = past(entered) or self.current
-        elif entered > self._committed.version:
-            self.current = past(entered) or self.current
-            self._step()
+        if self._base is None and (first := began or entered):
+            self._base = self.current = self._known(first) or newest
+        if self._base is not None and entered > self._base.version:
+            self.current = self._known(entered) or self.current
+        self._step()
+
+    def _known(self, version: int) -> FederationManifest | None:
+        return self.newest if version == self.newest.version else self._past(version)
+
+    def began(self) -> None:
+        """This site promises in the round under way: from now on one step may be made."""
+        if self._base is None:
+            self._base = self.current
 
     def _of_head(self, head: pb.Certificate | None) -> FederationManifest | None:
         ruled = head is not None and head.body.rules
@@ -59,30 +69,31 @@ class ManifestInForce:
     def new_round(self, head: pb.Certificate | None) -> None:
         """A round is committed: from its manifest on, one step may be made.
 
-        Before the first round, and behind rounds of old, any manifest will do.
+        Before the first round, and behind rounds of old, any manifest will do until this
+        site has promised something.
         """
-        self._committed = self._of_head(head)
-        self.current = self._committed or self.newest
+        self._base = self._of_head(head)
+        self.current = self._base or self.newest
         self._step()
 
     def _step(self) -> None:
         """The newest that is one step at most from the last round's, and from today's."""
         self.waiting = ""
-        if self._committed is None:
+        if self._base is None:
             self.current = self.newest
             return
         while (step := self._next_step()) is not None:
             self.current = step
         if self.newest.version > self.current.version:
-            self.waiting = self._why_it_waits(self._committed)
+            self.waiting = self._why_it_waits(self._base)
 
     def _next_step(self) -> FederationManifest | None:
         before = self.current
         for known in self._later_ones():
             # Under a manifest with too few sites no round can run: it is passed through.
             reason = known.step_from(before)
-            if not before.objection and self._committed is not None:
-                reason = known.step_from(self._committed) or reason
+            if not before.objection and self._base is not None:
+                reason = known.step_from(self._base) or reason
             if not reason:
                 return known
         return None
@@ -90,7 +101,7 @@ class ManifestInForce:
     def _later_ones(self) -> Iterator[FederationManifest]:
         """Those that are known here and newer than the one in force, the newest first."""
         for version in range(self.newest.version, self.current.version, -1):
-            known = self.newest if version == self.newest.version else self._past(version)
+            known = self._known(version)
             if known is not None:
                 yield known
 
@@ -116,8 +127,7 @@ class ManifestInForce:
         """
         if version == self.current.version:
             return self.current
-        known = self.newest if version == self.newest.version else self._past(version)
-        base = self._committed
+        known, base = self._known(version), self._base
         if known is None or (base is not None and version < base.version):
             return None
         return None if known.step_from(base or self.current) else known

@@ -17,8 +17,9 @@ from importlib import metadata
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-from peers import negative_bounds
+from peers import negative_bounds, signed_bounds
 from peers.bounds import (
     Part,
     Rule,
@@ -31,10 +32,10 @@ from peers.bounds import (
     one_of,
     real,
     refuse,
-    shown,
     text,
 )
 from peers.errors import RemoteProtocolError
+from peers.signed_bounds import CLIP_NORM, EXPONENTS
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 2
@@ -60,6 +61,7 @@ MAX_COMPARED: Final = 64
 
 # A training loss is clipped to 64 before it is shared; far above that is nonsense.
 _LOSS_MAX: Final = 1000.0
+INCARNATION_BYTES: Final = 16
 
 # A product lies below the modulus (2^120), in units of far more than one.
 _PRODUCT_MAX: Final = 2.0**120
@@ -89,11 +91,9 @@ _REASON = text(0, TEXT_LENGTH)
 _CERTIFICATE = octets(1, 4096)
 _SOFTWARE = text(0, 32)
 _FEATURE_NAMES = each(text(1, 32), 0, 32)
-_EXPONENTS = each(number(-126, 127), 1, 4096)
 _CONTRIBUTORS = each(_SITE, 2, MAX_SITES, ordered=True)
 _REJECTED = each(_SITE, 0, MAX_SITES, ordered=True)
 _LOSS = real(0.0, _LOSS_MAX, unknown=True)
-_CLIP_NORM = real(1e-9, 1e9)
 _MULTIPLIER = real(0.001, 1000.0)
 _PHASES = (
     *("prepare", "plan", "key", "train", "encrypt"),
@@ -214,7 +214,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "floor": real(0.0, 1.0, above=True),
     },
     pb.PrivacyPlan: {
-        "clip_norm": _CLIP_NORM,
+        "clip_norm": CLIP_NORM,
         "noise_multiplier": _MULTIPLIER,
         "noise_floor": _MULTIPLIER,
         "noise_decay": real(0.0, 1.0, above=True),
@@ -262,6 +262,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "lock": Part("optional"),
         "stated": Part("optional"),
         "tried": _ATTEMPT,
+        "incarnation": octets(INCARNATION_BYTES, INCARNATION_BYTES),
     },
     pb.LockName: {"attempt": _ATTEMPT, "root_digest": _DIGEST, "model_digest": _DIGEST},
     pb.StatedName: {"attempt": _ATTEMPT, "digest": _DIGEST},
@@ -302,7 +303,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "secret_digest": _DIGEST,
     },
     pb.KeyCommitted: {**_AT, "commitment": Part()},
-    pb.Exponents: {"plan_digest": _DIGEST, "scale_exponents": _EXPONENTS},
+    pb.Exponents: {"plan_digest": _DIGEST, "scale_exponents": EXPONENTS},
     pb.Trained: {**_AT, "exponents": Part("optional"), "reason": _REASON},
     pb.Scale: {**_AT, "exponents": _all(1, MAX_SITES)},
     pb.Contribution: {
@@ -417,7 +418,12 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "statements": _all(0, 2),
         "applied": _all(0, MAX_SITES),
         "tried": _ATTEMPT,
-        "draws": _ATTEMPT,
+        "drawn": _all(0, 8 * MAX_SITES),
+        "began": _COUNT,
+    },
+    pb.Drawn: {
+        "attempt": _ATTEMPT,
+        "sites": each(_SITE, 1, MAX_SITES, ordered=True),
     },
     pb.RoundReport: {
         "round": _ROUND,
@@ -480,34 +486,6 @@ def _envelope(path: str, envelope: pb.Envelope) -> None:
         )
 
 
-def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
-    if not plan.HasField("privacy"):
-        return
-    privacy = plan.privacy
-    one_of(16)(f"{path}.bits", plan.bits)  # noise needs a fine grid
-    real(0.001, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
-    number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
-    if privacy.clip_quantile:
-        real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
-
-
-def _plan(path: str, plan: pb.Plan) -> None:
-    noised = plan.training.HasField("privacy")
-    privacy = plan.training.privacy
-    low, high = (privacy.noise_floor, privacy.noise_multiplier) if noised else (0.0, 0.0)
-    real(low, high)(f"{path}.noise_multiplier", plan.noise_multiplier)
-    clip_norm = _CLIP_NORM if noised else real(0.0, 0.0)
-    clip_norm(f"{path}.clip_norm", plan.clip_norm)
-    real(plan.least_complexity, 1e6)(f"{path}.most_complexity", plan.most_complexity)
-    sites = [participant.site for participant in plan.participants]
-    ascending(f"{path}.participants", sites)
-    if plan.training.mode == pb.MASKING:
-        if plan.key_dealer:
-            raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "none in masking mode")
-    elif plan.key_dealer not in sites:
-        raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "one of the participants")
-
-
 # Bytes of an item, by step (proto/federation.proto).
 _ITEMS = {
     pb.KEYS: octets(97, 176),
@@ -532,76 +510,23 @@ def _openings(path: str, openings: pb.Openings) -> None:
         _items(f"{path}.opened[{position}]", opened.items, pb.OPENING)
 
 
-def _by_site(*names: str) -> Callable[[str, Any], None]:
-    """Each of these lists names each site once, sorted."""
-
-    def relation(path: str, message: Message) -> None:
-        for name in names:
-            ascending(f"{path}.{name}", [one.site for one in getattr(message, name)])
-
-    return relation
-
-
-def _statement(path: str, statement: pb.Statement) -> None:
-    """What a kind needs is there, and nothing that has no meaning in it."""
-    _by_site("contributions", "answers")(path, statement)
-    restated = statement.kind == pb.RESTATED
-    for name in ("root_digest", "model_digest"):
-        octets(*((32, 32) if restated else (0, 0)))(f"{path}.{name}", getattr(statement, name))
-    if restated:
-        for field, _value in statement.ListFields():
-            if field.name in _OF_A_SUM:
-                raise refuse(f"{path}.{field.name}", "set", "left empty where nothing is summed")
-        return
-    if not statement.HasField("plan"):
-        raise refuse(f"{path}.plan", "missing", "the plan that all derive")
-    octets(32, 32)(f"{path}.sum_digest", statement.sum_digest)
-    _EXPONENTS(f"{path}.scale_exponents", statement.scale_exponents)
-    masked = statement.plan.training.mode == pb.MASKING
-    octets(*((32, 32) if masked else (0, 0)))(f"{path}.roster_digest", statement.roster_digest)
-    if statement.HasField("commitment") is masked:
-        raise refuse(f"{path}.commitment", "set" if masked else "missing", "one with a round key")
-    if statement.question_digest:
-        octets(32, 32)(f"{path}.question_digest", statement.question_digest)
-
-
-_OF_A_SUM: Final = frozenset(
-    (
-        *("plan", "scale_exponents", "contributions", "rejected", "sum_digest", "commitment"),
-        *("roster_digest", "dropouts", "question_digest", "answers", "byzantine_sites"),
-    )
-)
-
-
-def _vote_body(path: str, body: pb.VoteBody) -> None:
-    digest = octets(32, 32) if body.rules else octets(0, 0)
-    digest(f"{path}.manifest_digest", body.manifest_digest)
-    digest(f"{path}.statement_digest", body.statement_digest)
-    if not body.rules and (body.mean_loss or body.next_clip_norm):
-        raise refuse(f"{path}.mean_loss", "set", "left empty under the rules of old")
-
-
 _RELATIONS: dict[type[Message], Callable[[str, Any], None]] = {
     pb.Frame: _frame,
     pb.BlobName: _blob_name,
     pb.PushFrame: _push_frame,
     pb.Envelope: _envelope,
-    pb.TrainingPlan: _training_plan,
-    pb.Plan: _plan,
-    pb.Bundle: _by_site("promises"),
-    pb.Scale: _by_site("exponents"),
-    pb.Statement: _statement,
-    pb.StatementCertificate: _by_site("signatures"),
     pb.MaskingOrder: _masking,
     pb.MaskingAnswer: _masking,
     pb.Openings: _openings,
-    pb.Lock: _by_site("proof"),
-    pb.VoteBody: _vote_body,
+    **signed_bounds.RELATIONS,
     **negative_bounds.RELATIONS,
 }
 
 
 def _walk(message: Message, path: str, rules: Mapping[str, Rule | Part] | None = None) -> None:
+    # What is not known has no bounds, and would be kept and passed on with the rest.
+    if len(UnknownFieldSet(message)):
+        raise refuse(path, "larger than its fields", "no fields but those known")
     for name, rule in (rules or _RULES[type(message)]).items():
         where = f"{path}.{name}"
         if not isinstance(rule, Part):
@@ -621,7 +546,7 @@ def _walk(message: Message, path: str, rules: Mapping[str, Rule | Part] | None =
 
 
 def check(message: Message) -> None:
-    """Raise RemoteProtocolError unless every field of ``message`` is in its bounds."""
+    """Raise RemoteProtocolError unless every field of ``message`` is known and in its bounds."""
     _walk(message, type(message).__name__)
 
 
@@ -639,6 +564,18 @@ def parse(kind: type[M], raw: bytes) -> M:
     """Parse and check; raises RemoteProtocolError."""
     message = decode(kind, raw)
     check(message)
+    return message
+
+
+def parse_signed(kind: type[M], raw: bytes) -> M:
+    """As `parse`, of bytes that somebody has signed, in the one encoding that everybody makes.
+
+    Written otherwise the same could be of any length, and have any number of names.
+    """
+    message = parse(kind, raw)
+    if message.SerializeToString(deterministic=True) != raw:
+        name = kind.__name__
+        raise refuse(name, "in another encoding than everybody's", "its fields in order, each once")
     return message
 
 

@@ -13,23 +13,23 @@ against what it has seen itself: its own contribution, its scale, its key.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from peers import comparison
 from peers import effects as do
 from peers.bundle import Ground, needed_contributors, too_dominant
-from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.masking_steps import MaskingPart
 from peers.messages import one_line
 from peers.proving import Opening
-from peers.reports import scale_of
+from peers.reports import Scaled
 from peers.roles import is_masked, key_holders, weights
 from peers.signing import Keys, Kind, digest_of, must_be, read, sign
 from peers.statement import Known, check_selection, read_contributions, scale_digest
 from proto import federation_pb2 as pb
 
-Order = pb.Scale | pb.MaskingOrder | pb.Certified | pb.Proof | pb.Openings
+Order = pb.MaskingOrder | pb.Certified | pb.Proof | pb.Openings
 
 
 @dataclass
@@ -41,7 +41,6 @@ class Participation:
     plan: pb.Plan
     keys: Keys
     context_digest: bytes = b""
-    left_out: int = 0  # sites whose updates nobody takes, by the exponents that they signed
     _reported: tuple[int, ...] | None = None
     _exponents: tuple[int, ...] | None = None
     _encrypting: bool = False
@@ -69,7 +68,7 @@ class Participation:
         if sender != self.coordinator or not self._opens:
             return False
         if kind == pb.ENCRYPTED_PRODUCTS:
-            return comparison.compares(self.plan) and self._question is not None
+            return comparison.is_robust(self.plan.training) and self._question is not None
         return kind == pb.ENCRYPTED_SUM and self._takes_sum
 
     @property
@@ -169,8 +168,6 @@ class Participation:
     def ordered(self, message: Order) -> list[do.Effect]:
         """The coordinator passes something on; a certificate is verified already."""
         match message:
-            case pb.Scale():
-                return self.scale(message)
             case pb.MaskingOrder():
                 return self._masking.ordered(message) if self._masking else []
             case pb.Proof():
@@ -183,31 +180,16 @@ class Participation:
 
     # ---- encrypt ---------------------------------------------------------------
 
-    def scale(self, message: pb.Scale) -> list[do.Effect]:
+    def scale(self, scaled: Scaled) -> list[do.Effect]:
         """What all have told is known: the scale follows from it."""
-        if self._exponents is not None or not self._reported:
-            return []
-        told: dict[str, tuple[int, ...]] = {}
-        participants = weights(self.plan)
-        for signed in message.exponents:
-            manifest = self.ground.manifest
-            one = read(self.keys, Kind.EXPONENTS, pb.Exponents, signed, manifest)
-            right = one.plan_digest == self.plan_digest and signed.site in participants
-            must_be(right, self.coordinator, f"passes on what {signed.site} told of another plan")
-            told[signed.site] = tuple(one.scale_exponents)
-        ours = told.get(self.site)
-        if ours is None:
+        ours = scaled.told.get(self.site)
+        if self._exponents is not None or not self._reported or ours is None:
             return []  # the attempt goes on without us
         must_be(ours == self._reported, self.coordinator, "passes on exponents that are not ours")
-        try:
-            exponents, rejected = scale_of(self.plan, told)
-        except ValueError as error:
-            raise RemoteProtocolError(f"{self.coordinator}: {error}") from error
-        self.left_out = len(rejected)
-        if self.site in rejected:
-            reason = rejected[self.site]
+        if self.site in scaled.left_out:
+            reason = scaled.left_out[self.site]
             return [self._progress("waiting", message=f"our update is left out: {reason}")]
-        self._exponents = exponents
+        self._exponents = scaled.exponents
         return self._encrypt_when_ready()
 
     def _encrypt_when_ready(self) -> list[do.Effect]:
@@ -374,12 +356,14 @@ def check_statement(
     run_digest: bytes,
     plan: pb.Plan | None,
     keys: Keys,
+    left_out: Collection[str],
     question: Known | None,
     expelled: frozenset[str],
 ) -> None:
     """Whether a new sum, or a question, is what every site can see that it should be.
 
-    Witnesses check it, too. Raises RemoteProtocolError, CertificateError.
+    ``left_out``: who is, by the exponents that were passed on here. Witnesses check it,
+    too. Raises RemoteProtocolError, CertificateError.
     """
     statement, lead, manifest = known.message, ground.coordinator, ground.manifest
     check_ground(statement, ground, bundle_digest, run_digest)
@@ -394,9 +378,20 @@ def check_statement(
         dealt = commitment.site == statement.plan.key_dealer
         must_be(dealt and told.plan_digest == digest_of(statement.plan), lead, "states no key")
     if statement.kind == pb.QUESTION:
-        must_be(comparison.compares(statement.plan), lead, "compares without a robust rule")
-        return
-    check_selection(statement, question, keys, manifest)
+        training = statement.plan.training
+        must_be(comparison.is_robust(training), lead, "compares without a robust rule")
+        # As many may lie as the run says, less whom all have left out by what it signed.
+        may_lie = max(0, training.byzantine_sites - len(left_out))
+        right = statement.byzantine_sites == may_lie
+        must_be(right, lead, f"compares as if {statement.byzantine_sites} might lie")
+        rejected: Collection[str] = left_out
+    else:
+        rejected = {*left_out, *check_selection(statement, question, keys, manifest)}
+    # A name in a certificate is a word against a site: it is there by what sites have signed.
+    named = ", ".join(sorted(statement.rejected)) or "nobody"
+    instead = ", ".join(sorted(rejected)) or "nobody"
+    right = set(statement.rejected) == set(rejected)
+    must_be(right, lead, f"rejects {named}; by what sites have signed it would be {instead}")
 
 
 _FRAME = (

@@ -98,7 +98,7 @@ class Preparing:
         """A site promised; go on when all have answered, or soon after a quorum."""
         if promised.site in self._promises:
             return []
-        if self.phase != "prepare":  # too late to count; it may still sign, and vote
+        if self.phase != "prepare":  # too late to count, and to sign; it may vote
             late = self.bundle.message if self.bundle else None
             return [do.Send(promised.site, late)] if late is not None else []
         if objection := self._disagrees(promised.promise):
@@ -353,6 +353,9 @@ class Preparing:
         if count < minimum:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 
+    def _untold(self) -> set[str]:
+        return set(self.participants) - set(self._told.told)
+
     def _why_not(self) -> str:
         reasons = dict(self._refusals)
         for site, promised in self._promises.items():
@@ -364,4 +367,6 @@ class Preparing:
         for site in self._enabled:
             if self.phase == "prepare" and site not in self._promises:
                 reasons.setdefault(site, self._behind.get(site, "did not answer"))
+            if self.phase in ("plan", "train") and site in self._untold():
+                reasons.setdefault(site, "did not tell in time that it has trained")
         return "".join(f"; {site}: {reasons[site]}" for site in sorted(reasons))

@@ -6,6 +6,7 @@ import math
 
 from crypto.privacy import Mechanism, NoiseTerms, scheduled_multiplier
 from crypto.quantize import CryptoError
+from peers import comparison
 from proto import federation_pb2 as pb
 
 
@@ -41,10 +42,12 @@ def terms_of(plan: pb.Plan) -> NoiseTerms | None:
     if not plan.training.HasField("privacy"):
         return None
     privacy = plan.training.privacy
+    # What is compared is decrypted on the coordinator's word: it may be one site's noise alone.
+    alone = comparison.is_robust(plan.training)
     return NoiseTerms(
         clip_norm=plan.clip_norm,
         multiplier=plan.noise_multiplier,
-        sharers=plan.training.min_participants - privacy.colluders,
+        sharers=1 if alone else plan.training.min_participants - privacy.colluders,
         counted=privacy.clip_quantile > 0,
     )
 

@@ -34,10 +34,9 @@ from dataclasses import replace
 
 from peers import effects as do
 from peers import runs
-from peers.attending import MOST_DRAWS, TOO_MANY_DRAWS, Attending
+from peers.attending import Attending
 from peers.bundle import (
     Ground,
-    Promised,
     read_promised,
     read_run,
 )
@@ -48,8 +47,10 @@ from peers.errors import LocalProtocolError, RemoteProtocolError
 from peers.messages import one_line
 from peers.pacemaker import reached
 from peers.preparing import AttemptFails
+from peers.recalling import FORGOTTEN
 from peers.roles import coordinator_of
-from peers.signing import Kind, must_be, read, sign
+from peers.signing import Kind, must_be, read, sign, signed_by, verify
+from peers.statement import Known
 from proto import federation_pb2 as pb
 
 
@@ -190,7 +191,9 @@ class Protocol(Attending):
                 self._on_state(sender, body)
             case pb.Certified():
                 self._on_certified(sender, body)
-            case pb.Scale() | pb.MaskingOrder() | pb.Proof() | pb.Openings():
+            case pb.Scale():
+                self._on_scale(sender, body)
+            case pb.MaskingOrder() | pb.Proof() | pb.Openings():
                 self._on_order(sender, body)
             case pb.Proven():
                 self._on_proven(sender, body)
@@ -248,12 +251,16 @@ class Protocol(Attending):
             return
         was_active, by = self._active, run.requested_by
         self._persist(replace(self.durable, signed_run=signed))
-        if was_active and not self._active and by != self.site:
-            self._progress("waiting", message=f"{by} has stopped the run (fedctl train --stop)")
+        if was_active and by != self.site:
+            said = f"{by}'s run takes its place: to round {run.target_round}, by its own plan"
+            stopped = f"{by} has stopped the run (fedctl train --stop)"
+            self._progress("waiting", message=said if self._active else stopped)
+        if not self._active and self._coordination and self._coordination.is_before_the_sum:
+            self._fail_attempt(f"{by} has stopped the run")
         if self._part is not None or self._coordination is not None:
             return  # the attempt under way goes on: its end decides what is next
         if self._active and not was_active:
-            self._go_on_to(max(0, self.durable.promised + 1))
+            self._go_on_to(max(0, self.durable.promised + 1), tell_all=self.durable.promised >= 0)
         elif not self._active:
             self._pace.nothing()
 
@@ -281,12 +288,12 @@ class Protocol(Attending):
         else:
             self._enter(self.durable.promised + 1, tell_all=True)
 
-    def _go_on_to(self, attempt: int) -> None:
+    def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:
         """Enter this attempt, unless what we have said is still asked for."""
         if self._recalling:
             self._pace.restarted(self._now)
         else:
-            self._enter(attempt)
+            self._enter(attempt, tell_all=tell_all)
 
     def _resume(self) -> None:
         """Our part in the attempt under way is lost: nobody should wait for it."""
@@ -323,20 +330,29 @@ class Protocol(Attending):
             self._rest()
             self._progress("failed", message=self.manifest.objection, attempt=max(0, attempt))
             return
+        if self._owes(self.durable.state):
+            self._leave()
+            self._progress("waiting", message=FORGOTTEN)
+            self._pace.entered(self.durable.promised, self._now)
+            self._recall(peer for peer in self.manifest.enabled_ids if peer != self.site)
+            return
         tried = self._tried()
         self._leave()
+        self._manifests.began()
         ground = self._ground = self._ground_of(attempt)
         promised = self._make_promise(ground, tried=tried)
         state = pb.RoundState()
         state.CopyFrom(self.durable.state)
         state.promise.CopyFrom(promised)
         state.tried = tried
+        state.began = state.began or ground.manifest.version
         self._persist(replace(self.durable, promised=attempt, state=state))
         self._emit(do.BeginAttempt(self._round, attempt))
         self._pace.entered(attempt, self._now)
         self._progress("prepare")
-        if state.draws >= MOST_DRAWS:  # our own people have to know it, too
-            self._progress("waiting", message=TOO_MANY_DRAWS)
+        reason = pb.Promise.FromString(promised.promise.body).reason
+        if reason and self._situation.willing:  # our own people have to know it, too
+            self._progress("waiting", message=reason)
         lead = ground.coordinator
         if tell_all:
             wish = pb.RunWish(run=self.durable.signed_run)
@@ -439,8 +455,9 @@ class Protocol(Attending):
 
     def _repeat_promise(self, to: str) -> None:
         """The very bytes that are on our disk, of the latest attempt that we have promised."""
-        if self.durable.state.HasField("promise") and not self._recalling:
-            self._emit(do.Send(to, self.durable.state.promise))
+        state = self.durable.state
+        if state.HasField("promise") and not self._recalling and not self._owes(state):
+            self._emit(do.Send(to, state.promise))
 
     def _check_turn(self, sender: str, round_: int, attempt: int) -> None:
         """Only its coordinator speaks for an attempt."""
@@ -470,29 +487,36 @@ class Protocol(Attending):
         if promise.round != self._round:
             return
         self._note(pb.TWO_PROMISES, message.promise)
+        if message.HasField("stated"):
+            self._note(pb.TWO_STATEMENTS, message.stated)
         known = self._promises.get(promised.site)
         if known is None or known.promise.attempt < promise.attempt:
             self._promises[promised.site] = promised
+        self._is_at(promised.site, promise.attempt)
         if promised.site == self.site and sender != self.site:
             return
         attempt = self.durable.promised
         if promise.attempt == attempt and self._coordination is not None:
             self._emit(*self._coordination.promised(promised, self._now))
         elif promise.attempt > attempt:
+            if self._coordination is not None:
+                site, now = promised.site, self._now
+                self._emit(*self._coordination.left_by(site, promise.attempt, now))
             self._keep_up()
         elif promise.attempt < attempt and promised.site == sender and self._active:
             self._repeat_promise(sender)
 
+    def _is_at(self, site: str, attempt: int) -> None:
+        self._attempts[site] = max(attempt, self._attempts.get(site, -1))
+
     def _keep_up(self) -> None:
         """Where f + 1 sites are, one of them honest, we may go, too."""
-        far = reached(
-            {
-                site: one.promise.attempt
-                for site, one in self._promises.items()
-                if site != self.site and self.manifest.enabled(site)
-            },
-            self.manifest.tolerated,
-        )
+        others = {
+            site: attempt
+            for site, attempt in self._attempts.items()
+            if site != self.site and self.manifest.enabled(site)
+        }
+        far = reached(others, self.manifest.tolerated)
         if far > self.durable.promised and self._active and not self._recalling:
             self._enter(far)
 
@@ -509,8 +533,20 @@ class Protocol(Attending):
             read(self._keys, Kind.APPLIED, pb.Applied, message.applied, self.manifest)
             self._note(pb.TWO_APPLIED, message.applied)
         coordination = self._coordinated(round_, message.attempt)
-        if coordination is not None:
-            self._emit(*coordination.answered(sender, message, self._now))
+        if coordination is None:
+            return
+        stating = coordination.stating
+        self._emit(*coordination.answered(sender, message, self._now))
+        if isinstance(message, pb.Stated) and stating is not None:
+            self._heard_of(stating, sender, message)
+
+    def _heard_of(self, stating: Known, sender: str, message: pb.Stated) -> None:
+        """A site that is restored has to be told what it signed, also when nothing came of it."""
+        if message.statement_digest == stating.digest:
+            by, manifest = message.signature, self._ground.manifest
+            verify(self._keys, Kind.STATEMENT, stating.raw, by, manifest)
+            must_be(by.site == sender, sender, "brings another site's signature")
+            self._note(pb.TWO_STATEMENTS, signed_by(stating.raw, by))
 
     def _on_behind(self, sender: str, message: pb.Behind) -> None:
         if coordination := self._coordinated(message.round, message.attempt):
@@ -522,18 +558,17 @@ class Protocol(Attending):
             self._emit(do.FetchCertificates(sender, self.head_round))
 
     def _learn_from(self, message: pb.Bundle) -> None:
-        """An attempt that we are not in; its promises tell how far the others are."""
+        """An attempt that we are not in; its promises tell how far the others are.
+
+        No more: what they name is not shown, and a sum could not be made of them.
+        """
         if message.round != self._round or message.attempt <= self.durable.promised:
             return
         for signed in message.promises:
             promise = read(self._keys, Kind.PROMISE, pb.Promise, signed, self.manifest)
-            known = self._promises.get(signed.site)
-            if promise.round != self._round or signed.site == self.site:
-                continue
-            self._note(pb.TWO_PROMISES, signed)
-            if known is None or known.promise.attempt < promise.attempt:
-                shown = pb.Promised(promise=signed)
-                self._promises[signed.site] = Promised(shown, promise, None)
+            if promise.round == self._round and signed.site != self.site:
+                self._note(pb.TWO_PROMISES, signed)
+                self._is_at(signed.site, promise.attempt)
         self._keep_up()
 
     def _worked(self, event: Event) -> None:
@@ -573,12 +608,17 @@ class Protocol(Attending):
         body = last.certificate.body
         if body.round <= self.head_round:
             return
+        if last.HasField("report"):
+            last = self._as_signed(last)
+            commits = (*commits[:-1], last)
         durable = Durable(body.round, body.model_digest, signed_run=self.durable.signed_run)
         self.durable = durable
         self._emit(do.Persist(durable, commits))
         self._head_certificate = last.certificate
         self._leave()
         self._promises.clear()
+        self._attempts.clear()
+        self._unanswered.clear()
         self._heard.forget()
         self._manifests.new_round(last.certificate)
         self._ground = self._ground_of(0)

@@ -5,11 +5,12 @@ Both are signed, and passed on as they are: every site derives the same from the
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from peers import comparison
 from peers.bundle import Ground
+from peers.errors import RemoteProtocolError
 from peers.roles import is_masked
 from peers.signing import Keys, Kind, digest_of, must_be, read
 from proto import federation_pb2 as pb
@@ -94,6 +95,39 @@ class Reports:
     def scale(self, sites: Collection[str]) -> tuple[tuple[int, ...], dict[str, str]]:
         """The scale that follows, and who is left out of it, and why. Raises ValueError."""
         return scale_of(self.plan, {site: self._exponents[site] for site in sites})
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What all have told, as it was passed on, and what follows from it for every site.
+
+    ``exponents``: the common fixed-point scale, one a parameter group; ``left_out``: sites
+    whose updates nobody takes, by the exponents that they signed, and why.
+    """
+
+    told: Mapping[str, tuple[int, ...]]
+    exponents: tuple[int, ...]
+    left_out: Mapping[str, str]
+
+
+def read_scale(message: pb.Scale, plan: pb.Plan, ground: Ground, keys: Keys) -> Scaled:
+    """What follows from what the coordinator passes on.
+
+    Raises RemoteProtocolError, CertificateError unless participants have signed it of this plan.
+    """
+    told: dict[str, tuple[int, ...]] = {}
+    participants = {one.site for one in plan.participants}
+    plan_digest = digest_of(plan)
+    for signed in message.exponents:
+        one = read(keys, Kind.EXPONENTS, pb.Exponents, signed, ground.manifest)
+        right = one.plan_digest == plan_digest and signed.site in participants
+        must_be(right, plan.coordinator, f"passes on what {signed.site} told of another plan")
+        told[signed.site] = tuple(one.scale_exponents)
+    try:
+        exponents, left_out = scale_of(plan, told)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{plan.coordinator}: {error}") from error
+    return Scaled(told, exponents, left_out)
 
 
 def scale_of(

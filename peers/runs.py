@@ -46,15 +46,24 @@ def stands_over(
     if run.generation > max(usual, ours) + FARTHEST:
         return False
     if known is None:
-        return True
+        return can_go_on(run, head_round, manifest)
     if run == known:
         return False
     here, there = (manifest.enabled(one.requested_by) for one in (run, known))
     if here != there:  # nobody else takes the run of a site that was expelled
         return here
+    # For one that these sites can't train nothing is put aside: it would keep runs away.
+    able, was_able = (can_go_on(one, head_round, manifest) for one in (run, known))
+    if able != was_able:
+        return able
     if weakens(run, known, head_round, manifest):
         return False
     return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))
+
+
+def can_go_on(run: pb.Run, head_round: int, manifest: FederationManifest) -> bool:
+    """Whether the manifest's sites can train what is left of it; of one that is over: nothing."""
+    return run.target_round <= head_round or not objection(run.plan, manifest)
 
 
 def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:
@@ -89,6 +98,11 @@ def requested(
     manifest: FederationManifest,
 ) -> pb.Run:
     """The run that a person at this site asks for. Raises RunRefused."""
+    if not manifest.enabled(site):
+        raise RunRefused(
+            f"manifest {manifest.version} does not let this site take part: ask the federation's "
+            "keeper for one that does (fedctl manifest show)"
+        )
     if is_active(head, manifest):
         raise RunRefused(_under_way(head.run))
     if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):

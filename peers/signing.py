@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
-from peers.messages import check, parse
+from peers.messages import check, parse_signed
 from proto import federation_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -64,8 +64,7 @@ def name_of(signed: pb.Signed) -> bytes:
 def sign(keys: Keys, kind: Kind, message: Message) -> pb.Signed:
     """This site says ``message`` for good."""
     body = message.SerializeToString(deterministic=True)
-    by = keys.sign(kind.value + body)
-    return pb.Signed(body=body, site=by.site, signature=by.signature, certificate=by.certificate)
+    return signed_by(body, keys.sign(kind.value + body))
 
 
 def sign_bytes(keys: Keys, kind: Kind, body: bytes) -> pb.Signature:
@@ -78,6 +77,11 @@ def signature_of(signed: pb.Signed) -> pb.Signature:
     return pb.Signature(
         site=signed.site, signature=signed.signature, certificate=signed.certificate
     )
+
+
+def signed_by(body: bytes, by: pb.Signature) -> pb.Signed:
+    """A signature with what it is under."""
+    return pb.Signed(body=body, site=by.site, signature=by.signature, certificate=by.certificate)
 
 
 def verify(
@@ -105,11 +109,11 @@ def read(
     """The message that was signed, in its bounds.
 
     Raises CertificateError for a signature that is not its site's, RemoteProtocolError
-    for what is no such message.
+    for what is no such message, or in another encoding.
     """
     check(signed)
     verify(keys, kind, signed.body, signature_of(signed), manifest, past=past)
-    return parse(as_a, signed.body)
+    return parse_signed(as_a, signed.body)
 
 
 def must_be(holds: object, sender: str, complaint: str) -> None:

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from crypto.checksum import NONCE_BYTES
 from peers import comparison
 from peers.certificates import RULES, plan_digest
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
-from peers.messages import check, parse
+from peers.messages import check, parse_signed
 from peers.roles import is_masked
 from peers.signing import Keys, Kind, digest_of, must_be, read, verify
 from proto import federation_pb2 as pb
@@ -39,9 +39,10 @@ class Known:
     message: pb.Statement
 
     @classmethod
+    @lru_cache(maxsize=16)
     def parse(cls, raw: bytes) -> Known:
         """Raises RemoteProtocolError when it is none, or out of bounds."""
-        return cls(raw, parse(pb.Statement, raw))
+        return cls(raw, parse_signed(pb.Statement, raw))
 
     @classmethod
     def of(cls, message: pb.Statement) -> Known:
@@ -226,15 +227,15 @@ def check_selection(
     question: Known | None,
     keys: Keys,
     manifest: FederationManifest,
-) -> None:
+) -> Collection[str]:
     """A robust rule's selection follows from what f + 1 key holders have signed alike.
 
-    Raises RemoteProtocolError, CertificateError.
+    Returns whom it rejects. Raises RemoteProtocolError, CertificateError.
     """
     plan, lead = statement.plan, statement.plan.coordinator
-    if not comparison.compares(plan):
+    if not comparison.is_robust(plan.training):
         must_be(not statement.question_digest, lead, "selects where nothing was compared")
-        return
+        return ()
     if question is None or question.digest != statement.question_digest:
         raise RemoteProtocolError(f"{lead} selects by a question that is not certified here")
     answer = read_answers(statement.answers, question, keys, manifest)
@@ -242,14 +243,17 @@ def check_selection(
         chosen = comparison.choose(plan, question, answer, 0)
     except ValueError as error:
         raise RemoteProtocolError(f"{lead} selects: {error}") from error
+    compared = {one.site: one for one in question.message.contributions}
+    same = all(compared.get(one.site) == one for one in statement.contributions)
+    must_be(same, lead, "sums another update than was compared")
     kept = tuple(one.site for one in statement.contributions)
-    right = kept == chosen.kept and set(chosen.rejected) <= set(statement.rejected)
     must_be(
-        right,
+        kept == chosen.kept,
         lead,
         f"sums the updates of {list(kept)}; by their dot products it would be those of "
         f"{list(chosen.kept)}",
     )
+    return chosen.rejected
 
 
 def read_answers(

@@ -40,6 +40,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Seven to eight times as long, at 1.5: a federation that needs more has settings to mend, and
+# people who have mended what kept it must not wait for a day until an old attempt is over.
+MOST_GROWN = 5
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -66,8 +70,8 @@ class Timing:
         return (silent_phases + 1) * self.phase(attempt)
 
     def retry(self, attempt: int) -> float:
-        """Pause after a failed attempt, so that a lasting cause does not spin."""
-        return min(self.phase(attempt) / 20, 30.0)
+        """Pause after a failed attempt, so that a lasting cause does not spin: up to 30 s."""
+        return min(self.phase_s * self.growth ** min(attempt, 8) / 20, 30.0)
 
     def _grown(self, attempt: int) -> float:
-        return float(self.growth ** min(attempt, 8))
+        return float(self.growth ** min(attempt, MOST_GROWN))

@@ -1256,6 +1256,7 @@ class Promise(_message.Message):
     LOCK_FIELD_NUMBER: _builtins.int
     STATED_FIELD_NUMBER: _builtins.int
     TRIED_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """<= 63 characters"""
     manifest_digest: _builtins.bytes
@@ -1281,7 +1282,9 @@ class Promise(_message.Message):
     complexity: _builtins.float
     """of its documents (S_i of pFedRAG, Eq. 3); 0 .. 1000000; 0: not told"""
     tried: _builtins.int
-    """to make the sum of attempt tried - 1 again, in vain; 0: none"""
+    """a sum was made again in vain in attempt tried - 1; 0: none"""
+    incarnation: _builtins.bytes
+    """16 bytes, drawn whenever the promiser's daemon is started"""
     @_builtins.property
     def lock(self) -> Global___LockName:
         """the highest one that it holds; absent: none"""
@@ -1308,10 +1311,11 @@ class Promise(_message.Message):
         lock: Global___LockName | None = ...,
         stated: Global___StatedName | None = ...,
         tried: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "stated", b"stated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "complexity", b"complexity", "federation_id", b"federation_id", "lock", b"lock", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "num_examples", b"num_examples", "parent_digest", b"parent_digest", "reason", b"reason", "round", b"round", "run_digest", b"run_digest", "shape_digest", b"shape_digest", "stated", b"stated", "tried", b"tried", "willing", b"willing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "complexity", b"complexity", "federation_id", b"federation_id", "incarnation", b"incarnation", "lock", b"lock", "manifest_digest", b"manifest_digest", "manifest_version", b"manifest_version", "num_examples", b"num_examples", "parent_digest", b"parent_digest", "reason", b"reason", "round", b"round", "run_digest", b"run_digest", "shape_digest", b"shape_digest", "stated", b"stated", "tried", b"tried", "willing", b"willing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2917,8 +2921,8 @@ class Remembered(_message.Message):
     round: _builtins.int
     """as in the Recall, or a later one: the sender's, who is ahead"""
     @_builtins.property
-    def promise(self) -> Global___Signed:
-        """its latest Promise; absent: none is known"""
+    def promise(self) -> Global___Promised:
+        """its latest one, with what it names where that is known; absent: none is known"""
 
     @_builtins.property
     def statement(self) -> Global___Signed:
@@ -2934,13 +2938,13 @@ class Remembered(_message.Message):
 
     @_builtins.property
     def lock(self) -> Global___Lock:
-        """the answering site's; of that vote's attempt or a later one, or the vote is not taken"""
+        """the highest that the answering site has seen; of that vote's attempt or a later one, or the vote is not taken"""
 
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
-        promise: Global___Signed | None = ...,
+        promise: Global___Promised | None = ...,
         statement: Global___Signed | None = ...,
         question: Global___Signed | None = ...,
         vote: Global___Vote | None = ...,
@@ -2967,11 +2971,12 @@ class RoundState(_message.Message):
     APPLIED_FIELD_NUMBER: _builtins.int
     STATED_FIELD_NUMBER: _builtins.int
     TRIED_FIELD_NUMBER: _builtins.int
-    DRAWS_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
     tried: _builtins.int
     """as in its promises"""
-    draws: _builtins.int
-    """how many sums of fresh draws its update is in, of those that it signed"""
+    began: _builtins.int
+    """the version of the manifest that its first promise went by; 0: none"""
     @_builtins.property
     def promise(self) -> Global___Promised:
         """of the attempt that is promised"""
@@ -2996,6 +3001,10 @@ class RoundState(_message.Message):
     def stated(self) -> Global___Signed:
         """the last SUM that it signed in this round"""
 
+    @_builtins.property
+    def drawn(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drawn]:
+        """sums of fresh draws that it signed, or saw certified, by attempt"""
+
     def __init__(
         self,
         *,
@@ -3006,15 +3015,44 @@ class RoundState(_message.Message):
         applied: _abc.Iterable[Global___Applied] | None = ...,
         stated: Global___Signed | None = ...,
         tried: _builtins.int = ...,
-        draws: _builtins.int = ...,
+        drawn: _abc.Iterable[Global___Drawn] | None = ...,
+        began: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "draws", b"draws", "lock", b"lock", "promise", b"promise", "stated", b"stated", "statements", b"statements", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "promise", b"promise", "stated", b"stated", "statements", b"statements", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundState: _TypeAlias = RoundState  # noqa: Y015
+
+@_typing.final
+class Drawn(_message.Message):
+    """Whose updates are in a sum of integers that were drawn for its attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """that signed it; 0 .."""
+    @_builtins.property
+    def sites(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """site ids, sorted"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        sites: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sites", b"sites"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drawn: _TypeAlias = Drawn  # noqa: Y015
 
 @_typing.final
 class RoundReport(_message.Message):

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from peers import messages
+from peers import signed_bounds
 from proto import federation_pb2 as pb
 
 DIGEST = b"\x07" * 32
@@ -87,6 +87,7 @@ def promise() -> pb.Promise:
         willing=True,
         lock=pb.LockName(attempt=1, root_digest=DIGEST, model_digest=DIGEST),
         stated=pb.StatedName(attempt=1, digest=DIGEST),
+        incarnation=bytes(16),
     )
 
 
@@ -138,7 +139,7 @@ def masked_statement() -> pb.Statement:
 
 def restated() -> pb.Statement:
     made = statement()
-    for field in messages._OF_A_SUM:
+    for field in signed_bounds._OF_A_SUM:
         made.ClearField(field)  # type: ignore[arg-type]
     made.kind, made.root_digest, made.model_digest = pb.RESTATED, DIGEST, DIGEST
     return made
@@ -275,7 +276,7 @@ BODIES: dict[str, Callable[[], Message]] = {
     ),
     "recall": lambda: pb.Recall(round=1),
     "remembered": lambda: pb.Remembered(
-        round=1, promise=signed(promise()), statement=signed(statement()), vote=vote(), lock=lock()
+        round=1, promise=promised(), statement=signed(statement()), vote=vote(), lock=lock()
     ),
 }
 

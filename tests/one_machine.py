@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from peers import effects as do
 from peers.bundle import Bundle
+from peers.errors import RemoteProtocolError
 from peers.protocol import Protocol
 from peers.statement import Known
 from proto import federation_pb2 as pb
@@ -24,12 +27,14 @@ from tests.simulation import GENESIS, World
 class Alone:
     """Site a, in a federation that says what a test says."""
 
-    def __init__(self, sites: int = 4) -> None:
+    def __init__(self, sites: int = 4, *, unheard: str = "") -> None:
+        """``unheard``: whom it has asked what it has said, and who has not answered."""
         self.world = World(sites=sites, seed=1, faulty_sites=1, min_participants=3)
         self.stage = Stage(manifest=self.world.manifest)
         self.now = 1.0
         for peer in self.stage.sites[1:]:
-            self.hears(peer, pb.Remembered(round=1))
+            if peer not in unheard:
+                self.hears(peer, pb.Remembered(round=1))
 
     @property
     def machine(self) -> Protocol:
@@ -106,3 +111,27 @@ def lead_of(attempt: int) -> str:
 
 def sent(effects: list[do.Effect], kind: type) -> list[Any]:
     return [e for e in effects if isinstance(e, do.Send) and isinstance(e.body, kind)]
+
+
+def refused(match: str) -> pytest.RaisesExc[RemoteProtocolError]:
+    return pytest.raises(RemoteProtocolError, match=match)
+
+
+def witnessing(alone: Alone) -> Known:
+    """Attempt 0 has its bundle, and a no part in it: what it sent itself is not in question."""
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    alone.machine._part = None
+    return alone.stage.statement(bundle)
+
+
+def stated(alone: Alone) -> Known:
+    """a has signed the sum of attempt 0."""
+    known = witnessing(alone)
+    effects = alone.hears("b", alone.state_of(known))
+    assert len(sent(effects, pb.Stated)) == 1
+    persisted = next(n for n, e in enumerate(effects) if isinstance(e, do.Persist))
+    assert isinstance(effects[-1], do.Send)
+    assert persisted < len(effects) - 1, "on disk before it is said"
+    return known

@@ -81,6 +81,7 @@ class Stage:
             "shape_digest": SHAPE,
             "num_examples": 100,
             "willing": True,
+            "incarnation": bytes(16),
         }
         return pb.Promise(**{**fields, **changed})  # type: ignore[arg-type]
 

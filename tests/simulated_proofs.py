@@ -26,7 +26,6 @@ class SimulatedProofs:
         self._random = chance
         self._added: dict[_At, set[str]] = defaultdict(set)
         self._sums: dict[_At, bytes] = {}
-        self.sums: dict[_At, bytes] = {}  # the digest of each sum, as its coordinator wrote it
         self._claims: dict[_At, do.Challenge] = {}
 
     def add(self, site: str, effect: do.AddUpdate) -> do.UpdateAdded | do.UpdateRefused:
@@ -41,7 +40,6 @@ class SimulatedProofs:
         """The coordinator's sum is written; in masking mode nothing proves it."""
         at = (effect.round, effect.attempt)
         digest = self._random.randbytes(32)
-        self.sums[site, *at] = digest
         if not self._is_masked(*at):
             nonces = tuple(
                 (one, b"" if one == site else _nonce(one, at))

@@ -52,7 +52,7 @@ class SimulatedWork:
                 self._work(name, "encrypt", effect, self._upload, name, effect)
             case do.AddUpdate():
                 self._work(name, "aggregate", effect, self._job, world.proofs.add, name, effect)
-            case do.CompareUpdates(round_, attempt, sites):
+            case do.CompareUpdates(round_, attempt, sites, _):
                 digest = world.random.randbytes(32)
                 asked = do.QuestionReady(round_, attempt, sites, (), digest)
                 self._work(name, "select", effect, world._feed, name, asked)
@@ -67,11 +67,10 @@ class SimulatedWork:
             case do.FinishSum():
                 self._work(name, "aggregate", effect, self._job, world.proofs.finish, name, effect)
             case do.SendSum(holders, certified):
-                digest = world.proofs.sums[name, certified.round, certified.attempt]
                 for holder in holders:
                     world._send(name, holder, certified)
                     kind = pb.ENCRYPTED_SUM
-                    self._push_blob(name, holder, kind, certified, self._sum, certified, digest)
+                    self._push_blob(name, holder, kind, certified, self._sum, certified)
             case do.Challenge():
                 self._work(name, "apply", effect, self._job, world.proofs.challenge, name, effect)
             case do.AnswerChallenge():
@@ -225,8 +224,8 @@ class SimulatedWork:
 
         world._at(sender, self._drawn(sender, 0.3), attempt, pause)
 
-    def _sum(self, _sender: str, to: str, certified: pb.Certified, digest: bytes) -> None:
-        self._world._feed(to, do.SumArrived(certified.round, certified.attempt, digest))
+    def _sum(self, _sender: str, to: str, certified: pb.Certified) -> None:
+        self._world._feed(to, do.SumArrived(certified.round, certified.attempt))
 
     def _nothing(self, _sender: str, to: str) -> None:
         """Products are decrypted when the certified question is here."""

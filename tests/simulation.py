@@ -79,6 +79,11 @@ def signature(site: str, payload: bytes) -> bytes:
     return hashlib.sha256(site.encode() + b" " + payload).digest()
 
 
+def incarnation(site: str, boot: int) -> bytes:
+    """Of a site's start: none of two is the same."""
+    return hashlib.sha256(f"{site} {boot}".encode()).digest()[:16]
+
+
 class SimulatedKeys:
     """A site's key, and whom it believes."""
 
@@ -262,6 +267,7 @@ class World:
             shape_digest=SHAPE,
             shared_values=2,
             unix_ms=lambda: round(self.now * 1000),
+            incarnation=incarnation(name, self._boots[name]),
             keys=SimulatedKeys(name),
             policy=POLICY,
             timing=TIMING,
@@ -297,7 +303,7 @@ class World:
         """The operator of a site installs a manifest."""
         self._say(f"{name} has manifest {manifest.version}: {' '.join(manifest.enabled_ids)}")
         self.installed[name] = manifest
-        self._feed(name, do.ManifestChanged(manifest, name.encode()))
+        self._feed(name, do.ManifestChanged(manifest))
 
     def run_until_committed(self, round_: int, *, within_s: float = 5_000.0) -> None:
         """Let time pass until every running site has this round; fails after ``within_s``."""

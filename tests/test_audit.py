@@ -472,7 +472,11 @@ async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
     signature = pb.Signature(site="alpha", signature=b"s", certificate=b"c")
     certificate = pb.StatementCertificate(statement=raw, signatures=[signature])
     at = {"round": 1, "attempt": 2}
+    declined = pb.Promise(round=1, attempt=2, willing=False, reason="too little noise")
+    promised = pb.Promised(promise=signed_by("alpha", declined))
     bodies: list[dict[str, Any]] = [
+        {"promised": promised},
+        {"promised": promised},
         {"contributed": pb.Contributed(**at, contribution=contribution)},
         {"state": pb.State(**at, statement=raw)},
         {"stated": pb.Stated(**at, statement_digest=digest, signature=signature)},
@@ -500,11 +504,13 @@ async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
     finally:
         await alpha.stop(grace=0)
     assert told(folder) == [
+        ("fedd", "plan", "declined"),
         ("fedd", "contribution", "signed"),
         ("fedd", "statement", "signed"),
         ("fedd", "applied", "signed"),
     ]
-    first, second, third = (entry["objects"] for entry in read(folder))
+    why, first, second, third = (entry["objects"] for entry in read(folder))
+    assert why == {**at, "reason": "too little noise"}
     assert first == {**at, "digest": (b"u" * 32).hex()}
     assert second == {**at, "digest": digest.hex(), "kind": "sum", "contributors": ["alpha"]}
     assert third == {**at, "statement": digest.hex(), "digest": (b"m" * 32).hex()}

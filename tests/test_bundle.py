@@ -14,6 +14,7 @@ from peers import comparison
 from peers.bundle import (
     Bundle,
     PlanFails,
+    borne,
     clipped,
     derive_plan,
     read_run,
@@ -55,7 +56,7 @@ def weights(*counts: int, f: int = 1) -> tuple[int, ...]:
         ((100_000, 1, 1), 1, (2, 1, 1)),
         ((100_000, 10, 10), 1, (20, 10, 10)),  # its own update would have a cosine of 1 - 2e-8
         ((100_000, 1, 1, 1), 1, (2, 1, 1, 1)),
-        ((100_000, 100_000, 1, 1, 1), 1, (3, 3, 1, 1, 1)),  # the other large one subtracts its own
+        ((100_000, 100_000, 1, 1, 1), 1, (2, 2, 1, 1, 1)),  # one subtracts its own, one is away
         ((100_000, 100_000, 1, 1, 1), 2, (2, 2, 1, 1, 1)),
         ((30, 20, 10), 1, (20, 20, 10)),
         ((20, 10, 10), 1, (20, 10, 10)),
@@ -110,7 +111,17 @@ def test_clipping_is_by_one_cap_as_high_as_may_be_and_changes_nothing_twice(
     assert cut == tuple(min(count, cap) for count in counts), "who tells less keeps it"
     assert weights(*cut, f=f) == cut
     if cap < max(counts):
-        assert stands_out([min(count, cap + 1) for count in counts], f)
+        above = [min(count, cap + 1) for count in counts]
+        assert stands_out(above, f, dropouts=borne(len(counts), f))
+
+
+@given(counts=numbers, f=st.integers(0, 3))
+def test_nobody_stands_out_either_when_as_many_drop_out_as_may(counts: list[int], f: int) -> None:
+    """Else a site that promises and stays away fails every attempt of everybody."""
+    cut = weights(*counts, f=f)
+    for gone in itertools.combinations(range(len(cut)), borne(len(cut), f)):
+        left = [count for site, count in enumerate(cut) if site not in gone]
+        assert not stands_out(left, f)
 
 
 @given(counts=numbers, f=st.integers(0, 3), more=st.integers(1, 10**6))
@@ -388,7 +399,7 @@ def test_a_run_has_one_encoding(stage: Stage) -> None:
         assert pb.Run.FromString(body).run_id == run.run_id
         by = stage.keys["a"].sign(Kind.RUN.value + body)
         again = pb.Signed(body=body, site="a", signature=by.signature, certificate=by.certificate)
-        with refused("a signs a run in another encoding than everybody's"):
+        with refused("Run is "):
             read_run(again, stage.us, stage.manifest)
 
 
@@ -425,9 +436,9 @@ def test_who_takes_part_and_with_what_weight_is_what_each_has_promised(stage: St
     told = {"a": 10, "b": 10, "c": 10, "d": 100_000}
     made = stage.plan(stage.bundle([stage.promised(s, num_examples=n) for s, n in told.items()]))
     assert {one.site: one.num_examples for one in made.participants} == {
-        "a": 10, "b": 10, "c": 10, "d": 28,
+        "a": 10, "b": 10, "c": 10, "d": 20,
     }  # fmt: skip
-    assert made.full_weight == 28
+    assert made.full_weight == 20
     assert (made.coordinator, made.key_dealer) == ("b", "c")
 
 
@@ -525,6 +536,21 @@ def test_it_is_drawn_anew_when_a_contributor_is_not_there_to_repeat_it(stage: St
     assert stage.plan(repeating(stage, stated, without="d"), 1).draw == 1
     lesser = Known.of(stage.statement_of(sites="abc"))
     assert stage.plan(repeating(stage, lesser, unwilling="d"), 1).draw == 0, "d was not in it"
+
+
+def test_it_is_drawn_anew_for_a_run_that_protects_more() -> None:
+    """A sum that nobody else has seen would undo what a person has asked for since."""
+    stage = Stage("abcd", faulty_sites=1)
+    stated = stage.statement()
+    training = plan(min_participants=3)
+    stage.run = stage.run_of(training, generation=2, run_id="same")
+    assert stage.plan(repeating(stage, stated), 1).draw == 0
+    privacy = training.privacy
+    privacy.noise_multiplier = privacy.noise_floor = 2.0
+    privacy.clip_norm = privacy.noise_decay = privacy.first_round = 1
+    stage.run = stage.run_of(training, generation=3, run_id="private")
+    anew = stage.plan(repeating(stage, stated), 1)
+    assert (anew.draw, anew.noise_multiplier) == (1, 2.0)
 
 
 def test_it_is_drawn_anew_when_two_sums_are_named_for_one_attempt(stage: Stage) -> None:

@@ -8,17 +8,16 @@ from __future__ import annotations
 import pytest
 
 from peers import effects as do
-from peers.certificates import CertificateError
+from peers.certificates import CertificateError, sign_vote
 from peers.coordination import Coordination
 from peers.errors import RemoteProtocolError
 from peers.signing import Kind, name_of, sign
-from peers.statement import Known
+from peers.statement import Known, value_of
 from proto import federation_pb2 as pb
 from tests.good_messages import statement
-from tests.one_machine import Alone, lead_of, sent
-from tests.signed_rounds import Stage
+from tests.one_machine import Alone, lead_of, refused, sent
+from tests.signed_rounds import EXPONENTS, Stage
 from tests.simulation import TIMING, World
-from tests.test_lying_coordinators import refused
 
 
 def test_nobody_is_accused_by_what_somebody_else_says_that_it_applied() -> None:
@@ -133,16 +132,14 @@ def test_evidence_that_shows_nothing_accuses_nobody() -> None:
 
 def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> None:
     """Else it would say it again, otherwise: restored, it looks like a liar."""
-    alone = Alone()
+    alone = Alone(unheard="b")
     alone.begins()
     mine = alone.stage.promised("a", 4, num_examples=1)
     stated_by_us = alone.stage.signed_statement("a", alone.stage.statement(attempt=4))
     question = statement(pb.QUESTION)
     question.round, question.attempt = 1, 4
     asked_by_us = alone.stage.signed_statement("a", Known.of(question))
-    remembered = pb.Remembered(
-        round=1, promise=mine.promise, statement=stated_by_us, question=asked_by_us
-    )
+    remembered = pb.Remembered(round=1, promise=mine, statement=stated_by_us, question=asked_by_us)
     effects = alone.hears("b", remembered)
     assert alone.promised == 4
     assert alone.state.promise.promise == mine.promise
@@ -155,12 +152,184 @@ def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> Non
         alone.hears("b", alone.state_of(other))
 
 
-def test_nobody_is_told_what_it_has_not_signed() -> None:
-    """A liar can't put a site forward by remembering for it."""
+def test_a_sum_of_an_earlier_attempt_is_remembered_behind_a_later_promise() -> None:
+    """It may have been opened: the next promise names it."""
+    alone = Alone(unheard="b")
+    known = alone.stage.statement()
+    promised = alone.stage.promised("a", 5, stated=known)
+    signed = alone.stage.signed_statement("a", known)
+    alone.hears("b", pb.Remembered(round=1, promise=promised, statement=signed))
+    assert (alone.promised, alone.state.stated) == (5, signed)
+    assert [one.attempt for one in alone.state.drawn] == [0]
+    alone.begins()
+    alone.ticks()
+    said = pb.Promise.FromString(alone.state.promise.promise.body)
+    assert said.attempt > 5
+    assert said.stated.digest == known.digest
+
+
+def test_a_lock_that_a_peer_shows_is_in_the_next_promise() -> None:
+    alone = Alone(unheard="b")
+    lock = alone.stage.lock()
+    promised = alone.stage.promised("a", 5, lock=lock)
+    alone.hears("b", pb.Remembered(round=1, promise=promised))
+    alone.begins()
+    alone.ticks()
+    said = pb.Promise.FromString(alone.state.promise.promise.body)
+    assert said.attempt > 5
+    assert said.lock == lock.name
+
+
+def test_a_promise_is_remembered_with_the_lock_and_the_sum_that_it_names() -> None:
+    """Hidden in the next promise, another version could be committed beside the first."""
+    asked = Alone()
+    asked.begins()
+    known, lock = asked.stage.statement(), asked.stage.lock()
+    promised = asked.stage.promised("d", 5, lock=lock, stated=known)
+    asked.hears("d", promised)
+    (answer,) = sent(asked.hears("d", pb.Recall(round=1)), pb.Remembered)
+    assert answer.body.promise == promised
+    alone = Alone(unheard="d")
+    ours = alone.stage.promised("a", 5, lock=lock, stated=known)
+    alone.hears("d", pb.Remembered(round=1, promise=ours))
+    assert alone.state.lock == lock.message
+    assert alone.state.stated == alone.stage.signed_statement("a", known)
+
+
+def test_a_lock_behind_the_one_that_it_has_named_binds_a_site() -> None:
+    alone = Alone(unheard="d")
+    named = alone.stage.lock()
+    later = alone.stage.lock(alone.stage.statement(attempt=3))
+    ours = pb.Promised(promise=alone.stage.promised("a", 5, lock=named).promise)
+    alone.hears("d", pb.Remembered(round=1, promise=ours, lock=later.message))
+    assert alone.state.lock == later.message
+
+
+def test_who_has_promised_what_nobody_shows_stands_still_and_asks_again() -> None:
+    """As long as it does not know what binds it, what it promises next could hide that."""
+    alone = Alone(unheard="cd")
+    lock = alone.stage.lock()
+    whole = alone.stage.promised("a", 5, lock=lock)
+    bare = pb.Promised(promise=whole.promise)
+    alone.hears("d", pb.Remembered(round=1, promise=bare))
+    alone.begins()
+    for _ in range(4):
+        effects = alone.ticks()
+        assert not sent(effects, pb.Promised)
+    assert alone.promised == 5
+    assert any("stands still" in e.message for e in effects if isinstance(e, do.Progress))
+    assert {send.to for send in sent(effects, pb.Recall)} == set("bcd")
+    for peer in "bd":
+        alone.hears(peer, pb.Remembered(round=1))
+    assert not sent(alone.ticks(), pb.Promised)
+    alone.hears("c", pb.Remembered(round=1, promise=whole))
+    alone.ticks()
+    alone.ticks()
+    assert alone.promised == 6
+    assert pb.Promise.FromString(alone.state.promise.promise.body).lock == lock.name
+
+
+def test_a_peer_is_believed_once_about_what_a_site_has_said() -> None:
+    """Told again and again what it had its people forget, a site would never be rid of it."""
+    alone = Alone()
+    alone.hears("b", pb.Remembered(round=1, promise=alone.stage.promised("a", 7)))
+    assert alone.promised == -1
+
+
+def test_what_can_not_be_read_keeps_nothing_else_away() -> None:
+    """Of a manifest that its state, put back, does not have: the lock is not taken."""
+    alone = Alone(unheard="d")
+    statement = alone.stage.statement_of()
+    statement.manifest_version = 9
+    lock = alone.stage.lock_of(Known.of(statement))
+    ours = alone.stage.promised("a", 7)
+    with refused("manifest 9, which is not known here"):
+        alone.hears("d", pb.Remembered(round=1, promise=ours, lock=lock))
+    assert alone.promised == 7
+
+
+def test_a_site_that_was_started_in_an_attempt_signs_nothing_in_it() -> None:
+    """It may have signed another sum there, which its disk, put back, does not tell."""
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    bundle = alone.everybody(0)
+    known = alone.stage.statement(bundle)
+    alone.restarts()
+    alone.hears("b", bundle.message)
+    effects = alone.hears("b", alone.state_of(known))
+    assert not sent(effects, pb.Stated)
+    assert any("signs nothing in it" in e.message for e in effects if isinstance(e, do.Progress))
+
+
+def test_of_its_starts_a_promise_may_tell_and_nothing_else() -> None:
+    """A site that was put back promises again what it has promised: that accuses nobody."""
     alone = Alone()
     alone.begins()
+    for incarnation in (b"1" * 16, b"2" * 16):
+        alone.hears("d", alone.stage.promised("d", 1, incarnation=incarnation))
+    assert not alone.machine.accused
+    alone.hears("d", alone.stage.promised("d", 1, num_examples=7))
+    assert alone.machine.accused == {"d"}
+
+
+def test_a_sum_that_a_promise_shows_is_held_against_what_its_site_has_signed() -> None:
+    alone = Alone()
+    alone.begins()
+    one, other = (alone.stage.statement_of(sites=sites) for sites in ("abcd", "bcd"))
+    for attempt, known in ((1, Known.of(one)), (2, Known.of(other))):
+        alone.hears("d", alone.stage.promised("d", attempt, stated=known))
+    assert alone.machine.accused == {"d"}
+
+
+def test_a_vote_is_remembered_with_the_lock_that_it_was_cast_for() -> None:
+    """Hidden in the next promise, what it was cast for could be overruled."""
+    alone = Alone(unheard="bc")
+    lock = alone.stage.lock()
+    vote = sign_vote(alone.stage.keys["a"].sign, value_of(lock, alone.stage.manifest), 0)
+    alone.hears("b", pb.Remembered(round=1, vote=vote))
+    assert not alone.state.HasField("vote")
+    effects = alone.hears("c", pb.Remembered(round=1, vote=vote, lock=lock.message))
+    assert (alone.state.vote, alone.state.lock) == (vote, lock.message)
+    assert do.WentBack(1, "c", "voted in attempt 0") in effects
+
+
+def test_a_coordinator_remembers_a_vote_with_a_lock_that_it_has_not_voted_for_yet() -> None:
+    alone = Alone()
+    alone.begins()
+    lock = alone.stage.lock()
+    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
+    (answer,) = sent(alone.hears("d", pb.Recall(round=1)), pb.Remembered)
+    assert answer.body.lock == lock.message
+    assert not alone.state.HasField("lock")
+
+
+def test_a_lock_of_another_round_is_not_taken() -> None:
+    alone = Alone(unheard="b")
+    other = alone.stage.statement_of()
+    other.round = other.plan.round = 7
+    lock = alone.stage.lock_of(Known.of(other))
+    with refused("b shows another's lock"):
+        alone.hears("b", pb.Remembered(round=1, lock=lock))
+
+
+def test_before_it_knows_what_it_has_said_a_site_takes_no_part() -> None:
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.world.crash("a")
+    alone.world.start("a")
+    assert not sent(alone.hears("b", bundle.message), pb.PlanAnswer)
+    assert not sent(alone.takes(do.LocalTrained(1, 0, EXPONENTS)), pb.Trained)
+
+
+def test_nobody_is_told_what_it_has_not_signed() -> None:
+    """A liar can't put a site forward by remembering for it."""
+    alone = Alone(unheard="d")
+    alone.begins()
     for field, theirs, told in (
-        ("promise", alone.stage.promised("d", 9).promise, "remembers another's promise"),
+        ("promise", alone.stage.promised("d", 9), "remembers another's promise"),
         (
             "statement",
             alone.stage.signed_statement("d", alone.stage.statement(attempt=9)),
@@ -171,7 +340,8 @@ def test_nobody_is_told_what_it_has_not_signed() -> None:
         getattr(message, field).CopyFrom(theirs)
         with refused(f"d {told}"):
             alone.hears("d", message)
-        getattr(message, field).site = "a"
+        theirs_no_more = getattr(message, field)
+        (theirs_no_more.promise if field == "promise" else theirs_no_more).site = "a"
         with pytest.raises(CertificateError):
             alone.hears("d", message)
     assert alone.promised == 0
@@ -184,7 +354,7 @@ def test_who_asks_is_told_the_last_that_it_has_signed() -> None:
     for promised in (late, early):
         alone.hears("d", promised)
     (answer,) = sent(alone.hears("d", pb.Recall(round=1)), pb.Remembered)
-    assert answer.body.promise == late.promise
+    assert answer.body.promise == late
     (other,) = sent(alone.hears("d", pb.Recall(round=2)), pb.Remembered)
     assert not other.body.HasField("promise")
 
@@ -197,8 +367,9 @@ def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
     assert not sent(effects, pb.Promised)
     machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
     machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
+    machine.step(do.Tick(), machine._pace.until)
     assert machine.durable.promised == -1
-    machine.step(do.Received("c", pb.Remembered(round=1)), 0.7)
+    machine.step(do.Received("c", pb.Remembered(round=1)), machine._now)
     machine.step(do.Tick(), machine.next_wakeup())
     assert machine.durable.promised == 0
     assert (

@@ -371,6 +371,13 @@ async def test_the_control_socket_is_for_its_owner_and_group_alone(trained: Trai
         assert stat.S_IMODE((site.folder / "fedd.sock").stat().st_mode) == 0o660
 
 
+async def test_what_a_site_keeps_is_for_its_owner_alone(trained: Trained) -> None:
+    for site in trained.live.sites.values():
+        kept = [path for path in (site.folder / "state").rglob("*") if path.is_file()]
+        assert kept
+        assert not [path for path in kept if stat.S_IMODE(path.stat().st_mode) & 0o077]
+
+
 async def test_sigterm_ends_a_daemon_cleanly(trained: Trained) -> None:
     site = trained.live.sites["birch"]
     assert await site.terminate() == 0

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -79,6 +80,25 @@ def test_what_was_said_in_the_round_is_forgotten_and_all_else_stays(
         assert len(store.curve()) == 1
 
 
+def test_sums_are_counted_from_zero_and_all_that_was_said_stays(tmp_path: Path) -> None:
+    """So it may be done at all sites at once, where forgetting what binds them may not."""
+    path = tmp_path / "state.sqlite3"
+    said = absurd(0, GENESIS)
+    counted = pb.RoundState()
+    counted.CopyFrom(said.state)
+    counted.drawn.add(attempt=3, sites=["elm", "oak"])
+    store, _ = opened(path)
+    store.persist(replace(said, state=counted), ())
+    store.close()
+    with closing(Store(path)) as store:
+        assert store.forget_sums() == 1
+        assert store.load("med", SHAPE, GENESIS) == said
+        assert store.forgotten_round() == 0
+    change(path, "seal = x'00'")
+    with closing(Store(path)) as store, pytest.raises(StoreError, match="digest"):
+        store.forget_sums()
+
+
 @pytest.mark.parametrize(
     ("table", "cause"),
     [
@@ -134,6 +154,19 @@ def test_it_is_not_done_unasked(tmp_path: Path, fedctl: Fedctl) -> None:  # noqa
     assert ran.object["remedy"] == "Add --yes"
     assert (state / "state.sqlite3").read_bytes() == before
     assert not (state / "audit").exists()
+
+
+def test_counting_sums_from_zero_needs_no_yes(tmp_path: Path) -> None:
+    store, _ = opened(tmp_path / "state" / "state.sqlite3")
+    store.persist(absurd(0, GENESIS), ())
+    store.close()
+    words = ["site", "forget-round", "--sums", "--json", "--config", str(settings(tmp_path))]
+    ran = subprocess.run(
+        [sys.executable, "-m", "daemon.fedctl", *words], capture_output=True, check=True, timeout=60
+    )
+    assert json.loads(ran.stdout)["round"] == 1
+    (begun, done) = entries(segments(tmp_path / "state" / "audit"))
+    assert [one["objects"]["what"] for one in (begun, done)] == ["sums", "sums"]
 
 
 def test_where_no_daemon_was_nothing_is_made(tmp_path: Path, fedctl: Fedctl) -> None:  # noqa: F811
@@ -217,10 +250,10 @@ async def test_a_site_with_an_absurd_or_damaged_round_takes_part_again(tmp_path:
         ]
         who = f"uid:{os.getuid()}"
         assert told_of == [
-            ("begun", {}, who),
-            ("done", {"round": 2}, who),
-            ("begun", {}, who),
-            ("done", {"round": 3}, who),
+            ("begun", {"what": "all"}, who),
+            ("done", {"what": "all", "round": 2}, who),
+            ("begun", {"what": "all"}, who),
+            ("done", {"what": "all", "round": 3}, who),
         ]
 
         for site in live.sites.values():

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from peers import effects as do
 from peers import runs
-from peers.attending import MOST_DRAWS
 from peers.bundle import Bundle
 from peers.certificates import CertificateError, certificate_of, sign_vote
-from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.pacemaker import Pacemaker, reached
 from peers.signing import Kind, sign
 from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
-from tests.one_machine import Alone, lead_of, sent
+from tests.one_machine import Alone, lead_of, refused, sent, stated
 from tests.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
 from tests.simulation import TIMING, World, plan
 
 LAST = 2**32 - 2  # of all attempts that there are
-
-
-def refused(match: str) -> pytest.RaisesExc[RemoteProtocolError]:
-    return pytest.raises(RemoteProtocolError, match=match)
 
 
 # ---- attempts: nobody is pushed, and numbers don't run away --------------------------------
@@ -198,7 +191,7 @@ def test_a_commit_under_an_older_manifest_than_the_heads_is_not_adopted() -> Non
     newer = alone.world.manifests[2] = FederationManifest(
         "simulated", 2, alone.stage.manifest.sites[:3], 1
     )
-    alone.takes(do.ManifestChanged(newer, b"a"))
+    alone.takes(do.ManifestChanged(newer))
     first = committed(alone, "abc", manifest_version=2, manifest_digest=newer.digest)
     alone.takes(do.CertificatesArrived("b", (first,)))
     alone.takes(do.VersionHere(VERSION))
@@ -239,6 +232,17 @@ def test_who_stops_a_run_is_named() -> None:
     assert "d has stopped the run" in "".join(
         e.message for e in effects if isinstance(e, do.Progress)
     )
+
+
+def test_who_puts_its_own_run_in_the_place_of_a_persons_is_named() -> None:
+    """It may train as it likes where it takes no protection away: people have to see it."""
+    alone = Alone()
+    alone.begins()
+    run = pb.Run.FromString(alone.stage.run.body)
+    run.generation, run.requested_by, run.target_round = run.generation + 1, "d", 900
+    wish = pb.RunWish(run=sign(alone.stage.keys["d"], Kind.RUN, run))
+    said = "".join(e.message for e in alone.hears("d", wish) if isinstance(e, do.Progress))
+    assert "d's run takes its place: to round 900, by its own plan" in said
 
 
 def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
@@ -301,21 +305,6 @@ def test_a_run_that_weakens_what_people_asked_for_is_answered_with_it() -> None:
 # ---- statements ---------------------------------------------------------------------------
 
 
-def stated(alone: Alone) -> Known:
-    """a has signed the sum of attempt 0."""
-    alone.begins()
-    bundle = alone.everybody(0)
-    alone.hears("b", bundle.message)
-    known = alone.stage.statement(bundle)
-    alone.machine._part = None  # a witness: what it sent itself is not in question here
-    effects = alone.hears("b", alone.state_of(known))
-    assert len(sent(effects, pb.Stated)) == 1
-    persisted = next(n for n, e in enumerate(effects) if isinstance(e, do.Persist))
-    assert isinstance(effects[-1], do.Send)
-    assert persisted < len(effects) - 1, "on disk before it is said"
-    return known
-
-
 def test_a_site_signs_one_sum_an_attempt_over_a_restart_too() -> None:
     """Two certified ones would be two versions of a round, and the difference of two sums."""
     alone = Alone()
@@ -332,26 +321,19 @@ def test_a_site_signs_one_sum_an_attempt_over_a_restart_too() -> None:
         alone.hears("b", alone.state_of(other))
 
 
-def test_after_so_many_sums_that_were_not_committed_somebody_has_to_look() -> None:
-    """A liar that leads can have one made whenever it is its turn, of other sites each time."""
-    world = World(sites=3, seed=1)
-    world.train("a", rounds=1)
-    while not world.site("c").durable.state.draws:
-        world.step()
-    assert world.site("c").durable.state.draws == 1
+def test_a_question_that_comes_late_does_not_make_it_forget_the_sum() -> None:
+    """Of two sums of one attempt two versions could be committed."""
     alone = Alone()
-    alone.takes(do.Situation(100, willing=True))
-    alone.begins()
-    state = pb.RoundState()
-    state.CopyFrom(alone.state)
-    state.draws = MOST_DRAWS
-    alone.machine.durable = replace(alone.machine.durable, state=state)
-    effects = alone.ticks()
-    assert any("collecting them" in e.message for e in effects if isinstance(e, do.Progress))
-    promise = sent(effects, pb.Promised)[0].body.promise
-    told = pb.Promise.FromString(promise.body)
-    assert not told.willing
-    assert "somebody may be collecting them" in told.reason
+    known = stated(alone)
+    bundle = alone.everybody(0)
+    question = Known.of(alone.stage.statement_of(bundle, kind=pb.QUESTION, byzantine_sites=0))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(alone.machine, "_check_statement", lambda _question: None)
+        assert len(sent(alone.hears("b", alone.state_of(question)), pb.Stated)) == 1
+    assert [one.body for one in alone.state.statements] == [known.raw, question.raw]
+    other = Known.of(alone.stage.statement_of(bundle, sum_digest=b"2" * 32))
+    with refused("b makes two statements in one attempt"):
+        alone.hears("b", alone.state_of(other))
 
 
 def test_a_statement_waits_for_its_bundle_and_comes_from_its_coordinator() -> None:
@@ -417,7 +399,8 @@ def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
     """Two sums of the same integers differ by one site's update.
 
     d signed a smaller sum of attempt 0, and those who have signed the whole one are left
-    out of the bundle of attempt 1; a, which is one of them, still has to sign.
+    out of the bundle of attempt 1; a, which is one of them, signs nothing there, and opens
+    nothing.
     """
     alone = Alone()
     known = stated(alone)
@@ -430,9 +413,13 @@ def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
     assert made.draw == known.message.plan.draw == 0
     alone.hears("c", bundle.message)
     alone.machine._part = None
-    less = alone.stage.statement_of(bundle, 1, made=made, sites="bcd", exponents=EXPONENTS)
+    less = Known.of(
+        alone.stage.statement_of(bundle, 1, made=made, sites="bcd", exponents=EXPONENTS)
+    )
+    assert not sent(alone.hears("c", alone.state_of(less)), pb.Stated)
+    certificate = alone.stage.certified(less, "bcd")
     with refused("c states another sum of integers stated before"):
-        alone.hears("c", alone.state_of(Known.of(less)))
+        alone.hears("c", pb.Certified(round=1, attempt=1, certificate=certificate))
 
 
 # ---- votes and locks ------------------------------------------------------------------------
@@ -528,7 +515,7 @@ def test_a_lock_of_the_few_sites_of_the_beginning_is_nobodys_lock() -> None:
     alone = Alone()
     founders, newer = manifest_of("bd", 0, 1), manifest_of("abcd", 1, 2)
     alone.world.manifests.update({1: founders, 2: newer})
-    alone.takes(do.ManifestChanged(newer, b"a"))
+    alone.takes(do.ManifestChanged(newer))
     alone.stage = Stage(manifest=newer)
     alone.begins()
     few = Stage(manifest=founders, training=plan(min_participants=2))

@@ -11,7 +11,7 @@ import pytest
 
 from peers import effects as do
 from peers.certificates import RULES
-from peers.manifest import FederationManifest
+from peers.manifest import FederationManifest, ManifestSite
 from peers.manifest_in_force import ManifestInForce
 from peers.roles import next_after
 from proto import federation_pb2 as pb
@@ -120,7 +120,49 @@ def test_before_the_first_round_too_a_list_of_long_ago_decides_nothing() -> None
     assert [rounds.of_round(version) for version in grown] == [None, grown[2], grown[3]]
 
 
+def test_before_the_first_round_one_step_is_made_from_what_was_promised_under() -> None:
+    """Somebody may have committed, and be gone before anybody heard of it."""
+    rounds = in_force(1, None)
+    rounds.began()
+    for version, current in ((2, 2), (3, 2), (4, 2)):
+        rounds.install(HISTORY[version])
+        assert rounds.current.version == current
+    assert rounds.of_round(1) == HISTORY[1], "what was voted for under it counts"
+    again = ManifestInForce(HISTORY[4], HISTORY.get, None, entered=2, began=1)
+    assert again.current.version == 2, "and over a restart"
+
+
 # ---- in a round -----------------------------------------------------------------------------
+
+
+def test_two_steps_in_the_first_round_choose_no_second_version() -> None:
+    """b has committed and was cut off before anybody heard of it; two sites come meanwhile."""
+    world = World(sites=4, seed=1, faulty_sites=1, min_participants=3)
+    post = world._post
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            world, "_post", lambda s, t, b: None if isinstance(b, pb.Commit) else post(s, t, b)
+        )
+        world.train("b", 1)
+        while world.site("b").head_round < 1:
+            world.step()
+    lines = [(x, y) for x in "acdef" for y in "b"]
+    lines += [(y, x) for x, y in lines]
+    world.cut(tuple(lines))
+    world.crash("b")
+    for version, sites in ((2, "abcde"), (3, "abcdef")):
+        listed = tuple(ManifestSite(site, f"{site}:1", True) for site in sites)
+        world.manifests[version] = FederationManifest("simulated", version, listed, 1)
+    for site in "ef":
+        world.installed[site] = world.manifests[3]
+        world.add(site)
+    for site in "acd":
+        world.install(site, world.manifests[3])
+    world.run_for(3000)
+    world.heal(tuple(lines))
+    world.installed["b"] = world.manifests[3]
+    world.start("b")
+    world.run_until_committed(1)
 
 
 def until(world: World, text: str) -> None:
@@ -230,11 +272,10 @@ def test_a_version_that_was_voted_for_stays_with_its_contributors_under_the_new_
     """Somewhere it may be committed already: another one beside it would be the end."""
     world, lead, dealer = training(seed=4)
     out = others(world, lead, dealer)[-1]
-    while not any(d.durable.state.HasField("vote") for d in world.disks.values()):
+    staying = [world.disks[name] for name in others(world, out)]
+    while not any(disk.durable.state.HasField("vote") for disk in staying):
         world.step()
-    voted = next(
-        d.durable.state.vote for d in world.disks.values() if d.durable.state.HasField("vote")
-    )
+    voted = next(d.durable.state.vote for d in staying if d.durable.state.HasField("vote"))
     expel(world, out)
     committed_at(world, others(world, out), 1, within_s=120)
     certificate = world.certificate(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers import messages
+from peers import messages, signed_bounds
 from peers.bounds import COUNT_MAX
 from peers.errors import RemoteProtocolError
 from peers.messages import BLOB_BYTES, FRAME_BYTES, check, decode, one_line, parse
@@ -204,7 +204,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("evidence", "kind", 0, "evidence.kind is 0; expected one of 1, 2, 3, 4"),
     ("evidence", "second.site", "", "evidence.second.site is ''"),
     ("recall", "round", 0, "recall.round is 0; expected 1 .. "),
-    ("remembered", "promise.signature", b"", "remembered.promise.signature is 0 bytes"),
+    ("remembered", "promise.promise.signature", b"", "promise.promise.signature is 0 bytes"),
     ("Ended", "reason", "x" * 501, "reason is 501 characters long"),
     ("Ended", "attempt", 2**32 - 1, "attempt is 4294967295"),
 ]
@@ -320,7 +320,7 @@ def test_a_missing_part_refuses_the_message(name: str, field: str) -> None:
     assert f".{field} is missing; expected " in complaint(message)
 
 
-@pytest.mark.parametrize("field", sorted(messages._OF_A_SUM))
+@pytest.mark.parametrize("field", sorted(signed_bounds._OF_A_SUM))
 def test_nothing_of_a_sum_is_in_a_statement_of_an_earlier_version(field: str) -> None:
     """It would be signed along, and nobody would have checked it."""
     whole, message = masked_statement(), restated()
@@ -534,3 +534,22 @@ def test_any_text_becomes_one_that_passes(text: str) -> None:
     message = envelope("attempt_failed")
     message.attempt_failed.reason = one_line(text)
     check(message)
+
+
+def parts_of(message: Message) -> Iterator[Message]:
+    """The message and every message in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if isinstance(value, Sequence) else [value]:
+                yield from parts_of(part)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_nothing_that_is_not_known_is_in_any_part_of_a_message(body: str) -> None:
+    """It would be kept, signed and passed on with the rest, at any length."""
+    for place in range(len(list(parts_of(envelope(body))))):
+        message = envelope(body)
+        list(parts_of(message))[place].MergeFromString(b"\xa2\x06\x01x")
+        with pytest.raises(RemoteProtocolError, match="larger than its fields"):
+            check(message)

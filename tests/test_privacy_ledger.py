@@ -127,6 +127,21 @@ async def test_a_budget_is_spent_and_then_refuses_for_good(tmp_path: Path) -> No
         assert math.isinf(limited.least_multiplier)
 
 
+async def test_attempts_that_fail_do_not_spend_a_budget_without_end(tmp_path: Path) -> None:
+    """Each may have been opened, so each is booked: after so many somebody must look."""
+    situation = do.Situation(20, willing=True)
+    async with budget_of(tmp_path / "privacy.sqlite3", None) as budget:
+        for attempt in range(8):
+            assert (await budget.limit(situation)).willing
+            await budget.spend(3, attempt, terms(2.0))
+        limited = await budget.limit(situation)
+        assert not limited.willing
+        assert "8 noised updates of round 3 are booked, and none was committed" in limited.reason
+        assert budget.committed()
+        assert (await budget.limit(situation)).willing
+        assert not budget.committed()
+
+
 async def test_without_a_budget_everything_is_booked_and_nothing_refused(tmp_path: Path) -> None:
     async with budget_of(tmp_path / "privacy.sqlite3", None) as budget:
         for attempt, noise in enumerate((terms(0.01), None, terms(0.5))):
@@ -244,3 +259,12 @@ def test_shares_count_on_the_fewest_contributors_less_those_who_collude() -> Non
     found = privacy.terms_of(a_plan(2.0, clip_norm=0.5))
     assert found == NoiseTerms(clip_norm=0.5, multiplier=2.0, sharers=2)
     assert privacy.terms_of(a_plan(None)) is None
+
+
+def test_in_a_robust_round_each_sites_noise_is_enough_alone() -> None:
+    """What is compared there is decrypted on the coordinator's word: it may be one site's."""
+    plan = a_plan(2.0)
+    plan.training.robust = pb.ROBUST_NORM
+    found = privacy.terms_of(plan)
+    assert found is not None
+    assert found.sharers == 1

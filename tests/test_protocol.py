@@ -9,6 +9,7 @@ import pytest
 
 from peers import effects as do
 from peers.certificates import RULES, sign_vote
+from peers.coordination import Coordination
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
 from peers.protocol import Protocol
@@ -104,6 +105,28 @@ def test_weights_are_shares_of_the_largest_site() -> None:
     assert weights(made) == {"a": 0.25, "b": 1.0}
 
 
+def test_a_report_says_nothing_but_what_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator signs none: it could call the others rejected, and no noise a lot."""
+    honest = Coordination._report
+
+    def invented(self: Coordination, body: pb.VoteBody) -> pb.RoundReport:
+        report = honest(self, body)
+        report.coordinator, report.noise_multiplier, report.mean_loss = "c", 7.0, 9.0
+        report.rejections.add(site="c", reason="it lies")
+        return report
+
+    monkeypatch.setattr(Coordination, "_report", invented)
+    world = World(sites=3, seed=1)
+    world.train("a", rounds=1)
+    world.run_until_committed(1)
+    for site in "abc":
+        commit = world.disks[site].commits[1]
+        body, report = commit.certificate.body, commit.report
+        assert (report.coordinator, report.noise_multiplier, len(report.rejections)) == ("b", 0, 0)
+        assert (report.mean_loss, report.key_dealer) == (body.mean_loss, "c")
+        assert list(report.contributors) == ["a", "b", "c"]
+
+
 def test_a_second_run_is_refused_while_one_is_under_way() -> None:
     world = World(sites=3, seed=1)
     world.train("a", rounds=5)
@@ -121,6 +144,38 @@ def test_a_run_can_be_stopped_from_any_site() -> None:
     heads = {machine.head_round for machine in world.machines.values()}
     assert len(heads) == 1
     assert heads.pop() <= 4
+
+
+def test_a_run_that_is_stopped_while_sites_train_is_over_at_once() -> None:
+    """The next run does not wait for what the last one had begun, nor for who has left it."""
+    world = World(sites=3, seed=4)
+    world.train("a", rounds=2)
+    while not any(
+        m._coordination and m._coordination.phase == "train" for m in world.machines.values()
+    ):
+        world.step()
+    world.stop("c")
+    world.run_for(5.0)
+    assert "c has stopped the run" in world.text()
+    assert not any(machine.busy for machine in world.machines.values())
+    world.train("b", rounds=1)
+    world.run_until_committed(1, within_s=60)
+
+
+def test_a_site_that_has_forgotten_the_round_is_not_waited_for() -> None:
+    """It hears of the run again, and says that its part in the attempt is lost."""
+    world = World(sites=4, seed=4, faulty_sites=1, min_participants=3)
+    world.train("a", rounds=1)
+    while not (lead := world.site("b")._coordination) or lead.phase != "train":
+        world.step()
+    before = world.now
+    world.crash("d")
+    world.disks["d"].durable = do.Durable(0, GENESIS)
+    world.start("d")
+    while world.site("b")._coordination is lead:
+        world.step()
+    assert world.now - before < TIMING.train_s / 2
+    assert "1.0 committed" in world.text()
 
 
 def test_a_plan_of_too_few_participants_is_refused_where_it_is_asked_for() -> None:

@@ -39,7 +39,7 @@ def applies(effects: list[do.Effect]) -> list[do.ApplySum]:
     return [effect for effect in effects if isinstance(effect, do.ApplySum)]
 
 
-ARRIVED, CHALLENGING = do.SumArrived(1, 0, SUM), do.Challenging(1, 0, bytes(32))
+ARRIVED, CHALLENGING = do.SumArrived(1, 0), do.Challenging(1, 0, bytes(32))
 PROOF = pb.Proof(**AT, answer=b"8 bytes!")
 
 

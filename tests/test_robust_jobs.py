@@ -52,7 +52,7 @@ def keys() -> DealtKey:
     return dealt
 
 
-def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]], int]:
+def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path, bytes]], int]:
     """Every site measures and encrypts; the uploads and the common exponent."""
     round_crypto.start_sum(*COORDINATOR, SHAPE.sizes, check_of("a", SITES, "a"))
     weight = weights(plan())
@@ -67,11 +67,11 @@ def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path]]
         role = COORDINATOR if site == "a" else HOLDER
         out = folder / f"{site}.encrypted"
         exponents = [exponent] * len(SHAPE.sizes)
-        round_crypto.encrypt_update(
+        uploaded = round_crypto.encrypt_update(
             *(*role, folder / f"{site}.npy", SHAPE.sizes, weight[site], exponents, out),
             check=check_of(site, SITES, "a"),
         )
-        uploads.append((site, out))
+        uploads.append((site, out, uploaded.nonce))
     return uploads, exponent
 
 
@@ -106,9 +106,9 @@ def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
         said = float(chosen.rejected["c"].split()[1])
         assert said == pytest.approx(norm, rel=0.03)  # in the update's own units
     weight = weights(made)
-    for site, path in uploads:
+    for site, path, nonce in uploads:
         if site in chosen.kept:
-            round_crypto.add_update(*COORDINATOR, site, path)
+            round_crypto.add_update(*COORDINATOR, site, path, nonce)
     finished = round_crypto.finish_sum(*COORDINATOR, tmp_path / "sum")
     assert tuple(site for site, _ in finished.nonces) == chosen.kept
     versions = tmp_path / "versions"
@@ -134,11 +134,12 @@ def test_a_malformed_update_is_refused_by_name_and_the_others_are_compared(
     raw = uploads[3][1].read_bytes()
     uploads[3][1].write_bytes(raw[:100] + b"\xff" * 8 + raw[108:])
     uploads[6][1].write_bytes(raw[:-1])
+    uploads[1] = (*uploads[1][:2], b"another nonce...")  # than it signed: it can't be added
     question = round_crypto.compare_updates(
         *COORDINATOR, uploads, SHAPE.total, tmp_path / "products"
     )
-    assert question.sites == ("a", "b", "c", "e", "f")
-    assert [site for site, _ in question.refused] == ["d", "g"]
+    assert question.sites == ("a", "c", "e", "f")
+    assert [site for site, _ in question.refused] == ["b", "d", "g"]
 
 
 async def test_key_holders_answer_with_equal_bits(tmp_path: Path, keys: DealtKey) -> None:

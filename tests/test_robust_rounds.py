@@ -201,6 +201,13 @@ def stated(
     )
 
 
+def compared() -> tuple[Stage, Known, list[pb.Signed]]:
+    """A certified question, and what two key holders answer alike."""
+    stage = staged()
+    question = asked(stage)
+    return stage, question, [answered(stage, question, holder, numbers()) for holder in "ac"]
+
+
 def held_against(stage: Stage, statement: pb.Statement, question: Known | None) -> None:
     """As every site does before it signs, and as witnesses do."""
     bundle = stage.bundle()
@@ -211,27 +218,41 @@ def held_against(stage: Stage, statement: pb.Statement, question: Known | None) 
         bundle.run_digest,
         stage.plan(),
         stage.us,
+        (),
         question,
         frozenset(),
     )
 
 
 def test_what_is_summed_follows_from_equal_answers_to_the_certified_question() -> None:
-    stage = staged()
-    question = asked(stage)
-    answers = [answered(stage, question, holder, numbers()) for holder in "ac"]
+    stage, question, answers = compared()
     held_against(stage, stated(stage, question, answers), question)
 
 
-@pytest.mark.parametrize(
-    ("sites", "rejected"), [("abcde", ""), ("abd", "c"), ("abde", ""), ("acde", "b")]
-)
+@pytest.mark.parametrize(("sites", "rejected"), [("abcde", ""), ("abd", "c"), ("acde", "b")])
 def test_a_coordinator_that_selects_otherwise_gets_no_signature(sites: str, rejected: str) -> None:
-    stage = staged()
-    question = asked(stage)
-    answers = [answered(stage, question, holder, numbers()) for holder in "ac"]
+    stage, question, answers = compared()
     wrong = stated(stage, question, answers, sites=sites, rejected=rejected)
     with pytest.raises(RemoteProtocolError, match="by their dot products it would be those of"):
+        held_against(stage, wrong, question)
+
+
+def test_what_was_compared_is_what_is_summed() -> None:
+    """Else a coordinator has an honest update compared, and another one added."""
+    stage, question, answers = compared()
+    other = stated(stage, question, answers)
+    mine = pb.Contribution.FromString(other.contributions[1].body)
+    mine.upload_digest = bytes(32)
+    other.contributions[1].CopyFrom(sign(stage.keys["b"], Kind.CONTRIBUTION, mine))
+    with pytest.raises(RemoteProtocolError, match="b sums another update than was compared"):
+        held_against(stage, other, question)
+
+
+def test_whom_the_rule_rejects_is_in_what_is_signed() -> None:
+    stage, question, answers = compared()
+    wrong = stated(stage, question, answers, rejected="")
+    why = "b rejects nobody; by what sites have signed it would be c"
+    with pytest.raises(RemoteProtocolError, match=why):
         held_against(stage, wrong, question)
 
 
@@ -305,6 +326,17 @@ def test_as_many_may_lie_as_the_run_says_whatever_its_coordinator_asks() -> None
     with pytest.raises(RemoteProtocolError, match=f"{lead} compares as if 0 might lie"):
         here.site(witness)._check_statement(Known.of(lying))
     here.site(witness)._check_statement(under_way._tally.known)
+
+
+def test_a_sum_that_was_selected_is_not_made_again() -> None:
+    """Nobody compares the second time: whoever was benign then uploads what it likes now."""
+    for rule, again in ((pb.ROBUST_NONE, True), (pb.ROBUST_NORM, False)):
+        stage = Stage(training=robust_plan(rule, 1, 2))
+        known = stage.statement()
+        promised = [stage.promised(site, 1, stated=known) for site in "abcd"]
+        bundle = stage.bundle(promised, 1)
+        assert (bundle.repeated is not None) == again
+        assert (stage.plan(bundle, 1).draw == 1) == (not again)
 
 
 def test_a_plan_whose_rule_has_too_few_sites_is_refused_where_it_is_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -130,6 +131,23 @@ wishes = st.builds(
 )
 
 
+def test_a_run_for_which_nothing_could_be_trained_takes_nobodys_place() -> None:
+    known = asked(None, "ours", 3)
+    run = asked(known, "theirs", 1 << 40, by="doom", plan=pb.TrainingPlan(min_participants=256))
+    assert not stands(run, known, 0)
+    assert not stands(run, None, 0)
+    assert stands(known, run, 0)
+    run.target_round = 0  # it stops one
+    assert stands(run, known, 0)
+    gone = replace(
+        MANIFEST, sites=tuple(replace(s, enabled=s.id != "doom") for s in MANIFEST.sites)
+    )
+    hampered = asked(None, "ours", 3, plan=pb.TrainingPlan(min_participants=4))
+    expelled = asked(hampered, "theirs", 3, by="doom")
+    assert not runs.stands_over(expelled, hampered, 0, gone)
+    assert runs.stands_over(hampered, expelled, 0, gone)
+
+
 @given(one=wishes, other=wishes, head_round=st.integers(0, 2))
 def test_two_sites_that_see_two_runs_in_either_order_go_by_the_same_one(
     one: pb.Run, other: pb.Run, head_round: int
@@ -143,8 +161,11 @@ def test_two_sites_that_see_two_runs_in_either_order_go_by_the_same_one(
     def weakens(run: pb.Run, known: pb.Run) -> bool:
         return bool(runs.weakens(run, known, head_round, MANIFEST))
 
+    def able(run: pb.Run) -> bool:
+        return runs.can_go_on(run, head_round, MANIFEST)
+
     assert after(one, other, one) == after(one, other), "nor does saying it again bring it back"
-    if weakens(one, other) and weakens(other, one):
+    if weakens(one, other) and weakens(other, one) and able(one) == able(other):
         assert (after(one, other), after(other, one)) == (one, other), "a person has to stop one"
     else:
         assert after(one, other) == after(other, one)

@@ -226,6 +226,11 @@ SCRIPTED: dict[str, Scripted] = {
         bugs.TWO_STATEMENTS,
         "signs two statements",
     ),
+    "row 11: a question behind a sum": (
+        rows.question_behind_a_sum,
+        bugs.QUESTION_FIRST,
+        "signs two statements",
+    ),
     "row 11: a sum and one less of an attempt": (
         rows.sum_less_an_attempt,
         bugs.TWO_DIFFERENT,
@@ -235,6 +240,11 @@ SCRIPTED: dict[str, Scripted] = {
         rows.stated_less_than_summed,
         bugs.UNPROVEN,
         "without the proof of its claim",
+    ),
+    "a restored site is told a bare promise": (
+        rows.a_lock_that_was_named,
+        bugs.BARE_PROMISE,
+        "two versions of round 1",
     ),
     "row 12: the next turn is prepared": (
         rows.prepares_its_own,
@@ -262,6 +272,8 @@ def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
     ("name", "left_out"),
     [
         ("two votes an attempt", bugs.UNCERTIFIED),
+        ("a restored site is told a bare promise", bugs.BARE_PROMISE[:1]),
+        ("a restored site is told a bare promise", bugs.BARE_PROMISE[1:]),
         ("row 11: a sum less one of its updates", bugs.ANOTHER_DIFFERENCE),
         ("row 1: the coordinator's own weights", bugs.ITS_OWN_PLAN),
         ("row 1: the coordinator's own weights", bugs.ANYBODY),

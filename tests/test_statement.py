@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from peers import effects as do
+from peers import signing
 from peers.bundle import Bundle
 from peers.certificates import CertificateError, verify_vote, vote_payload
 from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest
+from peers.messages import parse
 from peers.participation import Participation, check_statement
-from peers.signing import Kind, digest_of, sign
+from peers.reports import Scaled, read_scale
+from peers.signing import Kind, digest_of, sign, sign_bytes
 from peers.statement import HeldLock, Known, read_certificate, read_lock, value_of
 from proto import federation_pb2 as pb
 from tests.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
@@ -213,6 +216,7 @@ def checked(
     bundle: Bundle | None = None,
     made: pb.Plan | None = None,
     question: Known | None = None,
+    left_out: str = "",
     expelled: str = "",
 ) -> None:
     """As every site holds a statement against what it has derived, witnesses too."""
@@ -224,6 +228,7 @@ def checked(
         bundle.run_digest,
         made or stage.plan(bundle),
         stage.us,
+        left_out,
         question,
         frozenset(expelled),
     )
@@ -306,6 +311,15 @@ def test_a_sum_that_is_one_sites_update_is_not_signed() -> None:
         checked(stage, stage.statement_of(bundle, sites="ade"), bundle=bundle)
 
 
+def test_nobody_is_called_rejected_but_by_what_sites_have_signed(stage: Stage) -> None:
+    """A certificate names them, for everybody and for good."""
+    checked(stage, stage.statement_of(sites="abc", rejected=["d"]), left_out="d")
+    with refused("b rejects d; by what sites have signed it would be nobody"):
+        checked(stage, stage.statement_of(sites="abc", rejected=["d"]))
+    with refused("b rejects nobody; by what sites have signed it would be d"):
+        checked(stage, stage.statement_of(sites="abc"), left_out="d")
+
+
 def test_nobody_is_summed_and_kept_out_or_opened_twice(stage: Stage) -> None:
     with refused("b sums updates that it rejects"):
         checked(stage, stage.statement_of(sites="abc", rejected=["a"]))
@@ -382,6 +396,26 @@ def test_the_key_is_the_dealers_and_of_this_plan(stage: Stage) -> None:
         )
 
 
+def test_what_is_signed_has_one_encoding_and_no_unknown_fields(stage: Stage) -> None:
+    """Padded, it would be kept and passed on by honest sites, until they can send no more."""
+    made = stage.plan()
+    honest = stage.contribution("d", made)
+    unknown = b"\xa2\x06\x04" + b"pads"
+    twice = pb.Contribution(plan_digest=bytes(32)).SerializeToString()
+    for body in (honest.body + unknown, twice + honest.body):
+        by = sign_bytes(stage.keys["d"], Kind.CONTRIBUTION, body)
+        padded = pb.Signed(body=body, site="d", signature=by.signature, certificate=by.certificate)
+        with refused("Contribution is "):
+            signing.read(stage.us, Kind.CONTRIBUTION, pb.Contribution, padded, stage.manifest)
+    padded = pb.Signed.FromString(honest.SerializeToString() + unknown)
+    with refused("Signed is larger than its fields"):
+        signing.read(stage.us, Kind.CONTRIBUTION, pb.Contribution, padded, stage.manifest)
+    padded = pb.Signed.FromString(honest.SerializeToString() + unknown)
+    message = pb.Contributed(round=1, contribution=padded)
+    with refused("Contributed.contribution is larger than its fields"):
+        parse(pb.Contributed, message.SerializeToString())
+
+
 # ---- what a site knows of its own ------------------------------------------------------------
 
 
@@ -391,7 +425,7 @@ def participant(stage: Stage, site: str, *, secret: bytes = b"s" * 32) -> Partic
     part = Participation(site, stage.ground(), made, stage.keys[site])
     part.worked(do.LocalTrained(1, 0, EXPONENTS))
     part.worked(do.ContextHeld(1, 0, secret))
-    part.ordered(scale(stage, made, dict.fromkeys("abcd", EXPONENTS)))
+    part.scale(scaled(stage, made, dict.fromkeys("abcd", EXPONENTS)))
     nonce = b"" if site == made.coordinator else b"n" * 16
     part.worked(do.UpdateReady(1, 0, hashlib.sha256(site.encode()).digest(), nonce))
     return part
@@ -409,6 +443,10 @@ def scale(stage: Stage, made: pb.Plan, told: Mapping[str, tuple[int, ...]]) -> p
             for site, exponents in told.items()
         ],
     )
+
+
+def scaled(stage: Stage, made: pb.Plan, told: Mapping[str, tuple[int, ...]]) -> Scaled:
+    return read_scale(scale(stage, made, told), made, stage.ground(), stage.us)
 
 
 def test_a_site_signs_what_it_has_sent_itself(stage: Stage) -> None:
@@ -444,15 +482,15 @@ def test_exponents_are_passed_on_in_their_owners_words(stage: Stage) -> None:
     part.worked(do.LocalTrained(1, 0, EXPONENTS))
     told = dict.fromkeys("abcd", EXPONENTS)
     with refused("b passes on exponents that are not ours"):
-        part.ordered(scale(stage, made, {**told, "d": (41, 42)}))
+        part.scale(scaled(stage, made, {**told, "d": (41, 42)}))
     other = stage.plan(stage.bundle([stage.promised(site) for site in "abd"]))
     with refused("b passes on what a told of another plan"):
-        part.ordered(scale(stage, other, told))
+        read_scale(scale(stage, other, told), made, stage.ground(), stage.us)
     forged = scale(stage, made, told)
     forged.exponents[0].body = forged.exponents[1].body[:-1] + b"\x50"
     with pytest.raises(CertificateError):
-        part.ordered(forged)
-    assert part.ordered(scale(stage, made, {**told, "a": (60, 60)})) == []
+        read_scale(forged, made, stage.ground(), stage.us)
+    assert part.scale(scaled(stage, made, {**told, "a": (60, 60)})) == []
     (encrypt,) = [
         effect
         for effect in part.worked(do.ContextHeld(1, 0, b"s" * 32))

@@ -31,6 +31,11 @@ def sleeping() -> None:
     time.sleep(60)
 
 
+def reporting_and_sleeping() -> None:
+    report("begun")
+    time.sleep(600)
+
+
 def whereabouts() -> tuple[bool, str, int]:
     """Whether what was to be imported is here, the limit on threads, and the parent."""
     return "fractions" in sys.modules, os.environ["OMP_NUM_THREADS"], os.getppid()
@@ -159,6 +164,36 @@ async def test_a_job_that_is_given_up_ends_at_its_next_question(worker: Worker) 
     async with asyncio.timeout(20):  # and is not kept alive by the answers to the next one
         assert await worker.run_asking(lambda _: None, answers, asking, 1, 1) == [3]
         assert await worker.run(reporting, 1) == before  # the same process, free again
+
+
+async def test_who_gives_up_while_it_waits_ends_nobody_elses_job(worker: Worker) -> None:
+    begun, answered = asyncio.Event(), asyncio.Event()
+
+    async def answer(_item: bytes) -> bytes:
+        begun.set()
+        await answered.wait()
+        return b"yes"
+
+    others = asyncio.create_task(worker.run_asking(lambda _: None, answer, asking, 1, 1))
+    await begun.wait()
+    ours = asyncio.create_task(worker.run_reporting(lambda _: None, reporting, 1))
+    await asyncio.sleep(0)  # it waits for its turn
+    await worker.give_up(ours)
+    assert ours.cancelled()
+    answered.set()
+    assert await others == [3]
+
+
+async def test_a_job_that_is_given_up_does_not_keep_the_next_one_waiting(worker: Worker) -> None:
+    begun = asyncio.Event()
+    endless = asyncio.create_task(
+        worker.run_reporting(lambda _: begun.set(), reporting_and_sleeping)
+    )
+    await begun.wait()
+    async with asyncio.timeout(60):
+        await worker.give_up(endless)
+        assert endless.cancelled()
+        assert await worker.run(reporting, 1)
 
 
 async def test_a_worker_that_dies_while_it_asks_fails_its_call_alone(worker: Worker) -> None:

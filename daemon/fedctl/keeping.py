@@ -130,20 +130,34 @@ def site_renew(
 def site_forget_round(
     session: Session,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    sums: Annotated[
+        bool, typer.Option("--sums", help="Only count from zero whose updates were in its sums.")
+    ] = False,
 ) -> None:
     """Bring a site back whose record of the round under way is damaged or absurd.
 
     The daemon must be stopped. It forgets what this site has promised, stated, locked and
     voted in the round under way, and the run; no committed round and no version is lost.
+    With --sums all that stays: a site that says that its update is in too many sums takes
+    part again, when this was done at every site. It may be done at all of them at once.
     """
     from daemon.observe import configure_logging
 
     state = _state_dir(session)
     _check_state(state)
-    if not yes:
+    if not yes and not sums:
         _confirm(session)
     configure_logging("warning")  # to stderr: the result is alone on stdout
-    round_ = _forget_round(state)
+    round_ = _forget_round(state, sums=sums)
+    if sums:
+        setup.tell(
+            session,
+            {"forgotten": f"how many sums of round {round_} each site's update was in"},
+            "Do the same at the other sites, then:",
+            "systemctl start fedd",
+            as_json={"round": round_, "state_dir": str(state)},
+        )
+        return
     setup.tell(
         session,
         {"forgotten": f"all that this site has said in round {round_}, and the run"},
@@ -187,7 +201,7 @@ def _confirm(session: Session) -> None:
     confirm(session, _WHAT_IT_MEANS, "Forget the round under way?", "nothing was forgotten")
 
 
-def _forget_round(state: Path) -> int:
+def _forget_round(state: Path, *, sums: bool) -> int:
     """Under the state's lock, with an entry before it and one behind it; the round's number."""
     from daemon.audit import AuditLog
     from daemon.audit_chain import HEAD_FILE, AuditError
@@ -197,16 +211,24 @@ def _forget_round(state: Path) -> int:
     actor = f"uid:{os.getuid()}"
     try:
         with locked(state), closing(AuditLog(state / "audit", head_file=state / HEAD_FILE)) as log:
-            log.write(actor, "forget-round", "begun")
+            what = "sums" if sums else "all"
+            log.write(actor, "forget-round", "begun", what=what)
             try:
-                round_ = _forget(state)
+                round_ = _forget_sums(state) if sums else _forget(state)
             except (StoreError, OSError):
-                log.write(actor, "forget-round", "refused or failed")
+                log.write(actor, "forget-round", "refused or failed", what=what)
                 raise
-            log.write(actor, "forget-round", "done", round=round_)
+            log.write(actor, "forget-round", "done", what=what, round=round_)
     except (StateError, StoreError, AuditError, OSError) as error:
         raise CommandError(str(error)) from error
     return round_
+
+
+def _forget_sums(state: Path) -> int:
+    from daemon.store import Store
+
+    with closing(Store(state / "state.sqlite3")) as store:
+        return store.forget_sums()
 
 
 def _forget(state: Path) -> int:

@@ -188,7 +188,7 @@ def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]
     learned of the round afterwards, from its certificate.
     """
     body = certificate.body
-    loss = report.mean_loss
+    loss = body.mean_loss if body.rules else report.mean_loss
     reasons = {one.site: one.reason for one in report.rejections}
     return {
         "round": body.round,

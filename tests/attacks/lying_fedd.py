@@ -525,7 +525,7 @@ def without_promises() -> None:
 def without_weights() -> None:
     """Examples count as they are told: nobody asks whether one site stands out."""
     _put(bundle, "clipped", lambda examples, _tolerated: dict(examples))
-    _put(bundle, "stands_out", lambda *_: False)
+    _put(bundle, "stands_out", lambda *_, **__: False)
 
 
 def without_scale() -> None:

@@ -154,5 +154,5 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
     without(monkeypatch, statement, "read_contributions", text, instead="pass")
     monkeypatch.setattr(participation, "read_contributions", statement.read_contributions)
     assert objection() == f"{leader} states a sum: {bundle.too_dominant(lying.plan, 'abc')}"
-    monkeypatch.setattr(bundle, "stands_out", lambda *_: False)
+    monkeypatch.setattr(bundle, "stands_out", lambda *_, **__: False)
     assert objection() == ""

@@ -210,6 +210,16 @@ def _signs_anew(self: Protocol, attempt: int, *, question: bool = False) -> None
     """What was signed in an attempt is not looked up."""
 
 
+def _forgets_beside_a_question(
+    self: Protocol, signed: pb.Signed, known: statement.Known
+) -> pb.RoundState:
+    """A question begins the attempt anew."""
+    state = _with_statement(self, signed, known)
+    if known.message.kind == pb.QUESTION:
+        del state.statements[:-1]
+    return state
+
+
 def _remember_what_is_left(self: Protocol) -> None:
     if self._bundle is not None:
         at = (id(self), self._ground.round, self._ground.attempt)
@@ -407,7 +417,8 @@ BUGS = (
         draw_with_liar),
     Bug("open before the certificate", "opens what no quorum signed", 20, (
         (Protocol, "_on_state", _open_at_once),)),
-    Bug("decrypt a sum of too few", "a sum of . updates", 200, (
+    # Or nobody takes a promise any more that shows such a sum.
+    Bug("decrypt a sum of too few", "a sum of . updates|stuck", 200, (
         (participation, "needed_contributors", _two_contribute),
         (preparing, "needed_contributors", _two_contribute))),
     Bug("sum whoever stands out", "a sum of one site, nearly", 1000, (
@@ -471,6 +482,18 @@ def _vote_again(self: Protocol, lock: statement.HeldLock) -> None:
     _vote(self, lock)
 
 
+_with_statement = Protocol._with_statement
+_take_promise = Protocol._take_promise
+
+
+def _take_a_bare_promise(
+    self: Protocol, state: pb.RoundState, sender: str, message: pb.Remembered
+) -> list[tuple[int, str]]:
+    """Of what a site has promised it is told the attempt alone."""
+    bare = pb.Remembered(promise=pb.Promised(promise=message.promise.promise))
+    return _take_promise(self, state, sender, bare) if message.HasField("promise") else []
+
+
 _on_prepare = Protocol._on_prepare
 
 
@@ -501,6 +524,11 @@ TWO_VOTES: tuple[Plant, ...] = (*UNCERTIFIED, (Protocol, "_vote", _vote_again))
 NO_PROMISE: tuple[Plant, ...] = ((Protocol, "_vote", _vote_and_promise_nothing),)
 AS_TOLD: tuple[Plant, ...] = ((bundle, "clipped", _as_told),)
 TWO_STATEMENTS: tuple[Plant, ...] = ((Protocol, "_stated_in", _signs_anew),)
+QUESTION_FIRST: tuple[Plant, ...] = ((Protocol, "_with_statement", _forgets_beside_a_question),)
+BARE_PROMISE: tuple[Plant, ...] = (
+    (Protocol, "_take_promise", _take_a_bare_promise),
+    (Protocol, "_take_lock", lambda *_: []),
+    (Protocol, "_owes", lambda *_: False))  # fmt: skip
 ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothing),)
 ANYBODY: tuple[Plant, ...] = ((participation, "_check_who", _nothing),)
 SOMETHING_ELSE: tuple[Plant, ...] = (_deaf(statement, "made for something else"),)

@@ -33,7 +33,9 @@ from dataclasses import dataclass, field
 
 from peers import effects as do
 from peers.bundle import bundle_digest, needed_contributors, stands_out
+from peers.comparison import is_robust
 from peers.manifest import FederationManifest
+from peers.policy import weakening
 from peers.signing import name_of
 from proto import federation_pb2 as pb
 
@@ -233,7 +235,8 @@ class Watch:
         """A sum that may have been opened is made again as long as those in it are there."""
         if statement.plan.draw != statement.attempt:
             return
-        promises = _promises_of(self._bundles[_ground_of(statement)])
+        bundle = self._bundles[_ground_of(statement)]
+        promises = _promises_of(bundle)
         named = [one.stated for one in promises.values() if one.HasField("stated")]
         latest = max((name.attempt for name in named), default=-1)
         digests = {name.digest for name in named if name.attempt == latest}
@@ -241,7 +244,12 @@ class Watch:
         if digest not in self._statements:  # none, or one that only a liar has signed
             return
         tried = sum(promise.tried > latest for promise in promises.values())
-        in_it = [one.site for one in self._statements[digest].contributions]
+        before = self._statements[digest]
+        if weakening(before.plan.training, pb.Run.FromString(bundle.run.body).plan):
+            return  # that run protects more
+        if is_robust(before.plan.training):
+            return  # what was compared is not what is uploaded again
+        in_it = [one.site for one in before.contributions]
         here = all(site in promises and promises[site].willing for site in in_it)
         manifest = self._manifests[statement.manifest_version]
         due = here and tried <= manifest.tolerated
@@ -369,8 +377,10 @@ class Watch:
             key in self._promises or promise.attempt > told,
             f"{site}: promises {at} below attempt {told}",
         )
-        said = self._promises.setdefault(key, promised.promise.body)
-        claim(said == promised.promise.body, f"{site}: two promises of {at}")
+        promise.incarnation = b""  # whose state went back may promise the same again
+        body = promise.SerializeToString(deterministic=True)
+        said = self._promises.setdefault(key, body)
+        claim(said == body, f"{site}: two promises of {at}")
         self._told[latest] = max(told, promise.attempt)
 
     def _hides_no_lock(self, site: str, promise: pb.Promise, durable: do.Durable) -> None:
