@@ -417,8 +417,8 @@ BUGS = (
         draw_with_liar),
     Bug("open before the certificate", "opens what no quorum signed", 20, (
         (Protocol, "_on_state", _open_at_once),)),
-    # Or nobody takes a promise any more that shows such a sum.
-    Bug("decrypt a sum of too few", "a sum of . updates|stuck", 200, (
+    Bug("decrypt a sum of too few", "a sum of . updates", 200, (
+        (bundle, "needed_contributors", _two_contribute),
         (participation, "needed_contributors", _two_contribute),
         (preparing, "needed_contributors", _two_contribute))),
     Bug("sum whoever stands out", "a sum of one site, nearly", 1000, (
