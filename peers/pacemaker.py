@@ -44,6 +44,11 @@ class Pacemaker:
         """A moment later, when peers can be reached; unless we hear of progress before."""
         self.until, self.part_lost = now + self._timing.retry(0), True
 
+    def told(self, now: float) -> None:
+        """Peers have said what was asked at a start: there is no more to wait for."""
+        if self.part_lost:
+            self.until = now
+
     def entered(self, attempt: int, now: float) -> None:
         """An attempt begins here, whether its coordinator has said anything or not."""
         self._seen.clear()

@@ -118,6 +118,7 @@ class Recalling(Machine):
         self._recalling.clear()
         self._ahead.clear()
         self._recall_until = math.inf
+        self._pace.told(self._now)  # an attempt that waits for us waits a moment, no more
 
     def _take_back(self, sender: str, message: pb.Remembered) -> None:
         """Each by its own attempt: what is newer than what we have counts, and alone.

@@ -513,7 +513,7 @@ async def test_a_new_site_joins_a_running_federation(tmp_path: Path) -> None:
         await yew.ingest()
         await live.train("fir", rounds=1)
         last = (await yew.rounds())[-1]
-        assert "yew" in last.certificate.body.contributors
+        assert "yew" in last.certificate.body.contributors, yew.log
         assert last.certificate.body.manifest_version == 2
         assert len({(await site.status()).model_digest for site in live.sites.values()}) == 1
 

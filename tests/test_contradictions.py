@@ -360,7 +360,10 @@ def test_who_asks_is_told_the_last_that_it_has_signed() -> None:
 
 
 def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
-    """One peer may lie, and one may have forgotten: it waits for a quorum, or a while."""
+    """One peer may lie, and one may have forgotten: it waits for a quorum, or a while.
+
+    No longer: who coordinates the attempt waits for it a moment, no more.
+    """
     world = World(sites=4, seed=1, faulty_sites=1)
     stage, machine = Stage(manifest=world.manifest), world.site("a")
     effects = machine.step(do.Received("b", pb.RunWish(run=stage.run)), 0.5)
@@ -369,8 +372,10 @@ def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
     machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
     machine.step(do.Tick(), machine._pace.until)
     assert machine.durable.promised == -1
-    machine.step(do.Received("c", pb.Remembered(round=1)), machine._now)
-    machine.step(do.Tick(), machine.next_wakeup())
+    told = machine._now
+    machine.step(do.Received("c", pb.Remembered(round=1)), told)
+    assert machine.next_wakeup() == told
+    machine.step(do.Tick(), told)
     assert machine.durable.promised == 0
     assert (
         name_of(stage.run)
