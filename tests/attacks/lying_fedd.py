@@ -235,6 +235,7 @@ class _Second:
     signatures: dict[str, pb.Signature] = field(default_factory=dict)
     told: bytes = b""  # the version that its opener says it is
     here: bool = False
+    waits: bool = False  # for its signatures, however long they take
     held: list[tuple[str, pb.AppliedSum]] = field(default_factory=list)
 
 
@@ -326,7 +327,8 @@ def _wait_for_what_is_told(second: _Second) -> None:
     ) -> list[do.Effect]:
         told = pb.Applied.FromString(message.applied.body)
         known, both = second.known, self.ground.manifest.quorum
-        if not lying("two-sums") or not known or len(second.signatures) < both:
+        coming = second.waits or len(second.signatures) >= both
+        if not lying("two-sums") or not known or not coming:
             return applied(self, sender, message, now)
         if told.root_digest != known.digest:  # the round goes on when both are here
             if second.here:
