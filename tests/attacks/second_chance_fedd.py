@@ -110,6 +110,7 @@ def two_sums() -> None:
 
 def _state_one_to_each(second: sums._Second) -> None:
     finished, refused = Coordination.sum_finished, Protocol._on_attempt_failed
+    step = Protocol.step
 
     def stating(self: Coordination, event: do.SumFinished, now: float) -> list[do.Effect]:
         effects = finished(self, event, now)
@@ -134,6 +135,15 @@ def _state_one_to_each(second: sums._Second) -> None:
             bundled = do.Send(sender, under_way.bundle.message)
             self._emit(bundled, do.Send(sender, _state(known)))
 
+    def forgetting(self: Protocol, event: do.Event, now: float) -> list[do.Effect]:
+        """Nobody is told what it has signed."""
+        effects = step(self, event, now)
+        for effect in effects if lying("two-sums") else ():
+            if isinstance(effect, do.Send) and isinstance(effect.body, pb.Remembered):
+                effect.body.ClearField("statement")
+        return effects
+
+    _put(Protocol, "step", forgetting)
     _put(Coordination, "sum_finished", stating)
     _put(Protocol, "_on_attempt_failed", coming_back)
 
@@ -171,8 +181,6 @@ def repeats() -> None:
     ) -> list[do.Effect]:
         if not _is_lying("repeats"):
             return applied(self, sender, message, now)
-        if sender != self.site:
-            return []
         (FOLDER / "poison").touch()
         raise AttemptFails("the sum was not opened in time")
 
