@@ -149,7 +149,10 @@ class Attending(Recalling):
         if self.site not in [p.site for p in plan.participants]:
             return
         part = Participation(self.site, self._ground, plan, self._keys)
-        objection = plan_objection(plan, self.site, self.durable.head_digest, self._shape_digest)
+        objection = "" if self._promised_now(bundle) else RESTARTED
+        objection = objection or plan_objection(
+            plan, self.site, self.durable.head_digest, self._shape_digest
+        )
         objection = objection or self._policy.objection(plan.training)
         if not plan.scale_exponents:  # what is repeated is paid for
             objection = objection or privacy.objection(plan, self._situation.least_multiplier)
@@ -223,7 +226,8 @@ class Attending(Recalling):
         tell, and what only a liar has heard: of two sums of an attempt one may be read.
         """
         ours = bundle.promises.get(self.site)
-        return ours is not None and ours.incarnation == self._incarnation
+        known = self._ground.attempt >= self._since
+        return known and ours is not None and ours.incarnation == self._incarnation
 
     def _check_statement(self, known: Known) -> None:
         """Raises RemoteProtocolError, CertificateError unless it is to be signed here."""
@@ -258,19 +262,23 @@ class Attending(Recalling):
             self._part.check_own(known.message)
 
     def _check_difference(self, known: Known) -> None:
-        """Integers that were stated once are never stated in another sum."""
-        state = self.durable.state
-        if known.message.kind != pb.SUM or not state.HasField("stated"):
+        """Integers that were stated once are never stated in another sum.
+
+        Those of an attempt before our start we may have stated, and do not know it any more.
+        """
+        state, lead, draw = self.durable.state, self._ground.coordinator, known.message.plan.draw
+        if known.message.kind != pb.SUM:
             return
-        before = Known.parse(state.stated.body)
-        if before.message.plan.draw != known.message.plan.draw:
+        before = Known.parse(state.stated.body) if state.HasField("stated") else None
+        if before is None or before.message.plan.draw != draw:
+            must_be(draw >= self._since, lead, "states integers of before this site's start again")
             return
         same = (
             before.contributors == known.contributors
             and before.message.scale_exponents == known.message.scale_exponents
             and before.message.plan.full_weight == known.message.plan.full_weight
         )
-        must_be(same, self._ground.coordinator, "states another sum of integers stated before")
+        must_be(same, lead, "states another sum of integers stated before")
 
     def _with_statement(self, signed: pb.Signed, known: Known) -> pb.RoundState:
         """Beside a sum stands the question of its attempt, in whichever order they came."""
@@ -400,6 +408,7 @@ class Attending(Recalling):
             self._ground = ground
             state.ClearField("promise")
         self._persist(replace(durable, promised=attempt, state=state))
+        self._voted = True
         self._got_on("vote")
         self._progress("vote", contributors=tuple(body.contributors))
         self._emit(do.Send(ground.coordinator, state.vote))

@@ -123,8 +123,9 @@ class Coordination(Preparing):
     def refused(self, sender: str, message: pb.AttemptFailed, now: float) -> list[do.Effect]:
         """A site can't go on; once all have answered there is nothing to wait for."""
         self._refusals[sender] = reason = message.reason
-        if self.phase == "prepare" and self._all_have_answered():
-            return self._go(now)
+        if self.phase == "prepare":
+            self._promises.pop(sender, None)
+            return self._go(now) if self._all_have_answered() else []
         if self.phase in ("plan", "train"):
             return self._refused_before_scale(sender, reason, now)
         if self.phase == "aggregate" and self.expects_update(sender):

@@ -76,6 +76,10 @@ class Heard:
         }
         return found[max(found)] if found else None
 
+    def statement(self, site: str, round_: int, attempt: int) -> pb.Signed | None:
+        """The sum that this site has stated, or restated, in an attempt."""
+        return self._of(site, pb.TWO_STATEMENTS).get((round_, attempt, False))
+
     def latest_vote(self, site: str) -> pb.Vote | None:
         """The vote of the latest attempt that this site has cast."""
         votes = self._of(site, pb.TWO_VOTES)

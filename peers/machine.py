@@ -33,6 +33,8 @@ from peers.statement import HeldLock, Known
 from peers.timing import Timing
 from proto import federation_pb2 as pb
 
+LATER_THAN_ANY = 2**64  # attempt
+
 
 class Machine:
     """One site's state in the round under way. Methods add to the effects of a step."""
@@ -98,7 +100,12 @@ class Machine:
         self._numbered = durable.run.generation if durable.run is not None else 0  # at the start
         self._heard = evidence.Heard()
         self._recalling: set[str] = set()
-        self._unanswered: set[str] = set()  # a phase after they were asked we go on without
+        self._unanswered: set[str] = set()  # who may still answer: later than we wait for it
+        self._asks = True  # in each round, until one is committed with a vote of this start
+        self._voted = False  # in the round under way, since the start
+        self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
+        self._passed_on: set[bytes] = set()  # runs, by name, in the round under way
+        self._answered: dict[str, tuple[bytes, bytes]] = {}  # whose run, with which of ours
         self._recall_until = math.inf
         self._ahead: set[str] = set()
         self._too_early: list[do.Received] = []
@@ -180,6 +187,14 @@ class Machine:
             self._accuse(message)
 
     # ---- small parts ---------------------------------------------------------------
+
+    @property
+    def _others(self) -> list[str]:
+        """Every other site of the manifest in force."""
+        return [peer for peer in self.manifest.enabled_ids if peer != self.site]
+
+    def _tell_others(self, *bodies: do.Body) -> None:
+        self._emit(*(do.Send(peer, body) for body in bodies for peer in self._others))
 
     def _emit(self, *effects: Effect) -> None:
         self._effects.extend(effects)

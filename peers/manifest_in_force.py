@@ -55,6 +55,18 @@ class ManifestInForce:
         if self._base is None:
             self._base = self.current
 
+    def began_under(self, version: int) -> None:
+        """This site has promised under that manifest in the round under way, and forgot it."""
+        known, base = self._known(version), self._base
+        if known is None or not self._is_first:
+            return
+        if base is None:
+            self._base = self.current = known
+            self._step()
+        elif version < base.version and not base.step_from(known):
+            self._base = known
+            self._step()
+
     def _of_head(self, head: pb.Certificate | None) -> FederationManifest | None:
         ruled = head is not None and head.body.rules
         return self._past(head.body.manifest_version) if head and ruled else None
@@ -73,6 +85,7 @@ class ManifestInForce:
         site has promised something.
         """
         self._base = self._of_head(head)
+        self._is_first = self._base is None  # round, or behind one of old
         self.current = self._base or self.newest
         self._step()
 
@@ -123,11 +136,14 @@ class ManifestInForce:
         """A manifest under which something may have been signed in the round under way.
 
         What an older list would decide with sites that were expelled since, or what a list
-        of the beginning with its few sites, decides nothing any more.
+        of the beginning with its few sites, decides nothing any more. But in the first round
+        others may have begun one step before us.
         """
         if version == self.current.version:
             return self.current
         known, base = self._known(version), self._base
-        if known is None or (base is not None and version < base.version):
+        if known is None:
             return None
+        if base is not None and version < base.version:
+            return known if self._is_first and not base.step_from(known) else None
         return None if known.step_from(base or self.current) else known

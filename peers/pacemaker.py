@@ -45,9 +45,13 @@ class Pacemaker:
         self.until, self.part_lost = now + self._timing.retry(0), True
 
     def told(self, now: float) -> None:
-        """Peers have said what was asked at a start: there is no more to wait for."""
+        """Peers have said what was asked at a start: it waits for them no longer."""
         if self.part_lost:
             self.until = now
+
+    def due(self, now: float) -> None:
+        """The next attempt is to be entered at once."""
+        self.until, self.part_lost = now, False
 
     def entered(self, attempt: int, now: float) -> None:
         """An attempt begins here, whether its coordinator has said anything or not."""
@@ -58,7 +62,7 @@ class Pacemaker:
     def ended(self, attempt: int, now: float) -> None:
         """Its coordinator has ended the attempt: the next one after a moment."""
         self.until = min(self.until, now + self._timing.retry(attempt))
-        self._over = True
+        self._over, self.part_lost = True, False
 
     def got_on(self, what: str, attempt: int, now: float, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long.

@@ -49,7 +49,7 @@ from peers.pacemaker import reached
 from peers.preparing import AttemptFails
 from peers.recalling import FORGOTTEN
 from peers.roles import coordinator_of
-from peers.signing import Kind, must_be, read, sign, signed_by, verify
+from peers.signing import Kind, must_be, name_of, read, sign, signed_by, verify
 from peers.statement import Known
 from proto import federation_pb2 as pb
 
@@ -99,15 +99,15 @@ class Protocol(Attending):
     def next_wakeup(self) -> float:
         """When a Tick is due; infinity when nothing waits."""
         deadline = self._coordination.deadline if self._coordination else math.inf
-        return min(deadline, self._pace.until, self._recall_until)
+        # What else is due waits until peers have told us what we have said.
+        pace = math.inf if self._recalling else self._pace.until
+        return min(deadline, pace, self._recall_until)
 
     def start(self, now: float) -> list[Effect]:
         """Begin after a (re)start of the daemon: ask what we have said, and go on."""
         self._now = now
         self._effects = []
-        peers = [peer for peer in self.manifest.enabled_ids if peer != self.site]
-        if peers and self.site in self.manifest.enabled_ids:
-            self._recall(peers)
+        self._ask()
         if self._active:
             # A moment later, when peers can be reached; unless we hear of progress before.
             self._pace.restarted(now)
@@ -217,9 +217,9 @@ class Protocol(Attending):
 
     def _announce(self, run: pb.Run) -> None:
         signed = sign(self._keys, Kind.RUN, run)
+        self._passed_on.add(name_of(signed))
         self._take_run(signed, run)
-        others = (peer for peer in self.manifest.enabled_ids if peer != self.site)
-        self._emit(*(do.Send(peer, pb.RunWish(run=signed)) for peer in others))
+        self._tell_others(pb.RunWish(run=signed))
 
     def _on_run(self, sender: str, signed: pb.Signed) -> None:
         """A run that we missed, or that the sender missed."""
@@ -233,9 +233,12 @@ class Protocol(Attending):
         if self._stands_over(run, self.run):
             self._take_run(signed, run)
             return
-        # Only what the sender will take: two that take neither's would go on for ever.
-        if self.run is not None and self._stands_over(self.run, run):
-            self._emit(do.Send(sender, pb.RunWish(run=known)))
+        # Once: two that know other rounds or manifests, and take neither's, would not end.
+        if known is not None and self.run is not None and self._stands_over(self.run, run):
+            pair = (signed.body, known.body)
+            if self._answered.get(sender) != pair:
+                self._answered[sender] = pair
+                self._emit(do.Send(sender, pb.RunWish(run=known)))
         if self.run is not None and (
             why := runs.weakens(run, self.run, self.head_round, self.manifest)
         ):
@@ -251,6 +254,11 @@ class Protocol(Attending):
             return
         was_active, by = self._active, run.requested_by
         self._persist(replace(self.durable, signed_run=signed))
+        if not self._active and (name := name_of(signed)) not in self._passed_on:
+            # Nothing follows that would tell the others: and what only one site knows of sets
+            # its numbers apart from theirs, until none takes the other's runs.
+            self._passed_on.add(name)
+            self._tell_others(pb.RunWish(run=signed))
         if was_active and by != self.site:
             said = f"{by}'s run takes its place: to round {run.target_round}, by its own plan"
             stopped = f"{by} has stopped the run (fedctl train --stop)"
@@ -268,30 +276,25 @@ class Protocol(Attending):
 
     def _tick(self) -> None:
         if self._now >= self._recall_until:
-            if len(self._ahead) > self.manifest.tolerated:
-                self._recall(self._recalling)  # we are behind, as an honest site says
-            else:
-                self._recalled()
+            self._recall_over()
         if self._coordination and self._now >= self._coordination.deadline:
             try:
                 self._emit(*self._coordination.timeout(self._now))
             except (RemoteProtocolError, CertificateError) as error:
                 raise AttemptFails(str(error)) from error
-        if self._now < self._pace.until:
+        if self._now < self._pace.until or self._recalling:
             return
         if not self._active:
             self._rest()
-        elif self._recalling:
-            self._pace.restarted(self._now)
         elif self._pace.part_lost:
             self._resume()
         else:
-            self._enter(self.durable.promised + 1, tell_all=True)
+            self._enter(self.durable.promised + 1, tell_all=self.durable.promised >= 0)
 
     def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:
-        """Enter this attempt, unless what we have said is still asked for."""
+        """Enter this attempt, the next one; or as soon as peers have told us what we have said."""
         if self._recalling:
-            self._pace.restarted(self._now)
+            self._pace.due(self._now)
         else:
             self._enter(attempt, tell_all=tell_all)
 
@@ -304,8 +307,7 @@ class Protocol(Attending):
         reason = "take part any longer: its daemon was restarted"
         if self._ground.coordinator == self.site:
             ended = self._signed_end(attempt, reason)
-            others = (peer for peer in self.manifest.enabled_ids if peer != self.site)
-            self._emit(*(do.Send(peer, ended) for peer in others))
+            self._tell_others(ended)
             self._enter(attempt + 1)
             return
         lost = pb.AttemptFailed(round=self._round, attempt=attempt, reason=reason)
@@ -334,8 +336,9 @@ class Protocol(Attending):
             self._leave()
             self._progress("waiting", message=FORGOTTEN)
             self._pace.entered(self.durable.promised, self._now)
-            self._recall(peer for peer in self.manifest.enabled_ids if peer != self.site)
+            self._ask()
             return
+        self._since = min(self._since, attempt)
         tried = self._tried()
         self._leave()
         self._manifests.began()
@@ -355,10 +358,7 @@ class Protocol(Attending):
             self._progress("waiting", message=reason)
         lead = ground.coordinator
         if tell_all:
-            wish = pb.RunWish(run=self.durable.signed_run)
-            peers = [peer for peer in self.manifest.enabled_ids if peer != self.site]
-            self._emit(*(do.Send(peer, wish) for peer in peers))
-            self._emit(*(do.Send(peer, promised) for peer in peers))
+            self._tell_others(pb.RunWish(run=self.durable.signed_run), promised)
         elif lead != self.site:
             self._emit(do.Send(lead, promised))
         if lead == self.site:
@@ -517,7 +517,8 @@ class Protocol(Attending):
             if site != self.site and self.manifest.enabled(site)
         }
         far = reached(others, self.manifest.tolerated)
-        if far > self.durable.promised and self._active and not self._recalling:
+        waits = self._recalling or self._owes(self.durable.state)
+        if far > self.durable.promised and self._active and not waits:
             self._enter(far)
 
     def _on_answer(self, sender: str, message: do.Answer) -> None:
@@ -626,8 +627,8 @@ class Protocol(Attending):
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
         self._emit(do.Progress.of_commit(last))
         self._pace.nothing()
-        if self._recalling:  # we were behind: what have we said in this round?
-            self._recall(peer for peer in self.manifest.enabled_ids if peer != self.site)
+        self._passed_on.clear()
+        self._ask_again()
         if self._active:
             self._go_on_to(0)
         self._early += self._too_early

@@ -1,20 +1,22 @@
 """A state that went back: what a site has signed in a round, its peers tell it. PURE.
 
-A daemon that starts can't know whether its disk is the one that it has stopped with. It
-asks, takes what it is told for its own state, each thing by its own attempt, and signs
-nothing in an attempt that was under way.
+A daemon that starts can't know whether its disk is the one that it has stopped with, nor
+in which round that was. It asks in every round, until one is committed with its vote; it
+takes what it is told for its own state, each thing by its own attempt, and states nothing in
+an attempt that was under way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from peers import effects as do
 from peers.certificates import CertificateError
 from peers.errors import RemoteProtocolError
-from peers.machine import Machine
+from peers.machine import LATER_THAN_ANY, Machine
 from peers.signing import Kind, must_be, name_of, read
 from peers.statement import HeldLock, Known, read_lock
 from proto import federation_pb2 as pb
@@ -48,16 +50,28 @@ class Recalling(Machine):
         return lock if counts else None
 
     def _owes(self, state: pb.RoundState) -> bool:
-        """Whether our promise names what we do not have any more: the next one would hide it."""
-        promise = pb.Promise.FromString(state.promise.promise.body)
-        locked = promise.HasField("lock") and self._locked_in(state) < promise.lock.attempt
-        stated = promise.HasField("stated") and stated_last(state) < promise.stated.attempt
-        return locked or stated
+        """Whether we have named what we do not have: our next promise would hide it."""
+        locked, stated = self._locked_in(state) + 1, stated_last(state) + 1
+        return locked < state.lock_named or stated < state.sum_named
 
     def _locked_in(self, state: pb.RoundState) -> int:
         """The attempt of the lock that counts; -1: there is none."""
         lock = self._lock_in(state)
         return certified_in(lock) if lock is not None else -1
+
+    def _ask(self) -> None:
+        """Ask every peer what we have signed in this round, if there are peers to ask."""
+        peers = self._others
+        if peers and self.site in self.manifest.enabled_ids:
+            self._recall(peers)
+
+    def _ask_again(self) -> None:
+        """Another round begins: its disk, put back, may be of a round that comes later yet."""
+        self._asks = self._asks and not self._voted
+        self._voted = False
+        self._since = LATER_THAN_ANY if self._asks else 0
+        if self._asks:
+            self._ask()
 
     def _recall(self, peers: Iterable[str]) -> None:
         """Ask what we have said in this round; sign nothing before enough have answered."""
@@ -72,31 +86,42 @@ class Recalling(Machine):
         """A site that starts asks what it has said; whoever is asked asks back, if it must."""
         answer = pb.Remembered(round=max(message.round, self._round))
         if answer.round == self._round:
-            promised, promise = self._promises.get(sender), self._heard.latest_promise(sender)
-            statement = self._heard.latest_statement(sender)
-            question = self._heard.latest_statement(sender, question=True)
-            vote = self._heard.latest_vote(sender)
-            if promised is not None and promised.message.promise == promise:
-                answer.promise.CopyFrom(promised.message)
-            elif promise is not None:  # of a bundle, which shows of all that they name the highest
-                answer.promise.promise.CopyFrom(promise)
-            if statement is not None:
-                answer.statement.CopyFrom(statement)
-            if question is not None:
-                answer.question.CopyFrom(question)
-            if vote is not None:
-                answer.vote.CopyFrom(vote)
-            # Its vote may be here before the version that we are to vote for.
-            locks = [self._kept_lock, self._pending.message if self._pending else None]
-            locks.append(self._bundle.lock.message if self._bundle and self._bundle.lock else None)
-            if known := [lock for lock in locks if lock is not None]:
-                answer.lock.CopyFrom(max(known, key=certified_in))
+            self._remember(sender, answer)
         self._emit(do.Send(sender, answer))
         if answer.HasField("promise") and self._active and self.durable.signed_run is not None:
             # Forgotten, it would keep the attempt that it has promised waiting.
             self._emit(do.Send(sender, pb.RunWish(run=self.durable.signed_run)))
         if sender in self._unanswered:
             self._emit(do.Send(sender, pb.Recall(round=self._round)))
+
+    def _remember(self, site: str, answer: pb.Remembered) -> None:
+        """All that this site has signed in this round, as far as we know."""
+        promised, promise = self._promises.get(site), self._heard.latest_promise(site)
+        statement = self._heard.latest_statement(site)
+        question = self._heard.latest_statement(site, question=True)
+        vote = self._heard.latest_vote(site)
+        if promised is not None and promised.message.promise == promise:
+            answer.promise.CopyFrom(promised.message)
+        elif promise is not None:  # of a bundle, which shows of all that they name the highest
+            answer.promise.promise.CopyFrom(promise)
+            named = pb.Promise.FromString(promise.body)
+            stated = self._heard.statement(site, self._round, named.stated.attempt)
+            if named.HasField("stated") and stated is not None:
+                answer.promise.stated.CopyFrom(stated)
+        if statement is not None:
+            answer.statement.CopyFrom(statement)
+        if question is not None:
+            answer.question.CopyFrom(question)
+        if vote is not None:
+            answer.vote.CopyFrom(vote)
+        # Its vote may be here before the version that we are to vote for.
+        locks = [self._kept_lock, self._pending.message if self._pending else None]
+        locks.append(self._bundle.lock.message if self._bundle and self._bundle.lock else None)
+        locks += [one.lock.message for one in self._promises.values() if one.lock]
+        if known := [lock for lock in locks if lock is not None]:
+            highest = max(known, key=certified_in)
+            if highest != answer.promise.lock:
+                answer.lock.CopyFrom(highest)
 
     def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
         """What we have signed and do not know any more is our state again."""
@@ -106,15 +131,27 @@ class Recalling(Machine):
             return
         if message.round != self._round or sender not in self._unanswered:
             return  # an answer to what we asked before we caught up, or to nothing
+        self._unanswered.discard(sender)  # believed once, also where it is refused
         self._take_back(sender, message)
         self._recalling.discard(sender)
-        self._unanswered.discard(sender)
         others = len(self.manifest.enabled_ids) - 1
-        if len(self._recalling) <= others - (self.manifest.quorum - 1):
+        if not self._recalling:
+            self._recalled()
+        elif len(self._recalling) <= others - (self.manifest.quorum - 1):
+            # Of those who have answered all but one may know nothing, and that one lie. Half
+            # of what a coordinator waits for the last promises: we are to be among them.
+            moment = self._timing.straggler(0) / 2
+            self._recall_until = min(self._recall_until, self._now + moment)
+
+    def _recall_over(self) -> None:
+        """Some have not answered in time."""
+        if len(self._ahead) > self.manifest.tolerated:
+            self._recall(self._recalling)  # we are behind, as an honest site says
+        else:
             self._recalled()
 
     def _recalled(self) -> None:
-        """Enough peers have told us, or had the time to."""
+        """Peers have told us, or had the time to."""
         self._recalling.clear()
         self._ahead.clear()
         self._recall_until = math.inf
@@ -124,23 +161,34 @@ class Recalling(Machine):
         """Each by its own attempt: what is newer than what we have counts, and alone.
 
         What can't be read keeps nothing else away: a lock may be of a manifest that our
-        state, put back, does not have yet.
+        state, put back, does not have yet. What it is named by counts then, and we owe it.
         """
         told: list[tuple[int, str]] = []
         state = pb.RoundState()
         state.CopyFrom(self.durable.state)
-        refused = None
-        for take in (self._take_promise, self._take_lock, self._take_sum, self._take_question):
+        refused: Exception | None = None
+        shown = message.promise
+        takes: list[Callable[[], list[tuple[int, str]]]] = [
+            lambda: self._take_promise(state, sender, shown),
+            lambda: self._take_vote(state, sender, message),
+            *(
+                partial(self._take_statement, state, sender, signed)
+                for signed in (shown.stated, message.statement, message.question)
+            ),
+            *(partial(self._take_lock, state, sender, lock) for lock in (shown.lock, message.lock)),
+        ]
+        for take in takes:
             try:
-                told += take(state, sender, message)
+                told += take()
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
-        promised = max([self.durable.promised, *(attempt for attempt, _ in told)])
-        if promised_in(state) < promised and not self._owes(state):
-            state.ClearField("promise")  # that of the attempt which we are in now is not known
+        attempts = [attempt for attempt, _ in told]
+        promised = max([self.durable.promised, self._locked_in(state), *attempts])
+        self._make_whole(state, promised)
         if told or promised > self.durable.promised:
             self._leave()
             self._ground = self._ground_of(promised)
+            self._since = max(self._since, promised + 1)
         if state != self.durable.state or promised > self.durable.promised:
             self._persist(replace(self.durable, promised=promised, state=state))
         if told:
@@ -148,75 +196,89 @@ class Recalling(Machine):
         if refused is not None:
             raise refused
 
+    def _make_whole(self, state: pb.RoundState, promised: int) -> None:
+        """A promise that was told is repeated with what it names, or not at all."""
+        kept = state.promise
+        promise = pb.Promise.FromString(kept.promise.body)
+        held = self._lock_in(state)
+        if promise.HasField("lock") and not kept.HasField("lock") and held is not None:
+            kept.lock.CopyFrom(held)
+        if promise.HasField("stated") and not kept.HasField("stated"):
+            kept.stated.CopyFrom(state.stated)
+        whole = (
+            promise.attempt == promised
+            and (not promise.HasField("lock") or self._names(promise.lock, kept.lock))
+            and (not promise.HasField("stated") or name_of(kept.stated) == promise.stated.digest)
+        )
+        if not whole:
+            state.ClearField("promise")
+
+    def _names(self, named: pb.LockName, lock: pb.Lock) -> bool:
+        try:
+            return read_lock(lock, self._keys, self._manifests.of_round).name == named
+        except (RemoteProtocolError, CertificateError):
+            return False
+
     def _take_promise(
-        self, state: pb.RoundState, sender: str, message: pb.Remembered
+        self, state: pb.RoundState, sender: str, told: pb.Promised
     ) -> list[tuple[int, str]]:
-        """With what it names: in our next promise that must not be hidden."""
-        told, kind = message.promise, Kind.PROMISE
-        if not told.ByteSize():
+        """What it names must not be hidden by our next one, however old it is."""
+        if not told.promise.ByteSize():
             return []
-        promise = read(self._keys, kind, pb.Promise, told.promise, self.manifest, past=True)
+        kind, manifest = Kind.PROMISE, self.manifest
+        promise = read(self._keys, kind, pb.Promise, told.promise, manifest, past=True)
         must_be(told.promise.site == self.site, sender, "remembers another's promise")
         if promise.round != self._round:
             return []
+        if promise.HasField("lock"):
+            state.lock_named = max(state.lock_named, promise.lock.attempt + 1)
+        if promise.HasField("stated"):
+            state.sum_named = max(state.sum_named, promise.stated.attempt + 1)
+        if not state.began or promise.manifest_version < state.began:
+            state.began = promise.manifest_version
+        self._manifests.began_under(promise.manifest_version)
         promised, kept = self.durable.promised, state.promise.promise.body
         contradicts = promise.attempt == promised and told.promise.body != kept
-        newer = promise.attempt > promised or contradicts
-        if newer:
-            state.promise.CopyFrom(told)
-            state.began = state.began or promise.manifest_version
-        if told.HasField("lock"):
-            lock = read_lock(told.lock, self._keys, self._manifests.of_round)
-            self._must_be_of_round(lock, sender)
-            must_be(lock.name == promise.lock, sender, "shows another lock than we have named")
-            if self._locked_in(state) < lock.name.attempt:
-                state.lock.CopyFrom(told.lock)
-        if told.HasField("stated"):
-            ours = name_of(told.stated) == promise.stated.digest
-            must_be(ours, sender, "shows another sum than we have named")
-            self._take_statement(state, sender, told.stated)
-        return [(promise.attempt, f"promised attempt {promise.attempt}")] if newer else []
-
-    def _take_lock(
-        self, state: pb.RoundState, sender: str, message: pb.Remembered
-    ) -> list[tuple[int, str]]:
-        """A lock that binds us: we have voted for it, or named it or an earlier one in a promise.
-
-        Of another's we may not have the version. A vote of ours comes back with it alone:
-        without its lock it would be hidden in our next promise.
-        """
-        if not message.HasField("lock"):
+        if promise.attempt < promised or (promise.attempt == promised and not contradicts):
             return []
-        lock = read_lock(message.lock, self._keys, self._manifests.of_round)
+        state.promise.CopyFrom(told)
+        return [(promise.attempt, f"promised attempt {promise.attempt}")]
+
+    def _take_vote(
+        self, state: pb.RoundState, sender: str, message: pb.Remembered
+    ) -> list[tuple[int, str]]:
+        """We vote no second time in its attempt; and owe its lock, where there is one."""
+        if not message.HasField("vote"):
+            return []
+        vote = message.vote
+        self._verify_vote(vote)
+        must_be(vote.site == self.site, sender, "remembers another's vote")
+        known = state.HasField("vote") and state.vote.attempt >= vote.attempt
+        if known or vote.body.round != self._round:
+            return []
+        state.vote.CopyFrom(vote)
+        shown = [lock for lock in (message.promise.lock, message.lock) if lock.ByteSize()]
+        if any(certified_in(lock) >= vote.attempt for lock in shown):
+            state.lock_named = max(state.lock_named, vote.attempt + 1)
+        return [(vote.attempt, f"voted in attempt {vote.attempt}")]
+
+    def _take_lock(self, state: pb.RoundState, sender: str, told: pb.Lock) -> list[tuple[int, str]]:
+        """One that we have named or voted by, or a later one of anybody's."""
+        if not told.ByteSize():
+            return []
+        lock = read_lock(told, self._keys, self._manifests.of_round)
         self._must_be_of_round(lock, sender)
-        vote, voted, attempt = message.vote, False, lock.name.attempt
-        if message.HasField("vote"):
-            self._verify_vote(vote)
-            must_be(vote.site == self.site, sender, "remembers another's vote")
-            later = not state.HasField("vote") or state.vote.attempt < vote.attempt
-            voted = vote.body.round == self._round and later and vote.attempt <= attempt
-        if voted:
-            state.vote.CopyFrom(vote)
-        promise = pb.Promise.FromString(state.promise.promise.body)
-        ours = voted or (promise.HasField("lock") and promise.lock.attempt <= attempt)
-        if ours and self._locked_in(state) < attempt:
-            state.lock.CopyFrom(message.lock)
-        return [(vote.attempt, f"voted in attempt {vote.attempt}")] if voted else []
-
-    def _take_sum(
-        self, state: pb.RoundState, sender: str, message: pb.Remembered
-    ) -> list[tuple[int, str]]:
-        return self._take_statement(state, sender, message.statement)
-
-    def _take_question(
-        self, state: pb.RoundState, sender: str, message: pb.Remembered
-    ) -> list[tuple[int, str]]:
-        return self._take_statement(state, sender, message.question)
+        attempt = lock.name.attempt
+        if 0 < state.lock_named <= attempt + 1 and self._locked_in(state) < attempt:
+            state.lock.CopyFrom(told)
+        return []
 
     def _must_be_of_round(self, lock: HeldLock, sender: str) -> None:
         latest = lock.latest.message
         named = (latest.round, latest.parent_digest)
-        must_be(named == (self._round, self.durable.head_digest), sender, "shows another's lock")
+        must_be(
+            named == (self._round, self.durable.head_digest), sender, "shows another round's lock"
+        )
 
     def _take_statement(
         self, state: pb.RoundState, sender: str, signed: pb.Signed
@@ -241,11 +303,6 @@ class Recalling(Machine):
         del state.statements[:]
         state.statements.extend([*of_it, signed])
         return [(attempt, f"signed a statement in attempt {attempt}")]
-
-
-def promised_in(state: pb.RoundState) -> int:
-    """The attempt of the promise that is kept; 0 also where none is."""
-    return pb.Promise.FromString(state.promise.promise.body).attempt
 
 
 def stated_last(state: pb.RoundState) -> int:

@@ -2938,7 +2938,7 @@ class Remembered(_message.Message):
 
     @_builtins.property
     def lock(self) -> Global___Lock:
-        """the highest that the answering site has seen; of that vote's attempt or a later one, or the vote is not taken"""
+        """the highest that the answering site has seen, where it is not that of the promise"""
 
     def __init__(
         self,
@@ -2973,17 +2973,23 @@ class RoundState(_message.Message):
     TRIED_FIELD_NUMBER: _builtins.int
     DRAWN_FIELD_NUMBER: _builtins.int
     BEGAN_FIELD_NUMBER: _builtins.int
+    LOCK_NAMED_FIELD_NUMBER: _builtins.int
+    SUM_NAMED_FIELD_NUMBER: _builtins.int
     tried: _builtins.int
     """as in its promises"""
     began: _builtins.int
     """the version of the manifest that its first promise went by; 0: none"""
+    lock_named: _builtins.int
+    """one more than the highest attempt of a lock that peers show it has named, or voted by"""
+    sum_named: _builtins.int
+    """one more than the highest attempt of a SUM that peers show it has named"""
     @_builtins.property
     def promise(self) -> Global___Promised:
         """of the attempt that is promised"""
 
     @_builtins.property
     def statements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
-        """Statements that it signed: the latest QUESTION and the latest SUM or RESTATED"""
+        """Statements that it signed in the latest attempt: a QUESTION, and a SUM or RESTATED"""
 
     @_builtins.property
     def lock(self) -> Global___Lock:
@@ -3017,10 +3023,12 @@ class RoundState(_message.Message):
         tried: _builtins.int = ...,
         drawn: _abc.Iterable[Global___Drawn] | None = ...,
         began: _builtins.int = ...,
+        lock_named: _builtins.int = ...,
+        sum_named: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "promise", b"promise", "stated", b"stated", "statements", b"statements", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "promise", b"promise", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

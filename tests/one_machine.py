@@ -10,6 +10,7 @@ attempt 2, a itself attempt 3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -32,9 +33,15 @@ class Alone:
         self.world = World(sites=sites, seed=1, faulty_sites=1, min_participants=3)
         self.stage = Stage(manifest=self.world.manifest)
         self.now = 1.0
-        for peer in self.stage.sites[1:]:
-            if peer not in unheard:
-                self.hears(peer, pb.Remembered(round=1))
+        self._is_told([peer for peer in self.stage.sites[1:] if peer not in unheard])
+
+    def _is_told(self, peers: Sequence[str]) -> None:
+        """These know of nothing that it has signed; for the others it waits a moment."""
+        for peer in peers:
+            self.hears(peer, pb.Remembered(round=1))
+        others = len(self.stage.sites) - 1
+        if len(peers) < others and len(peers) >= self.stage.manifest.quorum - 1:
+            self.ticks()
 
     @property
     def machine(self) -> Protocol:
@@ -71,8 +78,7 @@ class Alone:
         """It loses everything but its disk, and nobody remembers anything."""
         self.world.crash("a")
         self.world.start("a")
-        for peer in self.stage.sites[1:]:
-            self.hears(peer, pb.Remembered(round=1))
+        self._is_told(self.stage.sites[1:])
 
     def prepare(self, sender: str, attempt: int, **changed: object) -> pb.Prepare:
         fields: dict[str, object] = {

@@ -213,18 +213,18 @@ def test_who_has_promised_what_nobody_shows_stands_still_and_asks_again() -> Non
     bare = pb.Promised(promise=whole.promise)
     alone.hears("d", pb.Remembered(round=1, promise=bare))
     alone.begins()
-    for _ in range(4):
-        effects = alone.ticks()
-        assert not sent(effects, pb.Promised)
+    effects = [effect for _ in range(4) for effect in alone.ticks()]
+    assert not sent(effects, pb.Promised)
     assert alone.promised == 5
     assert any("stands still" in e.message for e in effects if isinstance(e, do.Progress))
     assert {send.to for send in sent(effects, pb.Recall)} == set("bcd")
     for peer in "bd":
         alone.hears(peer, pb.Remembered(round=1))
-    assert not sent(alone.ticks(), pb.Promised)
+    for _ in range(2):
+        assert not sent(alone.ticks(), pb.Promised)
     alone.hears("c", pb.Remembered(round=1, promise=whole))
-    alone.ticks()
-    alone.ticks()
+    while alone.promised == 5:
+        alone.ticks()
     assert alone.promised == 6
     assert pb.Promise.FromString(alone.state.promise.promise.body).lock == lock.name
 
@@ -284,14 +284,129 @@ def test_a_sum_that_a_promise_shows_is_held_against_what_its_site_has_signed() -
 
 def test_a_vote_is_remembered_with_the_lock_that_it_was_cast_for() -> None:
     """Hidden in the next promise, what it was cast for could be overruled."""
-    alone = Alone(unheard="bc")
+    alone = Alone(unheard="d")
     lock = alone.stage.lock()
     vote = sign_vote(alone.stage.keys["a"].sign, value_of(lock, alone.stage.manifest), 0)
-    alone.hears("b", pb.Remembered(round=1, vote=vote))
-    assert not alone.state.HasField("vote")
-    effects = alone.hears("c", pb.Remembered(round=1, vote=vote, lock=lock.message))
+    effects = alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
     assert (alone.state.vote, alone.state.lock) == (vote, lock.message)
-    assert do.WentBack(1, "c", "voted in attempt 0") in effects
+    assert do.WentBack(1, "d", "voted in attempt 0") in effects
+
+
+def test_a_vote_without_its_lock_is_not_cast_again() -> None:
+    alone = Alone(unheard="d")
+    lock = alone.stage.lock()
+    vote = sign_vote(alone.stage.keys["a"].sign, value_of(lock, alone.stage.manifest), 3)
+    alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
+    assert (alone.state.vote, alone.promised) == (vote, 3)
+    assert not alone.machine._owes(alone.state)
+
+
+def test_a_vote_whose_lock_can_not_be_read_binds_a_site_as_long_as_nobody_shows_another() -> None:
+    """Its state, put back, lacks the manifest that came with what it has voted for."""
+    alone = Alone(unheard="d")
+    statement = alone.stage.statement_of(attempt=5)
+    statement.manifest_version = 9
+    unknown = alone.stage.lock_of(Known.of(statement))
+    value = value_of(alone.stage.lock(), alone.stage.manifest)
+    vote = sign_vote(alone.stage.keys["a"].sign, value, 5)
+    with refused("manifest 9, which is not known here"):
+        alone.hears("d", pb.Remembered(round=1, vote=vote, lock=unknown))
+    assert (alone.state.vote, alone.promised) == (vote, 5)
+    alone.begins()
+    for _ in range(4):
+        assert not sent(alone.ticks(), pb.Promised)
+
+
+def test_a_promise_whose_lock_can_not_be_read_binds_a_site_all_the_same() -> None:
+    alone = Alone(unheard="d")
+    statement = alone.stage.statement_of(attempt=5)
+    statement.manifest_version = 9
+    unknown = alone.stage.lock_of(Known.of(statement))
+    ours = alone.stage.promised("a", 6, lock=alone.stage.lock(alone.stage.statement(attempt=5)))
+    ours.lock.CopyFrom(unknown)
+    with refused("manifest 9, which is not known here"):
+        alone.hears("d", pb.Remembered(round=1, promise=ours))
+    assert alone.promised == 6
+    alone.begins()
+    early = alone.stage.lock(alone.stage.statement(attempt=1))
+    alone.hears("c", pb.Proven(round=1, attempt=1, lock=early.message))
+    assert not sent(alone.takes(do.VersionHere(early.applied.model_digest)), pb.Vote)
+    for _ in range(4):
+        assert not sent(alone.ticks(), pb.Promised)
+
+
+def test_what_an_old_promise_has_named_is_not_hidden_by_a_newer_one() -> None:
+    """Told late, behind a promise of this start: of the same attempt, or of an earlier one."""
+    for attempt in (1, 0):
+        alone = Alone(unheard="cd")
+        lock = alone.stage.lock()
+        alone.begins()
+        while alone.promised < 1:
+            alone.ticks()
+        ours = alone.state.promise
+        old = alone.stage.promised("a", attempt, lock=lock if attempt else None)
+        bare = pb.Promised(promise=old.promise)
+        alone.hears("d", pb.Remembered(round=1, promise=bare))
+        alone.hears("c", pb.Remembered(round=1, promise=ours))
+        assert alone.machine._owes(alone.state) == bool(attempt)
+
+
+def test_a_site_states_nothing_in_an_attempt_that_it_is_told_it_was_in() -> None:
+    """Also where it has promised that attempt once more, before anybody told it."""
+    alone = Alone(unheard="d")
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 0)))
+    answers = sent(alone.hears("b", bundle.message), pb.PlanAnswer)
+    assert not any(one.body.accepted for one in answers)
+    known = alone.stage.statement(bundle)
+    assert not sent(alone.hears("b", alone.state_of(known)), pb.Stated)
+
+
+def test_integers_of_before_a_start_are_stated_by_who_knows_that_it_has_stated_them() -> None:
+    """Of two sums of one draw the difference is what one of them is without."""
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    alone.at_attempt(5)
+    assert alone.machine._since == 0
+    alone.restarts()
+    alone.at_attempt(6)
+    assert alone.machine._since == 6
+    first = alone.stage.statement(attempt=1)
+    again = alone.everybody(6, stated=first)
+    alone.hears("d", again.message)
+    if again.repeated is None:
+        raise LookupError("nothing is made again")
+    known = Known.of(alone.stage.statement_of(again, 6))
+    with refused("states integers of before this site's start again"):
+        alone.hears("d", alone.state_of(known))
+
+
+def test_a_refused_answer_is_believed_no_second_time() -> None:
+    alone = Alone(unheard="d")
+    other = alone.stage.statement_of()
+    other.round = other.plan.round = 7
+    lock = alone.stage.lock_of(Known.of(other))
+    with refused("d shows another round's lock"):
+        alone.hears("d", pb.Remembered(round=1, lock=lock))
+    alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 7)))
+    assert alone.promised == -1
+    assert not sent(alone.hears("d", pb.Recall(round=1)), pb.Recall)
+
+
+def test_a_site_that_lands_in_another_round_asks_again_what_it_has_said_there() -> None:
+    """Its state may be of any round: until one is committed with its vote it can't know."""
+    world = World(sites=4, seed=1, faulty_sites=1)
+    world.train("a", rounds=3)
+    world.run_until_committed(1)
+    world.crash("a")
+    world.run_until_committed(2)
+    world.start("a")
+    world.run_until_committed(3)
+    asked = [line for line in world.transcript if " a -> b: Recall" in line]
+    assert {line.rsplit(" ", 1)[1].split(".")[0] for line in asked} >= {"1", "2", "3"}
 
 
 def test_a_coordinator_remembers_a_vote_with_a_lock_that_it_has_not_voted_for_yet() -> None:
@@ -309,7 +424,7 @@ def test_a_lock_of_another_round_is_not_taken() -> None:
     other = alone.stage.statement_of()
     other.round = other.plan.round = 7
     lock = alone.stage.lock_of(Known.of(other))
-    with refused("b shows another's lock"):
+    with refused("b shows another round's lock"):
         alone.hears("b", pb.Remembered(round=1, lock=lock))
 
 
@@ -326,25 +441,25 @@ def test_before_it_knows_what_it_has_said_a_site_takes_no_part() -> None:
 
 def test_nobody_is_told_what_it_has_not_signed() -> None:
     """A liar can't put a site forward by remembering for it."""
-    alone = Alone(unheard="d")
-    alone.begins()
+    stage = Alone().stage
     for field, theirs, told in (
-        ("promise", alone.stage.promised("d", 9), "remembers another's promise"),
+        ("promise", stage.promised("d", 9), "remembers another's promise"),
         (
             "statement",
-            alone.stage.signed_statement("d", alone.stage.statement(attempt=9)),
+            stage.signed_statement("d", stage.statement(attempt=9)),
             "remembers another's statement",
         ),
     ):
         message = pb.Remembered(round=1)
         getattr(message, field).CopyFrom(theirs)
+        honest, forged = Alone(unheard="d"), Alone(unheard="d")
         with refused(f"d {told}"):
-            alone.hears("d", message)
+            honest.hears("d", message)
         theirs_no_more = getattr(message, field)
         (theirs_no_more.promise if field == "promise" else theirs_no_more).site = "a"
         with pytest.raises(CertificateError):
-            alone.hears("d", message)
-    assert alone.promised == 0
+            forged.hears("d", message)
+        assert honest.promised == forged.promised == -1
 
 
 def test_who_asks_is_told_the_last_that_it_has_signed() -> None:
@@ -374,6 +489,9 @@ def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
     assert machine.durable.promised == -1
     told = machine._now
     machine.step(do.Received("c", pb.Remembered(round=1)), told)
+    waits = machine.next_wakeup() - told
+    assert 0 < waits < machine._timing.straggler(0), "d may have more to tell; not for long"
+    machine.step(do.Received("d", pb.Remembered(round=1)), told)
     assert machine.next_wakeup() == told
     machine.step(do.Tick(), told)
     assert machine.durable.promised == 0

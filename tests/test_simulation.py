@@ -15,7 +15,7 @@ import pytest
 from peers import effects as do
 from peers.protocol import Protocol
 from tests import simulate
-from tests.scenarios import bugs, rows, scripts
+from tests.scenarios import bugs, restores, rows, scripts
 from tests.scenarios.bugs import BUGS, Bug, Drawn
 from tests.scenarios.faults import Faults
 from tests.scenarios.invariants import Violation
@@ -242,9 +242,24 @@ SCRIPTED: dict[str, Scripted] = {
         "without the proof of its claim",
     ),
     "a restored site is told a bare promise": (
-        rows.a_lock_that_was_named,
+        restores.a_lock_that_was_named,
         bugs.BARE_PROMISE,
         "two versions of round 1",
+    ),
+    "a restored site is asked about an older round": (
+        restores.a_copy_of_the_round_before,
+        bugs.ASKED_ONCE,
+        "two promises of 2",
+    ),
+    "a restored site meets a newer manifest": (
+        restores.a_newer_manifest,
+        bugs.NEWEST_BASE,
+        "hides the lock|two versions of round 1",
+    ),
+    "a restored site makes another sum again": (
+        restores.a_sum_that_was_signed,
+        bugs.ANOTHER_DIFFERENCE,
+        "two sums of one draw",
     ),
     "row 12: the next turn is prepared": (
         rows.prepares_its_own,
@@ -273,7 +288,7 @@ def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
     [
         ("two votes an attempt", bugs.UNCERTIFIED),
         ("a restored site is told a bare promise", bugs.BARE_PROMISE[:1]),
-        ("a restored site is told a bare promise", bugs.BARE_PROMISE[1:]),
+        ("a restored site is told a bare promise", bugs.BARE_PROMISE[2:]),
         ("row 11: a sum less one of its updates", bugs.ANOTHER_DIFFERENCE),
         ("row 1: the coordinator's own weights", bugs.ITS_OWN_PLAN),
         ("row 1: the coordinator's own weights", bugs.ANYBODY),

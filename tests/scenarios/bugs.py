@@ -31,6 +31,7 @@ from peers.adoption import Adoption
 from peers.coordination import Coordination
 from peers.deciding import Tally
 from peers.manifest import FederationManifest
+from peers.manifest_in_force import ManifestInForce
 from peers.messages import parse
 from peers.protocol import Protocol
 from peers.proving import Opening
@@ -451,7 +452,7 @@ BUGS = (
         _deaf(protocol, "that it does not run"),), draw_with_liar),
     Bug("believe any evidence", "accuses", 50, (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
-    Bug("believe who is said to have applied it", "accuses", 300, (
+    Bug("believe who is said to have applied it", "accuses", 600, (
         _deaf(protocol, "brings what another site applied"), (protocol, "read", _read_unsigned)),
         draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
@@ -487,11 +488,26 @@ _take_promise = Protocol._take_promise
 
 
 def _take_a_bare_promise(
-    self: Protocol, state: pb.RoundState, sender: str, message: pb.Remembered
+    self: Protocol, state: pb.RoundState, sender: str, told: pb.Promised
 ) -> list[tuple[int, str]]:
     """Of what a site has promised it is told the attempt alone."""
-    bare = pb.Remembered(promise=pb.Promised(promise=message.promise.promise))
-    return _take_promise(self, state, sender, bare) if message.HasField("promise") else []
+    return _take_promise(self, state, sender, pb.Promised(promise=told.promise))
+
+
+def _ask_while_asking(self: Protocol) -> None:
+    """Who has been told once is told enough."""
+    self._voted, self._since = False, 0
+    if self._recalling:
+        self._ask()
+
+
+_of_round = ManifestInForce.of_round
+
+
+def _no_older(self: ManifestInForce, version: int) -> FederationManifest | None:
+    """Nothing counts that is of before the manifest by which this site promises first."""
+    base = self._base
+    return None if base is not None and version < base.version else _of_round(self, version)
 
 
 _on_prepare = Protocol._on_prepare
@@ -529,6 +545,10 @@ BARE_PROMISE: tuple[Plant, ...] = (
     (Protocol, "_take_promise", _take_a_bare_promise),
     (Protocol, "_take_lock", lambda *_: []),
     (Protocol, "_owes", lambda *_: False))  # fmt: skip
+ASKED_ONCE: tuple[Plant, ...] = ((Protocol, "_ask_again", _ask_while_asking),)
+NEWEST_BASE: tuple[Plant, ...] = (
+    (ManifestInForce, "began_under", _nothing),
+    (ManifestInForce, "of_round", _no_older))  # fmt: skip
 ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothing),)
 ANYBODY: tuple[Plant, ...] = ((participation, "_check_who", _nothing),)
 SOMETHING_ELSE: tuple[Plant, ...] = (_deaf(statement, "made for something else"),)

@@ -11,14 +11,14 @@ import hashlib
 from collections.abc import Callable
 
 from peers import effects as do
-from peers.certificates import RULES, certificate_of, sign_vote
+from peers.certificates import RULES, sign_vote
 from peers.roles import coordinator_of
 from peers.runs import following
 from peers.signing import Kind, sign
 from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.scenarios.invariants import claim
-from tests.scenarios.scripts import LIAR, Script, among, to_attempt
+from tests.scenarios.scripts import LIAR, Script, among
 from tests.simulation import GENESIS, signature
 
 
@@ -317,51 +317,3 @@ def supersedes() -> None:
     hears(script, lies)
     script.train("b", rounds=1)
     commits_at_once(script, "somebody has a run of its own")
-
-
-# ---- a state that went back, beside a liar -------------------------------------------------
-
-
-def a_lock_that_was_named() -> None:
-    """a and b have voted in c's attempt, b commits and goes, and the state of a goes back.
-
-    d has heard a's next promise, which names what a has voted for; c says nothing of it.
-    """
-    script = Script()
-    votes: list[pb.Vote] = []
-
-    def passes(_sender: str, to: str, body: do.Body) -> bool:
-        if isinstance(body, pb.Vote):
-            votes.append(body)
-            return False
-        first = isinstance(body, pb.Prepare | pb.Bundle) and body.attempt == 0
-        return not first and not (isinstance(body, pb.Proven) and to == "d")
-
-    script.passes = passes
-    script.train("b", rounds=1)
-    script.until(lambda: script.locked("a", 1) and script.locked("b", 1) and len(votes) == 2)
-    script.silent = True
-    to_attempt(script, 2)
-    if not pb.Promise.FromString(script.promised("a").body).HasField("lock"):
-        raise LookupError("the script has gone another way")
-    own = sign_vote(script.keys.sign, votes[0].body, 1)
-    signed = sorted([*votes, own], key=lambda vote: vote.site)
-    script._feed("b", do.Received(LIAR, pb.Commit(certificate=certificate_of(1, signed, 0))))
-    script.run_for(1.0)
-    if script.site("b").head_round != 1:
-        raise LookupError("b has not committed")
-    script.crash("b")
-    script.restore("a", 100)
-    script.passes = among(*"ad")
-    script.start("a")
-    script.run_for(30.0)
-    script.crash(LIAR)  # and forgets what it has proven itself
-    run, head = script.disks["d"].durable.signed_run, script.disks["d"].durable.head_digest
-    script.disks[LIAR].durable = do.Durable(0, head, promised=2, signed_run=run)
-    script.start(LIAR)
-    script.silent = False
-    script.passes = among(*"acd")
-    script.run_until_committed(1)
-    script.passes = among(*"abcd")
-    script.start("b")
-    script.run_for(100.0)

@@ -272,9 +272,9 @@ def prove_to_one_who_promised_nothing() -> None:
     if lock is None or script.disks["d"].durable.promised >= 0:
         raise LookupError("the script has gone another way")
     script.until(lambda: not script.site("d")._recalling)
+    script.passes = among(*"abcd")
+    script.tell(LIAR, "d", pb.Proven(round=1, attempt=0, lock=lock.message))
     script.passes = nothing
-    script.tells("d", pb.Proven(round=1, attempt=0, lock=lock.message))
-    if not script.locked("d", 0):
-        raise LookupError("d has not voted")
+    script.until(lambda: script.locked("d", 0), 2.0)
     script.passes = among(*"abcd")
     script.run_until_committed(1)
