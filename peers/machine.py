@@ -99,21 +99,25 @@ class Machine:
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
         self._numbered = durable.run.generation if durable.run is not None else 0  # at the start
         self._heard = evidence.Heard()
-        self._recalling: set[str] = set()
-        self._unanswered: set[str] = set()  # who may still answer: later than we wait for it
-        self._asks = True  # in each round, until one is committed with a vote of this start
-        self._voted = False  # in the round under way, since the start
-        self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
         self._passed_on: set[bytes] = set()  # runs, by name, in the round under way
         self._answered: dict[str, tuple[bytes, bytes]] = {}  # whose run, with which of ours
-        self._recall_until = math.inf
-        self._ahead: set[str] = set()
         self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []
         self._adoption = Adoption(site, verify_certificate)
         self._pace = Pacemaker(timing)
         self._now = 0.0
         self._effects: list[Effect] = []
+        self._has_just_started()
+
+    def _has_just_started(self) -> None:
+        """What it has signed before, a site does not know (peers/recalling.py)."""
+        self._asks = True  # in each round, until one is committed with a vote of this start
+        self._voted = False  # in the round under way, since the start
+        self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
+        self._recalling: set[str] = set()  # whom we wait for
+        self._unanswered: set[str] = set()  # who may answer yet, later than that
+        self._ahead: set[str] = set()  # who has said that it is in a later round
+        self._recall_until = math.inf
 
     @property
     def manifest(self) -> FederationManifest:

@@ -263,13 +263,13 @@ class Recalling(Machine):
         return [(vote.attempt, f"voted in attempt {vote.attempt}")]
 
     def _take_lock(self, state: pb.RoundState, sender: str, told: pb.Lock) -> list[tuple[int, str]]:
-        """One that we have named or voted by, or a later one of anybody's."""
+        """That which we have named or voted by, and lack; or a later one of anybody's."""
         if not told.ByteSize():
             return []
         lock = read_lock(told, self._keys, self._manifests.of_round)
         self._must_be_of_round(lock, sender)
         attempt = lock.name.attempt
-        if 0 < state.lock_named <= attempt + 1 and self._locked_in(state) < attempt:
+        if self._locked_in(state) + 1 < state.lock_named <= attempt + 1:
             state.lock.CopyFrom(told)
         return []
 
