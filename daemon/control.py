@@ -214,6 +214,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             further_fits=account.fits,
             least_multiplier=account.least,
             last_multiplier=account.booked.multipliers[-1] if account.booked.multipliers else 0.0,
+            warning=self._node.unbooked.warning,
         )
 
     async def _next_multiplier(self) -> float:

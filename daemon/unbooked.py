@@ -61,8 +61,9 @@ class Unbooked:
             return ""
         return (
             f"this site's record of what it spent lacks {_spans(self._rounds)}, in which it took "
-            "part: its state went back. Put a newer copy of privacy.sqlite3 in its place, or count "
-            "these rounds as spent (a lower privacy.epsilon); `fedctl privacy` counts too little"
+            "part: its state went back, and `fedctl privacy` counts too little. Stop fedd, put a "
+            "newer copy of privacy.sqlite3, and of privacy.sqlite3-wal where there is one, in its "
+            "place; or, where these rounds had noise, count them as spent (a lower privacy.epsilon)"
         )
 
 

@@ -34,6 +34,11 @@ class Pacemaker:
         """Whether nothing is waited for."""
         return self.until == math.inf
 
+    @property
+    def over(self) -> bool:
+        """Whether the attempt's coordinator has ended it."""
+        return self._over
+
     def nothing(self) -> None:
         """Wait for nothing, until somebody says something."""
         self.until, self.part_lost = math.inf, False

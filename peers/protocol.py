@@ -289,6 +289,9 @@ class Protocol(Attending):
         elif self._pace.part_lost:
             self._resume()
         else:
+            if self.durable.promised >= 0 and not self._pace.over:
+                lead = self._ground.coordinator
+                self._progress("failed", message=f"nothing more came from {lead}, who led it")
             self._enter(self.durable.promised + 1, tell_all=self.durable.promised >= 0)
 
     def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:

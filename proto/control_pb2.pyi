@@ -1284,6 +1284,7 @@ class PrivacyReply(_message.Message):
     FURTHER_FITS_FIELD_NUMBER: _builtins.int
     LEAST_MULTIPLIER_FIELD_NUMBER: _builtins.int
     LAST_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
     unit: _builtins.str
     """what is protected, in words"""
     delta: _builtins.float
@@ -1310,6 +1311,8 @@ class PrivacyReply(_message.Message):
     """with less noise one more round is declined (budget, privacy.least_noise); infinity: whatever the noise; 0: any will do"""
     last_multiplier: _builtins.float
     """of the newest update with noise; 0: none yet"""
+    warning: _builtins.str
+    """why these numbers are too small, and what to do; empty: they are not"""
     def __init__(
         self,
         *,
@@ -1326,10 +1329,11 @@ class PrivacyReply(_message.Message):
         further_fits: _builtins.bool = ...,
         least_multiplier: _builtins.float = ...,
         last_multiplier: _builtins.float = ...,
+        warning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "epsilon_budget", b"epsilon_budget", "epsilon_left", b"epsilon_left", "epsilon_spent", b"epsilon_spent", "further_cost", b"further_cost", "further_fits", b"further_fits", "further_multiplier", b"further_multiplier", "further_rounds", b"further_rounds", "last_multiplier", b"last_multiplier", "least_multiplier", b"least_multiplier", "unit", b"unit", "updates_bare", b"updates_bare", "updates_noised", b"updates_noised"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "epsilon_budget", b"epsilon_budget", "epsilon_left", b"epsilon_left", "epsilon_spent", b"epsilon_spent", "further_cost", b"further_cost", "further_fits", b"further_fits", "further_multiplier", b"further_multiplier", "further_rounds", b"further_rounds", "last_multiplier", b"last_multiplier", "least_multiplier", b"least_multiplier", "unit", b"unit", "updates_bare", b"updates_bare", "updates_noised", b"updates_noised", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,7 @@ def _table(reply: PrivacyReply) -> Table:
     if not math.isnan(reply.epsilon_budget):
         budget, left = f"epsilon {reply.epsilon_budget:g}", f"epsilon {reply.epsilon_left:.4g}"
     for name, value in (
+        *([("WARNING", reply.warning)] if reply.warning else []),
         ("unit", reply.unit),
         ("delta", f"{reply.delta:g}"),
         ("spent", f"epsilon {reply.epsilon_spent:.4g}"),
