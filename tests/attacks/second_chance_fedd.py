@@ -105,7 +105,7 @@ def two_sums() -> None:
     sums._certify_the_second(second)
     sums._send_each_holder_one(second)
     sums._wait_for_what_is_told(second)
-    _mark_the_first()
+    _hold_the_first_back(second)
 
 
 def _state_one_to_each(second: sums._Second) -> None:
@@ -158,15 +158,30 @@ def _state(known: Known) -> pb.State:
     return pb.State(round=at.round, attempt=at.attempt, statement=known.raw)
 
 
-def _mark_the_first() -> None:
-    certified = Coordination._certified
+def _hold_the_first_back(second: sums._Second) -> None:
+    """Nobody sees who has signed the first sum before the second one is certified."""
+    certified, stated = Coordination._certified, Coordination.stated
+    held: list[do.Effect] = []
 
-    def marking(self: Coordination, *arguments: Any) -> list[do.Effect]:
-        if lying("two-sums"):
-            (FOLDER / "certified").touch()
-        return certified(self, *arguments)
+    def holding(self: Coordination, *arguments: Any) -> list[do.Effect]:
+        effects = certified(self, *arguments)
+        if not lying("two-sums"):
+            return effects
+        held.extend(effects)
+        (FOLDER / "certified").touch()
+        return []
 
-    _put(Coordination, "_certified", marking)
+    def letting_go(
+        self: Coordination, sender: str, message: pb.Stated, now: float
+    ) -> list[do.Effect]:
+        effects = stated(self, sender, message, now)
+        if held and len(second.signatures) >= self.ground.manifest.quorum:
+            effects = [*effects, *held]
+            held.clear()
+        return effects
+
+    _put(Coordination, "_certified", holding)
+    _put(Coordination, "stated", letting_go)
 
 
 # ---- other integers, the second time --------------------------------------------------------
