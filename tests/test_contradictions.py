@@ -82,12 +82,14 @@ def test_two_sites_of_which_one_was_restored_do_not_repeat_their_promises_for_ev
     stage = Stage(manifest=world.manifest)
     wish = pb.RunWish(run=stage.run)
     for site in "ad":
-        for peer in set("abcd") - {site}:
+        for peer in set("cd" if site == "a" else "abc"):
             world.site(site).step(do.Received(peer, pb.Remembered(round=1)), 1.0)
         world.site(site).step(do.Received("b", wish), 1.0)
+        world.site(site).step(do.Tick(), 2.0)
     known = Known.of(stage.statement_of(stage.bundle(attempt=2), 2))
     lost = pb.Remembered(round=1, statement=stage.signed_statement("a", known))
-    world.site("a").step(do.Received("b", lost), 1.0)
+    world.site("a").step(do.Received("b", lost), 2.0)
+    assert world.site("a").durable.promised == 2
     now = world.site("d").next_wakeup()
     waiting = [("d", e) for e in sent(world.site("d").step(do.Tick(), now), pb.Promised)]
     said = 0

@@ -151,6 +151,7 @@ async def test_who_is_restored_signs_nothing_in_the_attempt_under_way(
             print(f"without {without}: cosine with {victim.id}'s update {learnt:.6f}")
             assert learnt > 0.999
             return
+        await live.until_connected()
         await heads(live, SITES, 1)
         last = await agreed(live, SITES)
         assert last.certificate.attempt > 0

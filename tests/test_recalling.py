@@ -1,0 +1,164 @@
+"""What a site takes back of what it has signed, as its peers tell it, and what it tells them."""
+
+from __future__ import annotations
+
+from peers import effects as do
+from peers.certificates import sign_vote
+from peers.signing import Kind, sign
+from peers.statement import HeldLock, Known, value_of
+from proto import federation_pb2 as pb
+from tests.one_machine import Alone, sent
+from tests.signed_rounds import Stage
+from tests.simulation import FEDERATION
+
+
+def restated(stage: Stage, lock: HeldLock, attempt: int) -> HeldLock:
+    """The same version, certified once more in a later attempt."""
+    promises = [stage.promised(site, attempt, lock=lock) for site in "abcd"]
+    again = stage.restated(lock, stage.bundle(promises, attempt), attempt)
+    shown = pb.Lock(certificate=stage.certified(again), root=lock.root.raw)
+    shown.proof.extend(lock.message.proof)
+    return stage.read_lock(shown)
+
+
+def bare(promised: pb.Promised) -> pb.Promised:
+    """As a bundle shows it: without what it names."""
+    return pb.Promised(promise=promised.promise)
+
+
+def test_who_has_named_a_sum_that_nobody_shows_stands_still() -> None:
+    alone = Alone(unheard="cd")
+    named = alone.stage.promised("a", 5, stated=alone.stage.statement())
+    alone.hears("d", pb.Remembered(round=1, promise=bare(named)))
+    alone.begins()
+    for _ in range(4):
+        assert not sent(alone.ticks(), pb.Promised)
+    assert alone.promised == 5
+
+
+def test_what_is_owed_stays_owed_whatever_else_is_told() -> None:
+    alone = Alone(unheard="cd")
+    named = alone.stage.promised("a", 5, lock=alone.stage.lock())
+    alone.hears("d", pb.Remembered(round=1, promise=bare(named)))
+    later = alone.stage.signed_statement("a", alone.stage.statement(attempt=7))
+    alone.hears("c", pb.Remembered(round=1, statement=later))
+    assert alone.promised == 7
+    alone.begins()
+    assert not sent(alone.ticks(), pb.Promised)
+
+
+def test_of_two_locks_that_it_is_told_the_later_one_stays() -> None:
+    alone = Alone(unheard="cd")
+    low = alone.stage.lock()
+    high = restated(alone.stage, low, 3)
+    first = alone.stage.promised("a", 5, lock=high)
+    second = alone.stage.promised("a", 6, lock=low)
+    alone.hears("d", pb.Remembered(round=1, promise=first))
+    alone.hears("c", pb.Remembered(round=1, promise=second))
+    assert alone.state.lock == high.message
+
+
+def test_a_lock_that_it_has_not_named_is_not_taken() -> None:
+    alone = Alone(unheard="d")
+    alone.hears("d", pb.Remembered(round=1, lock=alone.stage.lock().message))
+    assert not alone.state.HasField("lock")
+
+
+def test_an_older_vote_does_not_take_the_place_of_a_later_one() -> None:
+    alone = Alone(unheard="cd")
+    low = alone.stage.lock()
+    high = restated(alone.stage, low, 3).message
+    value, keys = value_of(low, alone.stage.manifest), alone.stage.keys["a"]
+    for peer, attempt in (("d", 3), ("c", 0)):
+        vote = sign_vote(keys.sign, value, attempt)
+        alone.hears(peer, pb.Remembered(round=1, vote=vote, lock=high))
+    assert alone.state.vote.attempt == 3
+
+
+def test_another_promise_of_the_same_attempt_is_said_to_people() -> None:
+    alone = Alone(unheard="d")
+    alone.begins()
+    other = alone.stage.promised("a", 0, num_examples=1)
+    effects = alone.hears("d", pb.Remembered(round=1, promise=other))
+    assert any(isinstance(one, do.WentBack) for one in effects)
+
+
+def test_a_site_that_is_told_of_a_later_attempt_leaves_its_own() -> None:
+    alone = Alone(unheard="d")
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    alone.hears("b", alone.everybody(0).message)
+    alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 3)))
+    assert not sent(alone.takes(do.LocalTrained(1, 3, (1, 2))), pb.Trained)
+
+
+def test_the_manifest_that_it_has_first_promised_by_comes_back() -> None:
+    alone = Alone(unheard="d")
+    alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 0)))
+    assert alone.state.began == 1
+
+
+def test_a_promise_that_is_told_is_repeated_whole_or_not_at_all() -> None:
+    """Without what it names its peers would refuse it."""
+    for shown in (True, False):
+        alone = Alone(unheard="d")
+        lock = alone.stage.lock()
+        answer = pb.Remembered(round=1, promise=bare(alone.stage.promised("a", 5, lock=lock)))
+        if shown:
+            answer.lock.CopyFrom(lock.message)
+        alone.hears("d", answer)
+        assert alone.promised == 5
+        assert alone.state.HasField("promise") == shown
+        if shown:
+            assert alone.state.promise.lock == lock.message
+
+
+def test_a_peer_tells_the_lock_of_the_bundle_that_it_is_in() -> None:
+    asked = Alone()
+    asked.begins()
+    asked.at_attempt(2)
+    lock = asked.stage.lock()
+    others = [asked.stage.promised(site, 2, lock=lock) for site in "bcd"]
+    asked.hears("d", asked.stage.bundle([asked.state.promise, *others], 2).message)
+    (answer,) = sent(asked.hears("c", pb.Recall(round=1)), pb.Remembered)
+    assert lock.message in (answer.body.lock, answer.body.promise.lock)
+
+
+def test_a_peer_tells_what_an_earlier_promise_has_shown() -> None:
+    """The latest one, of a bundle, is bare; a sum was stated again since."""
+    asked = Alone()
+    asked.begins()
+    known = asked.stage.statement(attempt=2)
+    later = asked.stage.lock(known)
+    asked.hears("d", asked.stage.promised("d", 4, lock=later, stated=known))
+    again = restated(asked.stage, later, 4).latest
+    asked.machine._note(pb.TWO_STATEMENTS, asked.stage.signed_statement("d", again))
+    newest = asked.stage.promised("d", 5, lock=later, stated=known)
+    asked.machine._note(pb.TWO_PROMISES, newest.promise)
+    (answer,) = sent(asked.hears("d", pb.Recall(round=1)), pb.Remembered)
+    assert answer.body.promise.promise == newest.promise
+    assert answer.body.promise.stated == asked.stage.signed_statement("d", known)
+    assert answer.body.lock == later.message
+    assert Known.parse(answer.body.statement.body).message.kind == pb.RESTATED
+
+
+def test_a_peer_that_has_not_answered_is_asked_back() -> None:
+    alone = Alone(unheard="d")
+    assert sent(alone.hears("d", pb.Recall(round=1)), pb.Recall)
+    alone.hears("d", pb.Remembered(round=1))
+    assert not sent(alone.hears("d", pb.Recall(round=1)), pb.Recall)
+
+
+def test_an_attempt_that_ends_while_a_site_asks_is_not_gone_back_to() -> None:
+    alone = Alone()
+    alone.begins()
+    alone.world.crash("a")
+    alone.world.start("a")
+    told = pb.Ended(federation_id=FEDERATION, round=1, attempt=0, reason="enough")
+    ended = sign(alone.stage.keys["b"], Kind.ENDED, told)
+    alone.hears("b", pb.EndedAttempt(ended=ended))
+    for peer in "bcd":
+        alone.hears(peer, pb.Remembered(round=1))
+    effects = alone.ticks()
+    assert not sent(effects, pb.AttemptFailed)
+    assert alone.promised == 1
