@@ -25,6 +25,7 @@ from daemon.fedctl import app, ingesting
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
 from proto import control_pb2 as control
+from proto import federation_pb2 as federation
 from tests.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
 from tests.command_line import Fedctl, Ran
 
@@ -145,6 +146,25 @@ def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert (missing.code, "round 9 is not committed" in missing.err) == (Exit.FAILED, True)
     daemon.rounds = []
     assert "No round is committed yet" in fedctl("rounds").out
+
+
+def test_what_a_site_that_caught_up_does_not_know_of_a_round_is_not_called_nought(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    """A script that reads 0 would conclude that the round was without noise."""
+    daemon.rounds[1].report.CopyFrom(federation.RoundReport(round=2))
+    told = fedctl("rounds", "show", 2, "--json").object
+    unknown = ("shared_values", "mean_loss", "noise_multiplier", "clip_norm")
+    assert [told[name] for name in unknown] == [None] * 4
+    shown = fedctl("rounds", "show", 2).out
+    assert re.search(r"shared values +unknown here", shown)
+    assert re.search(r"noise +unknown here", shown)
+
+
+def test_privacy_says_what_its_ledger_lacks(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.privacy.warning = "this site's record of what it spent lacks round 7"
+    assert re.search(r"WARNING +this site's record", fedctl("privacy").out)
+    assert "lacks round 7" in fedctl("privacy", "--json").object["warning"]
 
 
 def test_a_noised_loss_is_marked(fedctl: Fedctl, daemon: CannedDaemon) -> None:

@@ -184,10 +184,10 @@ def _plain_value(field: Any, value: Any) -> Any:
 def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]:
     """A committed round: what was signed, and what its coordinator saw of it.
 
-    ``coordinator``, ``key_dealer`` and ``seconds`` are empty at a site that
-    learned of the round afterwards, from its certificate.
+    At a site that learned of the round afterwards, from its certificate, ``coordinator``,
+    ``key_dealer`` and ``seconds`` are empty, and what only the report tells is None.
     """
-    body = certificate.body
+    body, was_here = certificate.body, bool(report.coordinator)
     loss = body.mean_loss if body.rules else report.mean_loss
     reasons = {one.site: one.reason for one in report.rejections}
     return {
@@ -201,10 +201,10 @@ def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]
         "parent_digest": body.parent_digest.hex(),
         "signed_by": [vote.site for vote in certificate.votes],
         "committed_unix_ms": certificate.unix_ms,
-        "shared_values": report.shared_values,
-        "mean_loss": loss if math.isfinite(loss) else None,
-        "noise_multiplier": report.noise_multiplier,
-        "clip_norm": report.clip_norm,
+        "shared_values": report.shared_values if was_here else None,
+        "mean_loss": loss if (was_here or body.rules) and math.isfinite(loss) else None,
+        "noise_multiplier": report.noise_multiplier if was_here else None,
+        "clip_norm": report.clip_norm if was_here else None,
         "seconds": {phase.phase: phase.seconds for phase in report.phases},
     }
 

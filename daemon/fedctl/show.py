@@ -326,13 +326,17 @@ def _round_facts(item: dict[str, Any]) -> Table:
         ("signed by", ", ".join(item["signed_by"])),
         ("version", item["model_digest"]),
         ("parent", item["parent_digest"]),
-        ("shared values", str(item["shared_values"])),
+        ("shared values", _or_unknown(item["shared_values"])),
         ("mean loss", "unknown" if loss is None else f"{loss:.4f}{_noised(item)}"),
         ("noise", _noise(item)),
         *((f"  {phase}", duration(s)) for phase, s in item["seconds"].items()),
     ):
         grid.add_row(name, plain_text(value))
     return grid
+
+
+def _or_unknown(number: int | None) -> str:
+    return "unknown here" if number is None else str(number)
 
 
 def _noised(item: dict[str, Any]) -> str:
