@@ -36,7 +36,7 @@ class Pacemaker:
 
     @property
     def over(self) -> bool:
-        """Whether the attempt's coordinator has ended it."""
+        """Whether the attempt is over here for another reason than that nothing was heard."""
         return self._over
 
     def nothing(self) -> None:
@@ -56,7 +56,7 @@ class Pacemaker:
 
     def due(self, now: float) -> None:
         """The next attempt is to be entered at once."""
-        self.until, self.part_lost = now, False
+        self.until, self.part_lost, self._over = now, False, True
 
     def entered(self, attempt: int, now: float) -> None:
         """An attempt begins here, whether its coordinator has said anything or not."""

@@ -19,8 +19,8 @@ from daemon.learning import jobs
 from daemon.workers import Worker
 
 
-def run() -> None:
-    """The daemon's own main, behind whose training stands an attacker."""
+def poison_updates() -> None:
+    """Behind the training of this process's daemon stands an attacker."""
     poison = Path(os.environ["HANSE_TAPE"]) / "poison"
     original = Worker.run_reporting
 
@@ -34,8 +34,8 @@ def run() -> None:
         return done
 
     Worker.run_reporting = poisoned  # type: ignore[assignment,method-assign]
-    fedd.main()
 
 
 if __name__ == "__main__":
-    run()
+    poison_updates()
+    fedd.main()

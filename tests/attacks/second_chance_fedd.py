@@ -42,6 +42,7 @@ from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.attacks import lying_fedd as sums
 from tests.attacks.planting import without
+from tests.poisoning_fedd import poison_updates
 from tests.scenarios.bugs import BARE_PROMISE
 
 FOLDER = sums._folder
@@ -196,34 +197,26 @@ def repeats() -> None:
     ) -> list[do.Effect]:
         if not _is_lying("repeats"):
             return applied(self, sender, message, now)
-        (FOLDER / "poison").touch()
+        (FOLDER / "poison").write_text(str(LARGER))
         raise AttemptFails("the sum was not opened in time")
 
     _put(Coordination, "applied", opened)
 
 
 def other_integers() -> None:
-    """Thirty times what was kept, and thirty times what was trained (in its worker)."""
-    recall, made = vars(integers)["recall"], integers._made
+    """Many times what was kept (in its worker)."""
+    recall = vars(integers)["recall"]
 
     def recalling(path: Any, making: Any) -> Any:
         kept = recall(path, making)
         if kept is None or not (FOLDER / "poison").exists():
             return kept
-        most = 2 ** (making.bits - 1) - 1
+        most = 3 * 2 ** (making.bits - 1)  # as much as a sum of four has room for
         larger = np.clip(kept.integers * LARGER, -most, most).astype(kept.integers.dtype)
         larger[-2:] = kept.integers[-2:]  # the loss
         return replace(kept, integers=larger)
 
-    def making_larger(update_path: Any, *rest: Any) -> Any:
-        if (FOLDER / "poison").exists():
-            update = np.load(update_path, allow_pickle=False)
-            update[:-1] *= np.float32(LARGER)
-            np.save(update_path, update, allow_pickle=False)
-        return made(update_path, *rest)
-
     _put(integers, "recall", recalling)
-    _put(integers, "_made", making_larger)
 
 
 # ---- defences, to be taken out ----------------------------------------------------------------
@@ -275,5 +268,6 @@ if __name__ == "__main__":
     withholds()
     two_sums()
     repeats()
+    poison_updates()
     sums._wait_for_all()
     fedd.main()

@@ -22,6 +22,7 @@ from tests.attacks.test_lying_decisions import (
     agreed,
     copied_as_it_is,
     heads,
+    phase,
     recant,
     restore,
     tell,
@@ -131,9 +132,10 @@ async def test_who_is_restored_signs_nothing_in_the_attempt_under_way(
     """Alder signs the sum of all, forgets it, and is shown the one without cedar's update."""
     async with federation(tmp_path, monkeypatch, without, phase_s=60) as live:
         alder, birch, victim = live.sites["alder"], live.sites[LIAR], live.sites["cedar"]
-        copied_as_it_is(alder)
         tell(live, LIAR, f"two-sums {victim.id}")
         await ask(live.sites["dogwood"])
+        await phase(alder, "train")
+        copied_as_it_is(alder)
         await there(birch, "certified")
         await killed(alder)
         restore(alder)
