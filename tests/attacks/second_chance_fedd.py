@@ -204,15 +204,15 @@ def repeats() -> None:
 
 
 def other_integers() -> None:
-    """Many times what was kept (in its worker)."""
+    """As large as a site's integers may be, each with its sign (in its worker)."""
     recall = vars(integers)["recall"]
 
     def recalling(path: Any, making: Any) -> Any:
         kept = recall(path, making)
         if kept is None or not (FOLDER / "poison").exists():
             return kept
-        most = 3 * 2 ** (making.bits - 1)  # as much as a sum of four has room for
-        larger = np.clip(kept.integers * LARGER, -most, most).astype(kept.integers.dtype)
+        most = 2 ** (making.bits - 1) - 1  # more is refused where the sum is opened
+        larger = np.where(kept.integers < 0, -most, most).astype(kept.integers.dtype)
         larger[-2:] = kept.integers[-2:]  # the loss
         return replace(kept, integers=larger)
 
@@ -231,6 +231,8 @@ def without_recalled_lock() -> None:
 def without_this_start() -> None:
     """It signs in attempts that were under way when it came back, too."""
     _put(Protocol, "_promised_now", lambda *_: True)
+    text = "draw >= self._since"
+    without(_for_good, Protocol, "_check_difference", text, instead="True")
 
 
 def without_comparing_again() -> None:
