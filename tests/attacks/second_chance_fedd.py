@@ -230,7 +230,8 @@ def without_recalled_lock() -> None:
 
 def without_this_start() -> None:
     """It signs in attempts that were under way when it came back, too."""
-    _put(Protocol, "_promised_now", lambda *_: True)
+    text = "if signed is None and not self._promised_now(self._bundle):"
+    without(_for_good, Protocol, "_on_state", text)
     text = "draw >= self._since"
     without(_for_good, Protocol, "_check_difference", text, instead="True")
 
