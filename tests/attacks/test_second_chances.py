@@ -147,7 +147,8 @@ async def test_who_is_restored_signs_nothing_in_the_attempt_under_way(
             await heads(live, [LIAR], 1)
             body = (await agreed(live, [LIAR])).certificate.body
             parent = shared(birch, body.parent_digest)
-            stolen = 4 * (shared(birch, body.model_digest) - parent)
+            first = vector_of(victim.folder / "opened-1-0.safetensors")  # as it has told
+            stolen = 4 * (first - parent)
             stolen -= 3 * (vector_of(told) - parent)
             learnt = cosine(stolen, update(victim, 1, 0))
             print(f"without {without}: cosine with {victim.id}'s update {learnt:.6f}")
@@ -178,11 +179,14 @@ async def test_what_a_robust_rule_has_compared_once_is_compared_again(
         await heads(live, SITES, 1)
         last = await agreed(live, SITES)
         rejected = list(last.certificate.body.rejected)
-        length = float(np.linalg.norm(await step_of(live.sites["alder"], 1)))
+        step = await step_of(live.sites["alder"], 1)
         honest = float(np.linalg.norm(update(live.sites["alder"], 1, 0)))
+        others = [update(live.sites[name], 1, 0) for name in SITES if name != LIAR]
+        length = float(np.linalg.norm(4 * step - np.sum(others, axis=0))) if without else 0.0
         print(
-            f"without {without or 'nothing'}: rejected {rejected}, step {length:.3f}, "
-            f"an honest update {honest:.3f}"
+            f"without {without or 'nothing'}: rejected {rejected}, step "
+            f"{float(np.linalg.norm(step)):.3f}, an honest update {honest:.3f}, "
+            f"the liar's part {length:.3f}"
         )
         assert last.certificate.attempt > 0
         assert rejected == ([] if without else [LIAR])
