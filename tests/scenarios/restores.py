@@ -6,6 +6,8 @@ site that goes back is a, the liar c, and what c knows of a it keeps to itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 from peers import effects as do
 from peers.certificates import certificate_of, sign_vote
 from peers.manifest import FederationManifest
@@ -16,11 +18,8 @@ from tests.scenarios.scripts import LIAR, Script, among, to_attempt
 from tests.simulated_proofs import SimulatedProofs
 
 
-def a_lock_that_was_named() -> None:
-    """a and b have voted in c's attempt, b commits and goes, and the state of a goes back.
-
-    d has heard a's next promise, which names what a has voted for; c says nothing of it.
-    """
+def _voted_for_c(unseen: Any) -> tuple[Script, list[pb.Vote]]:
+    """a and b have voted in c's attempt 1, and say so in attempt 2; d has not seen these."""
     script = Script()
     votes: list[pb.Vote] = []
 
@@ -29,18 +28,25 @@ def a_lock_that_was_named() -> None:
             votes.append(body)
             return False
         first = isinstance(body, pb.Prepare | pb.Bundle) and body.attempt == 0
-        return not first and not (isinstance(body, pb.Proven) and to == "d")
+        return not first and not (isinstance(body, unseen) and to == "d")
 
     script.passes = passes
     script.train("b", rounds=1)
     script.until(lambda: script.locked("a", 1) and script.locked("b", 1) and len(votes) == 2)
     script.silent = True
     to_attempt(script, 2)
+    return script, votes
+
+
+def a_lock_that_was_named() -> None:
+    """a and b have voted in c's attempt, b commits and goes, and the state of a goes back.
+
+    d has heard a's next promise, which names what a has voted for; c says nothing of it.
+    """
+    script, votes = _voted_for_c(pb.Proven)
     if not pb.Promise.FromString(script.promised("a").body).HasField("lock"):
         raise LookupError("the script has gone another way")
-    own = sign_vote(script.keys.sign, votes[0].body, 1)
-    signed = sorted([*votes, own], key=lambda vote: vote.site)
-    script._feed("b", do.Received(LIAR, pb.Commit(certificate=certificate_of(1, signed, 0))))
+    script._feed("b", do.Received(LIAR, pb.Commit(certificate=_withheld(script, votes))))
     script.until(lambda: script.site("b").head_round == 1, 1.0)
     script.crash("b")
     script.restore("a", 100)
@@ -126,21 +132,7 @@ def a_copy_of_the_round_before() -> None:
 
 def a_newer_manifest() -> None:
     """a has voted under manifest 1, and forgets it; b and d tell it; then manifest 2 is there."""
-    script = Script()
-    votes: list[pb.Vote] = []
-
-    def passes(_sender: str, to: str, body: do.Body) -> bool:
-        if isinstance(body, pb.Vote):
-            votes.append(body)
-            return False
-        first = isinstance(body, pb.Prepare | pb.Bundle) and body.attempt == 0
-        return not first and not (isinstance(body, pb.Proven | pb.State) and to == "d")
-
-    script.passes = passes
-    script.train("b", rounds=1)
-    script.until(lambda: script.locked("a", 1) and script.locked("b", 1) and len(votes) == 2)
-    script.silent = True
-    to_attempt(script, 2)
+    script, votes = _voted_for_c(pb.Proven | pb.State)
     script.restore("a", 200)
     first = script.manifest
     second = FederationManifest(first.federation_id, 2, first.sites, first.tolerated)
