@@ -63,6 +63,12 @@ class Attending(Recalling):
         proven = held is not None and held.name.attempt == self.durable.promised
         return state.tried if proven else self.durable.promised + 1
 
+    def _is_far_ahead(self) -> bool:
+        """Whether we have promised an attempt, and can show it, that too few others are near."""
+        promise = pb.Promise.FromString(self.durable.state.promise.promise.body)
+        shown = promise.attempt == self.durable.promised and not self._owes(self.durable.state)
+        return shown and self._reached() < promise.attempt - 1
+
     def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
         """What we know, have and can contribute, signed."""
         if self.durable.signed_run is None:

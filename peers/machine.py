@@ -21,7 +21,7 @@ from peers.coordination import Coordination
 from peers.effects import Durable, Effect
 from peers.manifest import FederationManifest
 from peers.manifest_in_force import ManifestInForce
-from peers.pacemaker import Pacemaker
+from peers.pacemaker import Pacemaker, reached
 from peers.participation import (
     Participation,
 )
@@ -199,6 +199,14 @@ class Machine:
 
     def _tell_others(self, *bodies: do.Body) -> None:
         self._emit(*(do.Send(peer, body) for body in bodies for peer in self._others))
+
+    def _is_at(self, site: str, attempt: int) -> None:
+        self._attempts[site] = max(attempt, self._attempts.get(site, -1))
+
+    def _reached(self) -> int:
+        """The latest attempt that f + 1 others are in, or in a later one; -1: we don't know."""
+        there = {site: self._attempts.get(site, -1) for site in self._others}
+        return reached(there, self.manifest.tolerated)
 
     def _emit(self, *effects: Effect) -> None:
         self._effects.extend(effects)

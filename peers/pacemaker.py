@@ -4,7 +4,9 @@ A site enters attempt t + 1, never a later one, when its patience for t is over 
 coordinator has ended it; further only when f + 1 sites have signed promises for later
 attempts, of which one is honest. So nobody can push honest attempts aside, numbers can't
 run away, a coordinator that is dead stops nothing, and a site that was away catches up
-over any distance. (Left out in a model, each rule stalled: tests/models/rounds.py.)
+over any distance. Nor does it go more than two attempts ahead of f other sites and one:
+what one that is cut off enters alone, nobody could follow it into. (Left out in a model,
+each rule stalled: tests/models/rounds.py.)
 """
 
 from __future__ import annotations
@@ -68,6 +70,10 @@ class Pacemaker:
         """Its coordinator has ended the attempt: the next one after a moment."""
         self.until = min(self.until, now + self._timing.retry(attempt))
         self._over, self.part_lost = True, False
+
+    def again(self, attempt: int, now: float) -> None:
+        """The attempt is over, and the next one can't be entered yet."""
+        self.until, self._over = now + self._timing.retry(attempt), True
 
     def got_on(self, what: str, attempt: int, now: float, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long.

@@ -292,7 +292,13 @@ class Protocol(Attending):
             if self.durable.promised >= 0 and not self._pace.over:
                 lead = self._ground.coordinator
                 self._progress("failed", message=f"nothing more came from {lead}, who led it")
-            self._enter(self.durable.promised + 1, tell_all=self.durable.promised >= 0)
+            if self._is_far_ahead():
+                # Nobody could follow us: we wait here, and say so to whoever can be reached.
+                ours = self.durable.state.promise
+                self._tell_others(pb.RunWish(run=self.durable.signed_run), ours)
+                self._pace.again(self.durable.promised, self._now)
+            else:
+                self._enter(self.durable.promised + 1, tell_all=self.durable.promised >= 0)
 
     def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:
         """Enter this attempt, the next one; or as soon as peers have told us what we have said."""
@@ -509,17 +515,9 @@ class Protocol(Attending):
         elif promise.attempt < attempt and promised.site == sender and self._active:
             self._repeat_promise(sender)
 
-    def _is_at(self, site: str, attempt: int) -> None:
-        self._attempts[site] = max(attempt, self._attempts.get(site, -1))
-
     def _keep_up(self) -> None:
         """Where f + 1 sites are, one of them honest, we may go, too."""
-        others = {
-            site: attempt
-            for site, attempt in self._attempts.items()
-            if site != self.site and self.manifest.enabled(site)
-        }
-        far = reached(others, self.manifest.tolerated)
+        far = self._reached()
         waits = self._recalling or self._owes(self.durable.state)
         if far > self.durable.promised and self._active and not waits:
             self._enter(far)

@@ -105,6 +105,7 @@ def test_two_sites_of_which_one_was_restored_do_not_repeat_their_promises_for_ev
 def test_a_site_that_promises_two_things_is_accused_and_its_turns_are_passed_over() -> None:
     alone = Alone()
     alone.begins()
+    alone.hears("d", alone.stage.promised("d", 0))
     alone.hears("c", alone.stage.promised("c", 1))
     effects = alone.hears("b", alone.stage.promised("c", 1, num_examples=7))
     (accused,) = [e for e in effects if isinstance(e, do.Accuse)]
@@ -225,6 +226,8 @@ def test_who_has_promised_what_nobody_shows_stands_still_and_asks_again() -> Non
     for _ in range(2):
         assert not sent(alone.ticks(), pb.Promised)
     alone.hears("c", pb.Remembered(round=1, promise=whole))
+    for peer in "bd":
+        alone.hears(peer, alone.stage.promised(peer, 5))
     while alone.promised == 5:
         alone.ticks()
     assert alone.promised == 6

@@ -492,6 +492,24 @@ def test_a_site_votes_in_no_attempt_that_it_has_left() -> None:
         alone.hears("b", proven(alone, lock.message, attempt=1))
 
 
+def test_a_site_that_is_cut_off_does_not_go_where_nobody_could_follow_it() -> None:
+    """It would be passed by attempt after attempt, and bring its distance back with it."""
+    alone = Alone()
+    alone.begins()
+    for _ in range(8):
+        effects = alone.ticks()
+    assert alone.promised == 1
+    assert {send.to for send in sent(effects, pb.Promised)} == set("bcd"), "it says where it is"
+    assert {send.to for send in sent(effects, pb.RunWish)} == set("bcd")
+    assert all(send.body == alone.state.promise for send in sent(effects, pb.Promised))
+    alone.hears("c", alone.stage.promised("c", 9))
+    alone.ticks()
+    assert alone.promised == 1, "one site may lie"
+    alone.hears("b", alone.stage.promised("b", 0))
+    alone.ticks()
+    assert alone.promised == 2
+
+
 def test_a_vote_counts_as_a_promise_of_its_attempt() -> None:
     """It can be cast in a later attempt than was promised: below it nothing is signed any more."""
     alone = Alone()
@@ -504,6 +522,8 @@ def test_a_vote_counts_as_a_promise_of_its_attempt() -> None:
     assert vote.to == "d"
     assert alone.promised == 2
     assert alone.hears("b", alone.state_of(alone.stage.statement(bundle))) == []
+    for peer in "cd":
+        alone.hears(peer, alone.stage.promised(peer, 2))
     effects = alone.ticks()
     (promise, *_) = sent(effects, pb.Promised)
     told = pb.Promise.FromString(promise.body.promise.body)

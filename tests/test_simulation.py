@@ -261,6 +261,11 @@ SCRIPTED: dict[str, Scripted] = {
         bugs.ANOTHER_DIFFERENCE,
         "two sums of one draw",
     ),
+    "a site is said to have applied two versions": (
+        rows.applied_in_anothers_name,
+        bugs.AS_SAID,
+        "accuses",
+    ),
     "row 12: the next turn is prepared": (
         rows.prepares_its_own,
         bugs.ENTER_WHEN_PREPARED,

@@ -19,6 +19,7 @@ from peers import (
     bundle,
     coordination,
     evidence,
+    machine,
     participation,
     preparing,
     protocol,
@@ -411,7 +412,7 @@ BUGS = (
     Bug("a new sum over a lock: a fork", "two versions of round", 1000, (
         (bundle, "_lock_of", _no_lock), *_blind("_over_the_highest_lock", "_made_again"))),
     Bug("jump on one promise", "ran away", 50, (
-        (protocol, "reached", _farthest),), draw_with_liar),
+        (machine, "reached", _farthest),), draw_with_liar),
     # Statements.
     Bug("sign after a later promise", "signs below its promise|signs two statements", 500, (
         (Protocol, "_leave", _remember_what_is_left), (Protocol, "_on_state", _sign_late)),
@@ -452,9 +453,6 @@ BUGS = (
         _deaf(protocol, "that it does not run"),), draw_with_liar),
     Bug("believe any evidence", "accuses", 50, (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
-    Bug("believe who is said to have applied it", "accuses", 600, (
-        _deaf(protocol, "brings what another site applied"), (protocol, "read", _read_unsigned)),
-        draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
 )  # fmt: skip
@@ -560,7 +558,10 @@ ANOTHER_SUM: tuple[Plant, ...] = (
     *ANOTHER_DIFFERENCE, (participation, "_check_who", _nothing),
     *_blind("_hides_each"))  # fmt: skip
 UNPROVEN: tuple[Plant, ...] = ((Opening, "begin", _apply_unproven),)
-FARTHEST: tuple[Plant, ...] = ((protocol, "reached", _farthest), *_blind("_not_ahead"))
+FARTHEST: tuple[Plant, ...] = ((machine, "reached", _farthest), *_blind("_not_ahead"))
+AS_SAID: tuple[Plant, ...] = (
+    _deaf(protocol, "brings what another site applied"),
+    (protocol, "read", _read_unsigned))  # fmt: skip
 BELIEVE_AHEAD: tuple[Plant, ...] = ((Protocol, "_on_ahead", _give_up),)
 BELIEVE_CERTIFICATES: tuple[Plant, ...] = (_UNVERIFIED,)
 ENTER_WHEN_PREPARED: tuple[Plant, ...] = (

@@ -140,8 +140,7 @@ def a_newer_manifest() -> None:
     for site in "bcd":
         script.install(site, second)
     run, head = script.disks["d"].durable.signed_run, script.disks["d"].durable.head_digest
-    script.passes = among(*"bd")
-    script.until(lambda: all(script.disks[site].durable.promised == 5 for site in "bd"), 50_000.0)
+    to_attempt(script, 5)
     _forgets(script, do.Durable(0, head, promised=4, signed_run=run))
     script.passes, script.silent = _tells_nothing, False
     script.start("a")
@@ -158,8 +157,7 @@ def a_sum_that_was_signed() -> None:
     if {by.site for by in script.states("ab", known)} != {"a", "b", LIAR}:
         raise LookupError("the script has gone another way")
     script.restore("a", 1)
-    script.passes = among(*"bd")
-    script.until(lambda: all(script.disks[site].durable.promised == 5 for site in "bd"), 50_000.0)
+    to_attempt(script, 5)
     less = _less(known, without="b")
     state = pb.RoundState(
         stated=signed_by(less.raw, sign_bytes(script.keys, Kind.STATEMENT, less.raw))

@@ -274,6 +274,27 @@ def far_ahead() -> None:
     commits_at_once(script, "somebody says that it is ahead")
 
 
+# ---- evidence ----------------------------------------------------------------------------
+
+
+def applied_in_anothers_name() -> None:
+    """Two versions of one sum are brought as a's, who has signed neither."""
+    script = Script()
+
+    def lies(prepare: pb.Prepare) -> None:
+        for version in (bytes(32), GENESIS):
+            applied = pb.Applied(root_digest=bytes(32), model_digest=version)
+            brought = pb.AppliedSum(round=1, attempt=prepare.attempt)
+            brought.applied.CopyFrom(sign(script.keys, Kind.APPLIED, applied))
+            brought.applied.site = "a"
+            for site in "bd":
+                script.tell(LIAR, site, brought)
+
+    hears(script, lies)
+    script.train("b", rounds=1)
+    commits_at_once(script, "somebody brings what another one is said to have applied")
+
+
 # ---- row 12 ------------------------------------------------------------------------------
 
 

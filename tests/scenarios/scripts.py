@@ -107,9 +107,21 @@ class Script(World):
 
 
 def to_attempt(script: Script, attempt: int) -> None:
-    """Everybody promises, nobody is prepared, until all have come so far."""
+    """All that are up promise, nobody is prepared, until they have come so far.
+
+    Where too few would go on without it a silent liar says that it is nearly there.
+    """
     script.passes = lambda _sender, _to, body: isinstance(body, pb.Promised | pb.RunWish)
-    honest = [script.disks[site] for site in script.honest]
+    up = [site for site in script.honest if site in script.machines]
+    honest = [script.disks[site] for site in up]
+    if script.silent and len(up) <= len(script.lying) + 1:
+        promise = pb.Promise.FromString(script.promised(up[0]).body)
+        promise.ClearField("lock")
+        promise.ClearField("stated")
+        promise.attempt = attempt - 2  # so that nobody goes further
+        promised = pb.Promised(promise=sign(script.keys, Kind.PROMISE, promise))
+        for site in up:
+            script.tell(LIAR, site, promised)
     script.until(lambda: {disk.durable.promised for disk in honest} == {attempt}, 5_000.0)
     script.run_for(1.0)
     script.passes = nothing
