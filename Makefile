@@ -40,6 +40,7 @@ sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restor
 	@$(BIN)/python -m tests.simulate --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulate --liars --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulate --restores --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulate --liars --restores --seeds $(SEEDS) $(ARGS)
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
 test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill them

@@ -3,7 +3,7 @@
 A run is a function of its seed. A violation prints the seed, the shrunken
 scenario and the end of its transcript; the exit status is 1 then. One seed again,
 with its transcript: `python -m tests.simulate --replay SEED`. With `--liars` one site of
-each run lies, with `--restores` the state of one goes back.
+each run lies, with `--restores` the state of one goes back; with both it is another one's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 
 from peers import signing
 from peers.messages import parse_signed
-from tests.scenarios.schedule import Scenario, draw, draw_with_liar, draw_with_restore, play
+from tests.scenarios.schedule import (
+    Scenario,
+    draw,
+    draw_with_both,
+    draw_with_liar,
+    draw_with_restore,
+    play,
+)
 from tests.scenarios.shrink import failure, shrunken
 
 SEEDS_A_TASK = 50
@@ -34,6 +41,13 @@ MOST_SHOWN = 3
 _parse_once = lru_cache(maxsize=1024)(parse_signed)
 
 Drawn = Callable[[int], Scenario]
+
+DRAWN: dict[tuple[bool, bool], Drawn] = {  # whether one lies, whether one's state goes back
+    (False, False): draw,
+    (True, False): draw_with_liar,
+    (False, True): draw_with_restore,
+    (True, True): draw_with_both,
+}
 
 
 def violations(seeds: range, drawn: Drawn = draw) -> list[int]:
@@ -104,11 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one run, as it was drawn")
-    faulty = parser.add_mutually_exclusive_group()
-    faulty.add_argument("--liars", action="store_true", help="one site of each run lies")
-    faulty.add_argument("--restores", action="store_true", help="a site's state goes back")
+    parser.add_argument("--liars", action="store_true", help="one site of each run lies")
+    parser.add_argument("--restores", action="store_true", help="a site's state goes back")
     asked = parser.parse_args(arguments)
-    drawn = draw_with_liar if asked.liars else draw_with_restore if asked.restores else draw
+    drawn = DRAWN[asked.liars, asked.restores]
     if asked.replay is not None:
         scenario = drawn(asked.replay)
         print(scenario)

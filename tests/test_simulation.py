@@ -23,6 +23,7 @@ from tests.scenarios.schedule import (
     Restore,
     Scenario,
     draw,
+    draw_with_both,
     draw_with_liar,
     draw_with_restore,
     play,
@@ -37,7 +38,9 @@ FRESH_SEEDS = 40
 # Drawn once by `make sim`, each broke an invariant of an earlier protocol.
 ONCE_BROKEN = (305245, 306406, 307261, 308485, 310264, 311320, 320350, 324146, 325741, 325925)
 DRAWN = pytest.mark.parametrize(
-    "drawn", [draw, draw_with_liar, draw_with_restore], ids=lambda drawn: drawn.__name__
+    "drawn",
+    [draw, draw_with_liar, draw_with_restore, draw_with_both],
+    ids=lambda drawn: drawn.__name__,
 )
 
 

@@ -80,6 +80,9 @@ class Watch:
     ) -> None:
         self.committed: dict[int, bytes] = {}
         self.liars: set[str] = set()
+        # Whose state goes back beside a liar. What it has told the liar alone, it may promise
+        # otherwise; and its vote is its own without the version.
+        self.restored: set[str] = set()
         self._disks = disks
         self._manifests = manifests
         self._chosen: dict[int, bytes] = {}
@@ -278,7 +281,8 @@ class Watch:
         body, attempt = vote.body, vote.attempt
         disk = self._disks[site]
         at = f"{site} in {body.round}.{attempt}"
-        claim(body.model_digest in disk.versions, f"{at}: a vote means, it is on my disk")
+        here = body.model_digest in disk.versions or site in self.restored
+        claim(here, f"{at}: a vote means, it is on my disk")
         lock = durable.state.lock
         claim(_attempt_of(lock) >= attempt, f"{at}: a vote without the lock that it means")
         key = body.SerializeToString(deterministic=True)
@@ -380,7 +384,8 @@ class Watch:
         promise.incarnation = b""  # whose state went back may promise the same again
         body = promise.SerializeToString(deterministic=True)
         said = self._promises.setdefault(key, body)
-        claim(said == body, f"{site}: two promises of {at}")
+        same = said == body or site in self.restored
+        claim(same, f"{site}: two promises of {at}")
         self._told[latest] = max(told, promise.attempt)
 
     def _hides_no_lock(self, site: str, promise: pb.Promise, durable: do.Durable) -> None:
@@ -436,7 +441,8 @@ class Watch:
 
     def accused(self, site: str, whom: str) -> None:
         """A site keeps evidence against another."""
-        claim(whom in self.liars, f"{site}: accuses {whom}, which is honest")
+        liar = whom in self.liars | self.restored
+        claim(liar, f"{site}: accuses {whom}, which is honest")
 
 
 def _ground_of(statement: pb.Statement) -> tuple[bytes, bytes]:

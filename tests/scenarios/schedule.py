@@ -208,6 +208,27 @@ def draw_with_restore(seed: int) -> Scenario:
     )
 
 
+def draw_with_both(seed: int) -> Scenario:
+    """The scenario of a seed with a site that lies and another one whose state goes back.
+
+    These are two, and one may lie: it counts as honest as long as an honest one that is up
+    knows what it has signed. So everybody is up, and the network quick.
+    """
+    chance = random.Random(f"both {seed}")
+    scenario = draw_with_restore(seed)
+    names = string.ascii_lowercase[: scenario.sites]
+    liar, site = chance.sample((*names, *LEADERS), 2)
+    while liar == site:
+        site = chance.choice(names)
+    back = [fault for fault in scenario.schedule if isinstance(fault, Restore)]
+    return replace(
+        scenario,
+        schedule=(replace(chance.choice(back), site=site),),
+        noise=Faults(delay_s=(0.001, 0.05)),
+        liar=liar,
+    )
+
+
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     chance = random.Random(f"scenario {seed}")
@@ -505,7 +526,8 @@ def play_in(world: World, scenario: Scenario) -> World:
             world.set_willing(scenario.liar, willing=True)
     for fault in scenario.schedule:
         if isinstance(fault, Restore) and scenario.faulty_sites:
-            world.watch.liars.add(fault.site)  # it counts towards f
+            # It counts towards f, which a liar is already.
+            (world.watch.restored if scenario.liar else world.watch.liars).add(fault.site)
     under_way.arrange()
     world.run_for(scenario.peace)
     under_way.make_peace()
