@@ -65,9 +65,9 @@ class Attending(Recalling):
 
     def _is_far_ahead(self) -> bool:
         """Whether we have promised an attempt, and can show it, that too few others are near."""
-        promise = pb.Promise.FromString(self.durable.state.promise.promise.body)
-        shown = promise.attempt == self.durable.promised and not self._owes(self.durable.state)
-        return shown and self._reached() < promise.attempt - 1
+        state = self.durable.state
+        shown = pb.Promise.FromString(state.promise.promise.body).attempt  # 0: there is none
+        return self._reached() < shown - 1 and not self._owes(state)
 
     def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
         """What we know, have and can contribute, signed."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peers import effects as do
 from peers.certificates import sign_vote
 from peers.signing import Kind, sign
 from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
-from tests.one_machine import Alone, sent
+from tests.one_machine import Alone, refused, sent
 from tests.signed_rounds import Stage
 from tests.simulation import FEDERATION
 
@@ -34,6 +36,20 @@ def test_who_has_named_a_sum_that_nobody_shows_stands_still() -> None:
     for _ in range(4):
         assert not sent(alone.ticks(), pb.Promised)
     assert alone.promised == 5
+
+
+def test_who_is_far_ahead_and_owes_what_it_has_named_asks_and_shows_nothing() -> None:
+    alone = Alone(unheard="d")
+    alone.begins()
+    for peer in "bc":
+        alone.hears(peer, alone.stage.promised(peer, 0))
+    while alone.promised < 2:
+        alone.ticks()
+    named = alone.stage.promised("a", 1, lock=alone.stage.lock())
+    alone.hears("d", pb.Remembered(round=1, promise=bare(named)))
+    effects = alone.ticks()
+    assert sent(effects, pb.Recall)
+    assert not sent(effects, pb.Promised)
 
 
 def test_what_is_owed_stays_owed_whatever_else_is_told() -> None:
@@ -162,3 +178,40 @@ def test_an_attempt_that_ends_while_a_site_asks_is_not_gone_back_to() -> None:
     effects = alone.ticks()
     assert not sent(effects, pb.AttemptFailed)
     assert alone.promised == 1
+
+
+def test_a_question_that_it_has_signed_is_not_taken_for_a_sum() -> None:
+    """Its next promise would name a sum that nobody has stated."""
+    alone = Alone(unheard="d")
+    question = Known.of(alone.stage.statement_of(kind=pb.QUESTION))
+    told = alone.stage.signed_statement("a", question)
+    alone.hears("d", pb.Remembered(round=1, question=told))
+    assert list(alone.state.statements) == [told]
+    assert not alone.state.HasField("stated")
+
+
+def test_a_site_that_enough_say_is_behind_waits_for_their_round() -> None:
+    """One of them is honest; one alone may lie, and is not waited for."""
+    for ahead in ("d", "cd"):
+        alone = Alone(unheard="bcd")
+        for peer in ahead:
+            assert alone.hears(peer, pb.Remembered(round=2)) == [do.FetchCertificates(peer, 0)]
+        alone.begins()
+        asked = sent(alone.ticks(), pb.Recall)
+        assert bool(asked) == (ahead == "cd")
+        assert alone.promised == (-1 if asked else 0)
+
+
+def test_what_it_has_made_of_a_sum_a_site_votes_for_and_nothing_else() -> None:
+    alone = Alone()
+    alone.begins()
+    lock = alone.stage.lock()
+    other = alone.stage.lock(version=bytes(32)).applied
+    state = pb.RoundState()
+    state.CopyFrom(alone.state)
+    state.applied.append(other)
+    alone.machine.durable = replace(alone.machine.durable, state=state)
+    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
+    with refused("proves another version of a sum than this site has made of it"):
+        alone.takes(do.VersionHere(lock.applied.model_digest))
+    assert not alone.state.HasField("vote")
