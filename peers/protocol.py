@@ -289,10 +289,12 @@ class Protocol(Attending):
         elif self._pace.part_lost:
             self._resume()
         else:
+            far_ahead = self._is_far_ahead()
             if self.durable.promised >= 0 and not self._pace.over:
-                lead = self._ground.coordinator
-                self._progress("failed", message=f"nothing more came from {lead}, who led it")
-            if self._is_far_ahead():
+                said = f"nothing more came from {self._ground.coordinator}, who led it"
+                waits = "; the next one waits until enough others have come to this one"
+                self._progress("failed", message=said + waits * far_ahead)
+            if far_ahead:
                 # Nobody could follow us: we wait here, and say so to whoever can be reached.
                 ours = self.durable.state.promise
                 self._tell_others(pb.RunWish(run=self.durable.signed_run), ours)
@@ -301,8 +303,11 @@ class Protocol(Attending):
                 self._enter(self.durable.promised + 1, tell_all=self.durable.promised >= 0)
 
     def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:
-        """Enter this attempt, the next one; or as soon as peers have told us what we have said."""
-        if self._recalling:
+        """Enter this attempt, the next one; or when peers have told us what we have said.
+
+        Nor may what can be said to one site alone, a run, take it where nobody is.
+        """
+        if self._recalling or self._is_far_ahead():
             self._pace.due(self._now)
         else:
             self._enter(attempt, tell_all=tell_all)

@@ -164,6 +164,8 @@ def test_a_sum_of_an_earlier_attempt_is_remembered_behind_a_later_promise() -> N
     alone.hears("b", pb.Remembered(round=1, promise=promised, statement=signed))
     assert (alone.promised, alone.state.stated) == (5, signed)
     assert [one.attempt for one in alone.state.drawn] == [0]
+    for peer in "cd":
+        alone.hears(peer, alone.stage.promised(peer, 5))
     alone.begins()
     alone.ticks()
     said = pb.Promise.FromString(alone.state.promise.promise.body)
@@ -176,6 +178,8 @@ def test_a_lock_that_a_peer_shows_is_in_the_next_promise() -> None:
     lock = alone.stage.lock()
     promised = alone.stage.promised("a", 5, lock=lock)
     alone.hears("b", pb.Remembered(round=1, promise=promised))
+    for peer in "cd":
+        alone.hears(peer, alone.stage.promised(peer, 5))
     alone.begins()
     alone.ticks()
     said = pb.Promise.FromString(alone.state.promise.promise.body)

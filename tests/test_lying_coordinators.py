@@ -17,7 +17,7 @@ from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, lead_of, refused, sent, stated
 from tests.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
-from tests.simulation import TIMING, World, plan
+from tests.simulation import FEDERATION, TIMING, World, plan
 
 LAST = 2**32 - 2  # of all attempts that there are
 
@@ -509,6 +509,22 @@ def test_a_site_that_is_cut_off_does_not_go_where_nobody_could_follow_it() -> No
     alone.hears("b", alone.stage.promised("b", 0))
     alone.ticks()
     assert alone.promised == 2
+
+
+def test_a_liar_that_stops_and_starts_runs_takes_nobody_far_away() -> None:
+    """It says so to one site alone, whose attempts nobody else would be in."""
+    alone = Alone()
+    alone.begins()
+    run = alone.machine.run
+    assert run is not None
+    keys = alone.stage.keys["c"]
+    for number in range(20):
+        stop = runs.following(run, "c", FEDERATION, f"stop-{number}", 0, run.plan)
+        run = runs.following(stop, "c", FEDERATION, f"start-{number}", 1, run.plan)
+        for one in (stop, run):
+            alone.hears("c", pb.RunWish(run=sign(keys, Kind.RUN, one)))
+    assert alone.machine.run == run
+    assert alone.promised == 1
 
 
 def test_a_vote_counts_as_a_promise_of_its_attempt() -> None:

@@ -377,10 +377,9 @@ class Watch:
             self._hides_no_lock(site, promise, durable)
         key, latest = (site, promise.round, promise.attempt), (site, promise.round)
         told = self._told.get(latest, -1)
-        claim(
-            key in self._promises or promise.attempt > told,
-            f"{site}: promises {at} below attempt {told}",
-        )
+        # Of the attempt that it has voted in it may be said later: it was made before.
+        below = key not in self._promises and promise.attempt < told
+        claim(not below, f"{site}: promises {at} below attempt {told}")
         promise.incarnation = b""  # whose state went back may promise the same again
         body = promise.SerializeToString(deterministic=True)
         said = self._promises.setdefault(key, body)
