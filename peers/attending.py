@@ -63,11 +63,15 @@ class Attending(Recalling):
         proven = held is not None and held.name.attempt == self.durable.promised
         return state.tried if proven else self.durable.promised + 1
 
-    def _is_far_ahead(self) -> bool:
-        """Whether we have promised an attempt, and can show it, that too few others are near."""
+    def _is_alone(self) -> bool:
+        """Whether too few others, as far as we know, are in the attempt that we have promised.
+
+        Of one that we can't show a promise of, they can't know it either.
+        """
         state = self.durable.state
-        shown = pb.Promise.FromString(state.promise.promise.body).attempt  # 0: there is none
-        return self._reached() < shown - 1 and not self._owes(state)
+        if not state.HasField("promise") or self._owes(state):
+            return False
+        return self._reached() < pb.Promise.FromString(state.promise.promise.body).attempt
 
     def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
         """What we know, have and can contribute, signed."""

@@ -4,9 +4,9 @@ A site enters attempt t + 1, never a later one, when its patience for t is over 
 coordinator has ended it; further only when f + 1 sites have signed promises for later
 attempts, of which one is honest. So nobody can push honest attempts aside, numbers can't
 run away, a coordinator that is dead stops nothing, and a site that was away catches up
-over any distance. Nor does it go more than two attempts ahead of f other sites and one:
-what one that is cut off enters alone, nobody could follow it into. (Left out in a model,
-each rule stalled: tests/models/rounds.py.)
+over any distance. And it waits in an attempt, however long, until it knows f + 1 others to
+be there: who goes on alone meets nobody again. (Left out in a model, each rule stalled:
+tests/models/rounds.py.)
 """
 
 from __future__ import annotations

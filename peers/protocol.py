@@ -289,13 +289,12 @@ class Protocol(Attending):
         elif self._pace.part_lost:
             self._resume()
         else:
-            far_ahead = self._is_far_ahead()
+            alone = self._is_alone()
             if self.durable.promised >= 0 and not self._pace.over:
                 said = f"nothing more came from {self._ground.coordinator}, who led it"
-                waits = "; the next one waits until enough others have come to this one"
-                self._progress("failed", message=said + waits * far_ahead)
-            if far_ahead:
-                # Nobody could follow us: we wait here, and say so to whoever can be reached.
+                waits = "; the next one waits until enough others are known to be in this one"
+                self._progress("failed", message=said + waits * alone)
+            if alone:  # we wait where they may find us, and say so to whoever can be reached
                 ours = self.durable.state.promise
                 self._tell_others(pb.RunWish(run=self.durable.signed_run), ours)
                 self._pace.again(self.durable.promised, self._now)
@@ -305,9 +304,9 @@ class Protocol(Attending):
     def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:
         """Enter this attempt, the next one; or when peers have told us what we have said.
 
-        Nor may what can be said to one site alone, a run, take it where nobody is.
+        Nor may what can be said to one site only, a run, take it where nobody is.
         """
-        if self._recalling or self._is_far_ahead():
+        if self._recalling or self._is_alone():
             self._pace.due(self._now)
         else:
             self._enter(attempt, tell_all=tell_all)

@@ -74,6 +74,12 @@ class Alone:
         self.now = self.machine.next_wakeup()
         return self.takes(do.Tick())
 
+    def goes_on(self) -> list[do.Effect]:
+        """Its patience is over, and others are where it is."""
+        for site in self.stage.sites[2:]:
+            self.hears(site, self.stage.promised(site, self.promised))
+        return self.ticks()
+
     def restarts(self) -> None:
         """It loses everything but its disk, and nobody remembers anything."""
         self.world.crash("a")

@@ -115,7 +115,7 @@ def test_a_site_that_promises_two_things_is_accused_and_its_turns_are_passed_ove
     alone.ticks()
     assert alone.promised == 1
     began = alone.now
-    alone.ticks()
+    alone.goes_on()
     assert (alone.promised, alone.now) == (2, began), "c is not waited for"
 
 
@@ -350,8 +350,8 @@ def test_what_an_old_promise_has_named_is_not_hidden_by_a_newer_one() -> None:
         alone = Alone(unheard="cd")
         lock = alone.stage.lock()
         alone.begins()
-        while alone.promised < 1:
-            alone.ticks()
+        alone.ticks()
+        alone.goes_on()
         ours = alone.state.promise
         old = alone.stage.promised("a", attempt, lock=lock if attempt else None)
         bare = pb.Promised(promise=old.promise)

@@ -38,13 +38,11 @@ def test_who_has_named_a_sum_that_nobody_shows_stands_still() -> None:
     assert alone.promised == 5
 
 
-def test_who_is_far_ahead_and_owes_what_it_has_named_asks_and_shows_nothing() -> None:
+def test_who_is_alone_and_owes_what_it_has_named_asks_and_shows_nothing() -> None:
     alone = Alone(unheard="d")
     alone.begins()
-    for peer in "bc":
-        alone.hears(peer, alone.stage.promised(peer, 0))
     while alone.promised < 2:
-        alone.ticks()
+        alone.goes_on()
     named = alone.stage.promised("a", 1, lock=alone.stage.lock())
     alone.hears("d", pb.Remembered(round=1, promise=bare(named)))
     effects = alone.ticks()
@@ -175,7 +173,7 @@ def test_an_attempt_that_ends_while_a_site_asks_is_not_gone_back_to() -> None:
     alone.hears("b", pb.EndedAttempt(ended=ended))
     for peer in "bcd":
         alone.hears(peer, pb.Remembered(round=1))
-    effects = alone.ticks()
+    effects = alone.goes_on()
     assert not sent(effects, pb.AttemptFailed)
     assert alone.promised == 1
 

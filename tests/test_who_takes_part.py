@@ -115,7 +115,7 @@ def test_after_so_many_sums_that_were_not_committed_somebody_has_to_look() -> No
     alone.takes(do.Situation(100, willing=True))
     alone.begins()
     drawn_often(alone, "ad")
-    effects = alone.ticks()
+    effects = alone.goes_on()
     assert any("collecting them" in e.message for e in effects if isinstance(e, do.Progress))
     promise = sent(effects, pb.Promised)[0].body.promise
     told = pb.Promise.FromString(promise.body)

@@ -221,13 +221,16 @@ def fork(seed: int, sites: int, rules: frozenset[str]) -> list[Version]:
 # ---- the pacemaker ------------------------------------------------------------------------
 
 
-def honest_attempts(seed: int, sites: int, *, paced: bool, dead: bool) -> int:
-    """How many attempts with an honest coordinator a quorum is in, of some sixty.
+def honest_attempts(
+    seed: int, sites: int, *, paced: bool, dead: bool, hasty: bool = False, near: bool = True
+) -> int:
+    """How many attempts with an honest coordinator a quorum is in at once, in sixty patiences.
 
     Site 0 pre-empts the others by preparing attempts of its own, however far; or it is
     ``dead``. ``paced``: attempt by attempt, prepared or not, and further only where f + 1
     sites are. Otherwise a site that has waited long enough goes to the next attempt that
-    somebody prepares, and waits on when nobody does.
+    somebody prepares, and waits on when nobody does. ``hasty``: of one honest site each
+    attempt is over early. ``near``: a site goes on only when f + 1 others are where it is.
     """
     chance = random.Random(seed)
     honest = range(1, sites)
@@ -235,15 +238,17 @@ def honest_attempts(seed: int, sites: int, *, paced: bool, dead: bool) -> int:
     at = dict.fromkeys(honest, 0)
     due = {site: 1 + chance.random() * 0.2 for site in honest}
     prepared: dict[int, float] = {}
-    promised: dict[int, set[int]] = defaultdict(set)
+    met: set[int] = set()
 
     def enter(site: int, attempt: int, now: float) -> None:
-        at[site], due[site] = attempt, now + 1 + chance.random() * 0.2
-        promised[attempt].add(site)
+        patience = 0.1 if hasty and site == 1 else 1.0
+        at[site], due[site] = attempt, now + patience + chance.random() * 0.2
+        if sum(one == attempt for one in at.values()) >= quorum:
+            met.add(attempt)
         if attempt % sites == site:
             prepared.setdefault(attempt, now)
 
-    for _ in range(60 * sites):
+    while min(due.values()) < 60:
         site = min(honest, key=lambda one: due[one])
         now, following = due[site], at[site] + 1
         if not paced:
@@ -256,11 +261,13 @@ def honest_attempts(seed: int, sites: int, *, paced: bool, dead: bool) -> int:
                 due[site] = now + 1 + chance.random() * 0.2
                 continue
             following = min(offers)
+        close = sum(at[one] >= at[site] for one in honest if one != site) + (not dead)
+        if near and close < 2:
+            due[site] = now + 0.05
+            continue
         enter(site, following, now)
         for other in honest:
             there = sum(at[one] >= following for one in honest) + (not dead)
             if at[other] < following and there >= 2 and chance.random() < 0.9:
                 enter(other, following, now)
-    return sum(
-        attempt % sites != LIAR and len(there) >= quorum for attempt, there in promised.items()
-    )
+    return sum(attempt % sites != LIAR for attempt in met)

@@ -39,3 +39,15 @@ def test_attempt_by_attempt_honest_sites_get_their_turn(sites: int, dead: bool) 
         unpaced = honest_attempts(seed, sites, paced=False, dead=dead)
         assert paced > 1.5 * unpaced
         assert not dead or unpaced < sites
+
+
+@pytest.mark.parametrize("sites", [4, 5])
+def test_a_site_whose_attempts_end_early_does_not_run_away_from_the_others(sites: int) -> None:
+    """Whoever waits for nobody is never again where the others are."""
+    for seed in range(10):
+        near, alone = (
+            honest_attempts(seed, sites, paced=True, dead=True, hasty=True, near=near)
+            for near in (True, False)
+        )
+        assert near > 30
+        assert alone < 3

@@ -118,7 +118,7 @@ def to_attempt(script: Script, attempt: int) -> None:
         promise = pb.Promise.FromString(script.promised(up[0]).body)
         promise.ClearField("lock")
         promise.ClearField("stated")
-        promise.attempt = attempt - 2  # so that nobody goes further
+        promise.attempt = attempt - 1  # and nobody goes further
         promised = pb.Promised(promise=sign(script.keys, Kind.PROMISE, promise))
         for site in up:
             script.tell(LIAR, site, promised)
