@@ -66,12 +66,10 @@ class Attending(Recalling):
     def _is_alone(self) -> bool:
         """Whether too few others, as far as we know, are in the attempt that we have promised.
 
-        Of one that we can't show a promise of, they can't know it either.
+        Of one that we can't show a promise of they can't know it either.
         """
         state = self.durable.state
-        if not state.HasField("promise") or self._owes(state):
-            return False
-        return self._reached() < pb.Promise.FromString(state.promise.promise.body).attempt
+        return state.HasField("promise") and not self._owes(state) and not self._has_quorum
 
     def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
         """What we know, have and can contribute, signed."""
@@ -408,6 +406,8 @@ class Attending(Recalling):
                 if state.vote.body == body:
                     self._emit(do.Send(ground.coordinator, state.vote))
                 return
+        self._manifests.began()
+        state.began = state.began or ground.manifest.version
         state.vote.CopyFrom(sign_vote(self._keys.sign, body, attempt))
         if (held := self._held_lock) is None or held.name.attempt < attempt:
             state.lock.CopyFrom(lock.message)
@@ -418,7 +418,6 @@ class Attending(Recalling):
             self._ground = ground
             state.ClearField("promise")
         self._persist(replace(durable, promised=attempt, state=state))
-        self._voted = True
         self._got_on("vote")
         self._progress("vote", contributors=tuple(body.contributors))
         self._emit(do.Send(ground.coordinator, state.vote))

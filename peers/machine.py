@@ -21,6 +21,7 @@ from peers.coordination import Coordination
 from peers.effects import Durable, Effect
 from peers.manifest import FederationManifest
 from peers.manifest_in_force import ManifestInForce
+from peers.messages import one_line
 from peers.pacemaker import Pacemaker, reached
 from peers.participation import (
     Participation,
@@ -28,7 +29,7 @@ from peers.participation import (
 from peers.policy import Policy
 from peers.reports import Scaled
 from peers.roles import coordinator_of
-from peers.signing import Keys, must_be
+from peers.signing import Keys, Kind, must_be, sign
 from peers.statement import HeldLock, Known
 from peers.timing import Timing
 from proto import federation_pb2 as pb
@@ -111,8 +112,8 @@ class Machine:
 
     def _has_just_started(self) -> None:
         """What it has signed before, a site does not know (peers/recalling.py)."""
-        self._asks = True  # in each round, until one is committed with a vote of this start
-        self._voted = False  # in the round under way, since the start
+        self._asks = True  # in each round, until in one of them every peer has answered
+        self._told_by: set[str] = set()  # who has answered in the round under way
         self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
         self._recalling: set[str] = set()  # whom we wait for
         self._unanswered: set[str] = set()  # who may answer yet, later than that
@@ -201,12 +202,29 @@ class Machine:
         self._emit(*(do.Send(peer, body) for body in bodies for peer in self._others))
 
     def _is_at(self, site: str, attempt: int) -> None:
+        """A site has promised this attempt. When a quorum has come to ours, it begins."""
         self._attempts[site] = max(attempt, self._attempts.get(site, -1))
+        if self._pace.alone and not self._pace.over and self._has_quorum:
+            self._pace.entered(self.durable.promised, self._now)
 
-    def _reached(self) -> int:
-        """The latest attempt that f + 1 others are in, or in a later one; -1: we don't know."""
+    def _reached(self, others: int) -> int:
+        """The latest attempt that so many others are in, or in a later one; -1: we don't know."""
         there = {site: self._attempts.get(site, -1) for site in self._others}
-        return reached(there, self.manifest.tolerated)
+        return reached(there, others - 1)
+
+    @property
+    def _has_quorum(self) -> bool:
+        """Whether a quorum, with us, is known to be where we are, or farther."""
+        return self._reached(self.manifest.quorum - 1) >= self.durable.promised
+
+    def _signed_end(self, attempt: int, reason: str) -> pb.EndedAttempt:
+        ended = pb.Ended(
+            federation_id=self._federation_id,
+            round=self._round,
+            attempt=attempt,
+            reason=one_line(reason),
+        )
+        return pb.EndedAttempt(ended=sign(self._keys, Kind.ENDED, ended))
 
     def _emit(self, *effects: Effect) -> None:
         self._effects.extend(effects)

@@ -4,9 +4,9 @@ A site enters attempt t + 1, never a later one, when its patience for t is over 
 coordinator has ended it; further only when f + 1 sites have signed promises for later
 attempts, of which one is honest. So nobody can push honest attempts aside, numbers can't
 run away, a coordinator that is dead stops nothing, and a site that was away catches up
-over any distance. And it waits in an attempt, however long, until it knows f + 1 others to
-be there: who goes on alone meets nobody again. (Left out in a model, each rule stalled:
-tests/models/rounds.py.)
+over any distance. And it leaves no attempt before it knows a quorum to be there; its patience
+begins anew when they come. Whoever goes on alone meets nobody again. (Left out in a model,
+each rule stalled: tests/models/rounds.py.)
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Pacemaker:
     def __init__(self, timing: Timing) -> None:
         self.until = math.inf
         self.part_lost = False  # what it did in this attempt went with a restart
+        self.alone = False  # it would go on, and waits until others are where it is
         self._timing = timing
         self._seen: set[str] = set()
         self._over = False  # its coordinator has ended the attempt
@@ -45,7 +46,7 @@ class Pacemaker:
         """Wait for nothing, until somebody says something."""
         self.until, self.part_lost = math.inf, False
         self._seen.clear()
-        self._over = False
+        self._over = self.alone = False
 
     def restarted(self, now: float) -> None:
         """A moment later, when peers can be reached; unless we hear of progress before."""
@@ -63,7 +64,7 @@ class Pacemaker:
     def entered(self, attempt: int, now: float) -> None:
         """An attempt begins here, whether its coordinator has said anything or not."""
         self._seen.clear()
-        self.part_lost = self._over = False
+        self.part_lost = self._over = self.alone = False
         self.until = now + self._timing.patience(attempt)
 
     def ended(self, attempt: int, now: float) -> None:
@@ -72,8 +73,8 @@ class Pacemaker:
         self._over, self.part_lost = True, False
 
     def again(self, attempt: int, now: float) -> None:
-        """The attempt is over, and the next one can't be entered yet."""
-        self.until, self._over = now + self._timing.retry(attempt), True
+        """The next attempt can't be entered yet: it looks again after a moment."""
+        self.until, self.alone = now + self._timing.retry(attempt), True
 
     def got_on(self, what: str, attempt: int, now: float, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long.
@@ -83,7 +84,7 @@ class Pacemaker:
         if what in self._seen or self._over:
             return
         self._seen.add(what)
-        self.part_lost = False
+        self.part_lost = self.alone = False
         silent = self._timing.patience(attempt, 1 if train else 3)
         self.until = now + silent + (self._timing.train(attempt) if train else 0.0)
 

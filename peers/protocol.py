@@ -44,7 +44,6 @@ from peers.certificates import CertificateError
 from peers.coordination import Coordination
 from peers.effects import Durable, Effect, Event
 from peers.errors import LocalProtocolError, RemoteProtocolError
-from peers.messages import one_line
 from peers.pacemaker import reached
 from peers.preparing import AttemptFails
 from peers.recalling import FORGOTTEN
@@ -267,8 +266,8 @@ class Protocol(Attending):
             self._fail_attempt(f"{by} has stopped the run")
         if self._part is not None or self._coordination is not None:
             return  # the attempt under way goes on: its end decides what is next
-        if self._active and not was_active:
-            self._go_on_to(max(0, self.durable.promised + 1), tell_all=self.durable.promised >= 0)
+        if self._active and not was_active and not self._pace.part_lost:
+            self._go_on_to(max(0, self.durable.promised + 1))
         elif not self._active:
             self._pace.nothing()
 
@@ -290,18 +289,18 @@ class Protocol(Attending):
             self._resume()
         else:
             alone = self._is_alone()
-            if self.durable.promised >= 0 and not self._pace.over:
+            if self.durable.promised >= 0 and not self._pace.over and not self._pace.alone:
                 said = f"nothing more came from {self._ground.coordinator}, who led it"
-                waits = "; the next one waits until enough others are known to be in this one"
+                waits = "; the next one waits until more sites are known to be in this one"
                 self._progress("failed", message=said + waits * alone)
             if alone:  # we wait where they may find us, and say so to whoever can be reached
-                ours = self.durable.state.promise
-                self._tell_others(pb.RunWish(run=self.durable.signed_run), ours)
+                self._tell_others(pb.RunWish(run=self.durable.signed_run))
+                self._tell_others(self.durable.state.promise)
                 self._pace.again(self.durable.promised, self._now)
             else:
-                self._enter(self.durable.promised + 1, tell_all=self.durable.promised >= 0)
+                self._enter(self.durable.promised + 1)
 
-    def _go_on_to(self, attempt: int, *, tell_all: bool = False) -> None:
+    def _go_on_to(self, attempt: int) -> None:
         """Enter this attempt, the next one; or when peers have told us what we have said.
 
         Nor may what can be said to one site only, a run, take it where nobody is.
@@ -309,7 +308,7 @@ class Protocol(Attending):
         if self._recalling or self._is_alone():
             self._pace.due(self._now)
         else:
-            self._enter(attempt, tell_all=tell_all)
+            self._enter(attempt)
 
     def _resume(self) -> None:
         """Our part in the attempt under way is lost: nobody should wait for it."""
@@ -332,8 +331,8 @@ class Protocol(Attending):
         self._leave()
         self._pace.nothing()
 
-    def _enter(self, attempt: int, *, tell_all: bool = False) -> None:
-        """Promise an attempt: its coordinator hears of it, on a timeout everybody does."""
+    def _enter(self, attempt: int) -> None:
+        """Promise an attempt. All hear of it, and of the run behind one that has failed."""
         if not self._active or self.durable.signed_run is None:
             self._rest()
             return
@@ -370,10 +369,9 @@ class Protocol(Attending):
         if reason and self._situation.willing:  # our own people have to know it, too
             self._progress("waiting", message=reason)
         lead = ground.coordinator
-        if tell_all:
-            self._tell_others(pb.RunWish(run=self.durable.signed_run), promised)
-        elif lead != self.site:
-            self._emit(do.Send(lead, promised))
+        if attempt:
+            self._tell_others(pb.RunWish(run=self.durable.signed_run))
+        self._tell_others(promised)
         if lead == self.site:
             self._lead(ground, promised)
         elif lead in self.accused:
@@ -408,22 +406,16 @@ class Protocol(Attending):
         self._coordination = None
         self._emit(*(do.Send(site, message) for site in self.manifest.enabled_ids))
 
-    def _signed_end(self, attempt: int, reason: str) -> pb.EndedAttempt:
-        ended = pb.Ended(
-            federation_id=self._federation_id,
-            round=self._round,
-            attempt=attempt,
-            reason=one_line(reason),
-        )
-        return pb.EndedAttempt(ended=sign(self._keys, Kind.ENDED, ended))
-
     def _on_attempt_failed(self, sender: str, message: pb.AttemptFailed) -> None:
         coordination = self._coordinated(message.round, message.attempt)
         if coordination is not None:  # of a site that leaves the attempt, perhaps ourselves
             self._emit(*coordination.refused(sender, message, self._now))
 
     def _on_ended(self, sender: str, message: pb.EndedAttempt) -> None:
-        """Only its coordinator ends an attempt; the next one begins a moment later."""
+        """Only its coordinator ends an attempt; the next one begins a moment later.
+
+        Whoever hears it says so to all: told to one, it would set that one's attempts apart.
+        """
         ended = read(self._keys, Kind.ENDED, pb.Ended, message.ended, self.manifest)
         if ended.federation_id != self._federation_id:
             raise RemoteProtocolError(f"{sender} ends an attempt of another federation")
@@ -434,6 +426,8 @@ class Protocol(Attending):
         by = message.ended.site
         must_be(by == self._ground.coordinator, by, "ends an attempt that it does not run")
         self._part = self._coordination = None
+        if sender != self.site and not self._pace.over:
+            self._tell_others(message)
         self._progress("failed", message=ended.reason)
         self._pace.ended(ended.attempt, self._now)
 
@@ -521,7 +515,7 @@ class Protocol(Attending):
 
     def _keep_up(self) -> None:
         """Where f + 1 sites are, one of them honest, we may go, too."""
-        far = self._reached()
+        far = self._reached(self.manifest.tolerated + 1)
         waits = self._recalling or self._owes(self.durable.state)
         if far > self.durable.promised and self._active and not waits:
             self._enter(far)
@@ -642,8 +636,9 @@ class Protocol(Attending):
     def _change_manifest(self, event: do.ManifestChanged) -> None:
         """A newer manifest goes into force with the next attempt, which begins now."""
         changed = self._manifests.install(event.manifest)
-        if changed and self._active and not self._pace.idle and self.durable.promised >= 0:
-            self._progress("failed", message=f"manifest {self.manifest.version} is in force now")
-            self._go_on_to(self.durable.promised + 1)
-        elif changed and self._active and self._pace.idle:
+        if self._asks:
+            self._ask()  # for what could not be read without it
+        if changed and self._active and (self._pace.idle or self.durable.promised >= 0):
+            said = f"manifest {self.manifest.version} is in force now"
+            self._progress("failed" if not self._pace.idle else "waiting", message=said)
             self._go_on_to(max(0, self.durable.promised + 1))

@@ -1,9 +1,10 @@
 """A state that went back: what a site has signed in a round, its peers tell it. PURE.
 
 A daemon that starts can't know whether its disk is the one that it has stopped with, nor
-in which round that was. It asks in every round, until one is committed with its vote; it
-takes what it is told for its own state, each thing by its own attempt, and states nothing in
-an attempt that was under way.
+in which round that was. It asks in every round, until all peers have answered in one: none of
+them is then in a later round, and knows of something that it has signed there. It takes what
+it is told for its own state, each thing by its own attempt, and states nothing in an attempt
+that was under way.
 """
 
 from __future__ import annotations
@@ -67,8 +68,7 @@ class Recalling(Machine):
 
     def _ask_again(self) -> None:
         """Another round begins: its disk, put back, may be of a round that comes later yet."""
-        self._asks = self._asks and not self._voted
-        self._voted = False
+        self._told_by.clear()
         self._since = LATER_THAN_ANY if self._asks else 0
         if self._asks:
             self._ask()
@@ -125,7 +125,7 @@ class Recalling(Machine):
 
     def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
         """What we have signed and do not know any more is our state again."""
-        if message.round > self._round and sender in self._recalling:
+        if message.round > self._round and sender in self._unanswered:
             self._ahead.add(sender)
             self._emit(do.FetchCertificates(sender, self.head_round))
             return
@@ -133,6 +133,8 @@ class Recalling(Machine):
             return  # an answer to what we asked before we caught up, or to nothing
         self._unanswered.discard(sender)  # believed once, also where it is refused
         self._take_back(sender, message)
+        self._told_by.add(sender)
+        self._asks = self._asks and not self._told_by >= set(self._others)
         self._recalling.discard(sender)
         others = len(self.manifest.enabled_ids) - 1
         if not self._recalling:
@@ -182,6 +184,9 @@ class Recalling(Machine):
                 told += take()
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
+        if not told and _is_hidden(state):
+            # The attempt under way goes by a promise that does not tell: we do nothing in it.
+            told.append((self.durable.promised + 1, "named a lock or a sum in an earlier promise"))
         attempts = [attempt for attempt, _ in told]
         promised = max([self.durable.promised, self._locked_in(state), *attempts])
         self._make_whole(state, promised)
@@ -189,6 +194,7 @@ class Recalling(Machine):
             self._leave()
             self._ground = self._ground_of(promised)
             self._since = max(self._since, promised + 1)
+            self._pace.restarted(self._now)  # nobody should wait for our part in it
         if state != self.durable.state or promised > self.durable.promised:
             self._persist(replace(self.durable, promised=promised, state=state))
         if told:
@@ -213,11 +219,16 @@ class Recalling(Machine):
         if not whole:
             state.ClearField("promise")
 
-    def _names(self, named: pb.LockName, lock: pb.Lock) -> bool:
+    def _read(self, lock: pb.Lock) -> HeldLock | None:
+        """None: there is none, or it is none, or of a manifest that our state does not have yet."""
         try:
-            return read_lock(lock, self._keys, self._manifests.of_round).name == named
+            return read_lock(lock, self._keys, self._manifests.of_round)
         except (RemoteProtocolError, CertificateError):
-            return False
+            return None
+
+    def _names(self, named: pb.LockName, lock: pb.Lock) -> bool:
+        held = self._read(lock)
+        return held is not None and held.name == named
 
     def _take_promise(
         self, state: pb.RoundState, sender: str, told: pb.Promised
@@ -253,13 +264,15 @@ class Recalling(Machine):
         vote = message.vote
         self._verify_vote(vote)
         must_be(vote.site == self.site, sender, "remembers another's vote")
-        known = state.HasField("vote") and state.vote.attempt >= vote.attempt
-        if known or vote.body.round != self._round:
+        if vote.body.round != self._round:
+            return []
+        # Read before it is owed: what is no lock, nobody could ever show.
+        shown = [self._read(lock) for lock in (message.promise.lock, message.lock)]
+        if any(lock is not None and lock.name.attempt >= vote.attempt for lock in shown):
+            state.lock_named = max(state.lock_named, vote.attempt + 1)
+        if state.HasField("vote") and state.vote.attempt >= vote.attempt:
             return []
         state.vote.CopyFrom(vote)
-        shown = [lock for lock in (message.promise.lock, message.lock) if lock.ByteSize()]
-        if any(certified_in(lock) >= vote.attempt for lock in shown):
-            state.lock_named = max(state.lock_named, vote.attempt + 1)
         return [(vote.attempt, f"voted in attempt {vote.attempt}")]
 
     def _take_lock(self, state: pb.RoundState, sender: str, told: pb.Lock) -> list[tuple[int, str]]:
@@ -303,6 +316,16 @@ class Recalling(Machine):
         del state.statements[:]
         state.statements.extend([*of_it, signed])
         return [(attempt, f"signed a statement in attempt {attempt}")]
+
+
+def _is_hidden(state: pb.RoundState) -> bool:
+    """Whether our promise says less than an earlier one of ours, that we are told of late."""
+    promise = pb.Promise.FromString(state.promise.promise.body)
+    locked = promise.lock.attempt + 1 if promise.HasField("lock") else 0
+    summed = promise.stated.attempt + 1 if promise.HasField("stated") else 0
+    # What is of this attempt or a later one was said behind it.
+    hides_lock = locked < state.lock_named <= promise.attempt
+    return hides_lock or summed < state.sum_named <= promise.attempt
 
 
 def stated_last(state: pb.RoundState) -> int:

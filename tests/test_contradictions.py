@@ -5,6 +5,8 @@ The rest of what a liar may say to one site: tests/test_lying_coordinators.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peers import effects as do
@@ -167,6 +169,7 @@ def test_a_sum_of_an_earlier_attempt_is_remembered_behind_a_later_promise() -> N
     for peer in "cd":
         alone.hears(peer, alone.stage.promised(peer, 5))
     alone.begins()
+    assert sent(alone.ticks(), pb.AttemptFailed), "nobody waits for its part"
     alone.ticks()
     said = pb.Promise.FromString(alone.state.promise.promise.body)
     assert said.attempt > 5
@@ -181,6 +184,7 @@ def test_a_lock_that_a_peer_shows_is_in_the_next_promise() -> None:
     for peer in "cd":
         alone.hears(peer, alone.stage.promised(peer, 5))
     alone.begins()
+    assert sent(alone.ticks(), pb.AttemptFailed), "nobody waits for its part"
     alone.ticks()
     said = pb.Promise.FromString(alone.state.promise.promise.body)
     assert said.attempt > 5
@@ -310,8 +314,11 @@ def test_a_vote_without_its_lock_is_not_cast_again() -> None:
     assert not alone.machine._owes(alone.state)
 
 
-def test_a_vote_whose_lock_can_not_be_read_binds_a_site_as_long_as_nobody_shows_another() -> None:
-    """Its state, put back, lacks the manifest that came with what it has voted for."""
+def test_a_vote_whose_lock_can_not_be_read_is_not_cast_again_and_asked_for_again() -> None:
+    """Its state, put back, lacks the manifest that came with what it has voted for.
+
+    A liar may show anything for a lock: what it shows is not owed before it can be read.
+    """
     alone = Alone(unheard="d")
     statement = alone.stage.statement_of(attempt=5)
     statement.manifest_version = 9
@@ -321,9 +328,10 @@ def test_a_vote_whose_lock_can_not_be_read_binds_a_site_as_long_as_nobody_shows_
     with refused("manifest 9, which is not known here"):
         alone.hears("d", pb.Remembered(round=1, vote=vote, lock=unknown))
     assert (alone.state.vote, alone.promised) == (vote, 5)
-    alone.begins()
-    for _ in range(4):
-        assert not sent(alone.ticks(), pb.Promised)
+    assert not alone.machine._owes(alone.state)
+    newer = replace(alone.stage.manifest, version=2)
+    effects = alone.takes(do.ManifestChanged(newer))
+    assert {send.to for send in sent(effects, pb.Recall)} == set("bcd"), "it may be read now"
 
 
 def test_a_promise_whose_lock_can_not_be_read_binds_a_site_all_the_same() -> None:

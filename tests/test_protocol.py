@@ -50,7 +50,7 @@ def test_a_round_speaks_its_phases_in_order() -> None:
     # At one delay for all; what it says at its start, and the run, leave with the rest.
     asked = [said for said in sent_by_b if said not in ("Recall", "Remembered", "RunWish")]
     assert asked == [
-        *("Prepare", "Bundle", "Scale", "State", "Certified"),
+        *("Promised", "Prepare", "Bundle", "Scale", "State", "Certified"),
         *("Proof", "Proven", "Commit"),
     ]
     sent_by_c = [line.split(": ")[1].split()[0] for line in world.transcript if " c -> b: " in line]
