@@ -109,9 +109,16 @@ class Script(World):
 def to_attempt(script: Script, attempt: int) -> None:
     """All that are up promise, nobody is prepared, until they have come so far.
 
-    Where too few would go on without it a silent liar says that it is nearly there.
+    Where too few would go on without it a silent liar says that it is nearly there. What it
+    promises of this attempt it says itself.
     """
-    script.passes = lambda _sender, _to, body: isinstance(body, pb.Promised | pb.RunWish)
+
+    def passes(sender: str, _to: str, body: do.Body) -> bool:
+        if sender in script.lying and isinstance(body, pb.Promised):
+            return pb.Promise.FromString(body.promise.body).attempt < attempt
+        return isinstance(body, pb.Promised | pb.RunWish)
+
+    script.passes = passes
     up = [site for site in script.honest if site in script.machines]
     honest = [script.disks[site] for site in up]
     if script.silent and len(up) <= len(script.lying) + 1:
