@@ -128,8 +128,10 @@ def test_only_its_coordinator_ends_an_attempt() -> None:
     alone.hears("c", failed)
     alone.hears("b", failed)
     assert alone.machine.next_wakeup() == before
-    alone.hears("c", end("b"))  # whoever brings it: b has signed it
+    effects = alone.hears("c", end("b"))  # whoever brings it: b has signed it
     assert alone.machine.next_wakeup() < before
+    assert {send.to for send in sent(effects, pb.EndedAttempt)} == set("bcd"), "all hear of it"
+    assert not sent(alone.hears("d", end("b")), pb.EndedAttempt), "once"
     alone.goes_on()
     assert alone.promised == 1
 
@@ -507,8 +509,10 @@ def test_a_site_that_is_cut_off_waits_where_the_others_can_find_it() -> None:
     alone.ticks()
     assert alone.promised == 0, "one site may lie"
     alone.hears("b", alone.stage.promised("b", 0))
+    came = alone.now
     alone.ticks()
     assert alone.promised == 1
+    assert alone.now == came + TIMING.patience(0), "its patience begins when they have come"
 
 
 def test_a_liar_that_stops_and_starts_runs_takes_nobody_far_away() -> None:

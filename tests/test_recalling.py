@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from peers import effects as do
-from peers.certificates import sign_vote
+from peers.certificates import CertificateError, sign_vote
+from peers.manifest import FederationManifest, ManifestSite
 from peers.signing import Kind, sign
 from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
-from tests.one_machine import Alone, refused, sent
+from tests.one_machine import Alone, lead_of, refused, sent
 from tests.signed_rounds import Stage
-from tests.simulation import FEDERATION
+from tests.simulation import FEDERATION, World
 
 
 def restated(stage: Stage, lock: HeldLock, attempt: int) -> HeldLock:
@@ -213,3 +216,102 @@ def test_what_it_has_made_of_a_sum_a_site_votes_for_and_nothing_else() -> None:
     with refused("proves another version of a sum than this site has made of it"):
         alone.takes(do.VersionHere(lock.applied.model_digest))
     assert not alone.state.HasField("vote")
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "bare"])
+def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
+    shown: bool,
+) -> None:
+    """It has gone on by then, and promised without the lock: it states and votes for nothing."""
+    alone = Alone(unheard="c")
+    alone.begins()
+    alone.at_attempt(4)
+    bundle = alone.everybody(4)
+    alone.hears(lead_of(4), bundle.message)
+    lock = alone.stage.lock(alone.stage.statement(attempt=1))
+    old = alone.stage.promised("a", 3, lock=lock)
+    effects = alone.hears("c", pb.Remembered(round=1, promise=old if shown else bare(old)))
+    assert any(isinstance(one, do.WentBack) for one in effects)
+    known = Known.of(alone.stage.statement_of(bundle, 4))
+    assert not sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
+    other = alone.stage.lock(known)
+    alone.hears(lead_of(4), pb.Proven(round=1, attempt=4, lock=other.message))
+    assert not sent(alone.takes(do.VersionHere(other.applied.model_digest)), pb.Vote)
+    assert alone.machine._owes(alone.state) == (not shown)
+
+
+def test_a_site_that_was_only_restarted_is_told_its_promise_and_goes_on() -> None:
+    """What it is told is on its disk: nothing went back."""
+    alone = Alone()
+    alone.begins()
+    lock = alone.stage.lock()
+    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
+    alone.takes(do.VersionHere(lock.applied.model_digest))
+    vote = alone.state.vote
+    alone.goes_on()
+    promise = alone.state.promise
+    alone.world.crash("a")
+    alone.world.start("a")
+    told = pb.Remembered(round=1, promise=promise, vote=vote)
+    effects = alone.hears("b", told)
+    assert not any(isinstance(one, do.WentBack) for one in effects)
+    assert (alone.promised, alone.state.promise) == (1, promise)
+
+
+def test_what_is_no_lock_is_not_owed() -> None:
+    """A liar has heard its vote, and shows garbage beside it: nobody could ever show the lock."""
+    alone = Alone(unheard="cd")
+    lock = alone.stage.lock()
+    vote = sign_vote(alone.stage.keys["a"].sign, value_of(lock, alone.stage.manifest), 0)
+    unsigned = pb.Lock()
+    unsigned.CopyFrom(lock.message)
+    for signature in unsigned.certificate.signatures:
+        signature.signature = bytes(64)
+    with pytest.raises(CertificateError):
+        alone.hears("c", pb.Remembered(round=1, vote=vote, lock=unsigned))
+    assert (alone.state.vote, alone.promised) == (vote, 0)
+    assert not alone.machine._owes(alone.state)
+    alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
+    assert alone.state.lock == lock.message, "what it has voted by it takes, whoever came first"
+
+
+def test_a_site_asks_in_every_round_until_all_have_answered_in_one() -> None:
+    """Who was away may know of a later round, in which it has signed as well."""
+    for away in ("d", ""):
+        world = World(sites=4, seed=1, faulty_sites=1, min_participants=3)
+        world.train("b", rounds=2)
+        world.run_until_committed(1)
+        world.crash("a")
+        if away:
+            world.crash(away)
+        world.start("a")
+        asked = world.now
+        world.run_until_committed(2)
+        rounds = [
+            line.split("Recall ")[1].split(".")[0]
+            for line in world.transcript
+            if " a -> c: Recall" in line and float(line.split()[0]) >= asked
+        ]
+        assert sorted(set(rounds)) == (["2", "3"] if away else ["2"])
+
+
+def test_who_says_late_that_it_is_in_a_later_round_is_fetched_from() -> None:
+    alone = Alone(unheard="b")
+    assert alone.hears("b", pb.Remembered(round=5)) == [do.FetchCertificates("b", 0)]
+
+
+def test_who_votes_without_a_promise_keeps_to_its_manifest_as_well() -> None:
+    """Two steps later its lock would count no more, and its next promise hide it."""
+    alone = Alone()
+    lock = alone.stage.lock()
+    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
+    assert sent(alone.takes(do.VersionHere(lock.applied.model_digest)), pb.Vote)
+    assert alone.state.began == 1
+    first = alone.stage.manifest
+    for version, sites in ((2, "abcde"), (3, "abcdef")):
+        entries = tuple(ManifestSite(site, f"{site}:1", True) for site in sites)
+        newer = FederationManifest(first.federation_id, version, entries, 1)
+        alone.world.manifests[version] = newer
+        alone.takes(do.ManifestChanged(newer))
+    assert alone.machine.manifest.version == 2
+    assert alone.machine._held_lock == lock

@@ -274,6 +274,11 @@ SCRIPTED: dict[str, Scripted] = {
         bugs.ENTER_WHEN_PREPARED,
         "honest attempts fail",
     ),
+    "row 12: an attempt is ended for one site": (
+        rows.ends_for_one,
+        (*bugs.WAITS_FOR_NOBODY, *bugs.ENDS_FOR_ITSELF),
+        "honest attempts fail",
+    ),
     "row 12: a run of its own": (
         rows.supersedes,
         bugs.WEAKER,
@@ -302,6 +307,8 @@ def test_what_chance_hardly_draws_is_scripted(name: str) -> None:
         ("row 1: the coordinator's own weights", bugs.ANYBODY),
         ("row 11: a sum and one less of an attempt", bugs.TWO_STATEMENTS),
         ("row 11: a sum and one less of an attempt", bugs.ANOTHER_DIFFERENCE),
+        ("row 12: an attempt is ended for one site", bugs.WAITS_FOR_NOBODY),
+        ("row 12: an attempt is ended for one site", bugs.ENDS_FOR_ITSELF),
     ],
 )
 def test_each_of_two_defences_is_enough(name: str, left_out: tuple[bugs.Plant, ...]) -> None:

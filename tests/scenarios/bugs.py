@@ -494,7 +494,7 @@ def _take_a_bare_promise(
 
 def _ask_while_asking(self: Protocol) -> None:
     """Who has been told once is told enough."""
-    self._voted, self._since = False, 0
+    self._since = 0
     if self._recalling:
         self._ask()
 
@@ -506,6 +506,18 @@ def _no_older(self: ManifestInForce, version: int) -> FederationManifest | None:
     """Nothing counts that is of before the manifest by which this site promises first."""
     base = self._base
     return None if base is not None and version < base.version else _of_round(self, version)
+
+
+_tell_others = Protocol._tell_others
+
+
+def _tell_no_end(self: Protocol, *bodies: do.Body) -> None:
+    """That its coordinator has ended an attempt is that coordinator's to say."""
+    _tell_others(self, *(body for body in bodies if not isinstance(body, pb.EndedAttempt)))
+
+
+def _always(_self: Protocol) -> bool:
+    return True
 
 
 _on_prepare = Protocol._on_prepare
@@ -564,6 +576,8 @@ AS_SAID: tuple[Plant, ...] = (
     (protocol, "read", _read_unsigned))  # fmt: skip
 BELIEVE_AHEAD: tuple[Plant, ...] = ((Protocol, "_on_ahead", _give_up),)
 BELIEVE_CERTIFICATES: tuple[Plant, ...] = (_UNVERIFIED,)
+WAITS_FOR_NOBODY: tuple[Plant, ...] = ((machine.Machine, "_has_quorum", property(_always)),)
+ENDS_FOR_ITSELF: tuple[Plant, ...] = ((Protocol, "_tell_others", _tell_no_end),)
 ENTER_WHEN_PREPARED: tuple[Plant, ...] = (
     (Protocol, "_on_prepare", _enter_what_is_prepared), *_blind("_not_ahead"))  # fmt: skip
 WEAKER: tuple[Plant, ...] = ((runs, "weakens", _no_weakening),)

@@ -19,7 +19,7 @@ from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.scenarios.invariants import claim
 from tests.scenarios.scripts import LIAR, Script, among
-from tests.simulation import GENESIS, signature
+from tests.simulation import FEDERATION, GENESIS, signature
 
 
 def hears(script: Script, then: Callable[[pb.Prepare], None]) -> None:
@@ -316,6 +316,47 @@ def prepares_its_own() -> None:
     hears(script, lies)
     script.train("b", rounds=1)
     commits_at_once(script, "somebody prepares attempts of its own")
+
+
+def ends_for_one() -> None:
+    """c ends the attempts that it leads for b alone; a and d have its bundle, and wait.
+
+    It tells b what a and d promise, and promises b an attempt that never comes: so b would
+    go on before them, and the three that are honest never be in the same attempt again.
+    """
+    script = Script()
+
+    def answers(promised: pb.Promised) -> None:
+        at = pb.Promise.FromString(promised.promise.body).attempt
+        if coordinator_of(script.manifest, 1, at) == LIAR:
+            ended = pb.Ended(federation_id=FEDERATION, round=1, attempt=at, reason="enough")
+            told = pb.EndedAttempt(ended=sign(script.keys, Kind.ENDED, ended))
+            script.tell(LIAR, "b", told)
+        far = pb.Promise.FromString(promised.promise.body)
+        far.attempt = 2**20
+        far.ClearField("lock")
+        far.ClearField("stated")
+        script.tell(LIAR, "b", pb.Promised(promise=sign(script.keys, Kind.PROMISE, far)))
+
+    def passes(sender: str, to: str, body: do.Body) -> bool:
+        first = isinstance(body, pb.Prepare | pb.Bundle) and body.attempt == 0
+        if sender == LIAR and to != "b":
+            return isinstance(body, pb.Prepare | pb.Bundle | pb.RunWish | pb.Remembered)
+        if to == LIAR and isinstance(body, pb.Promised):
+            if sender == "b":
+                script.at(script.now, answers, body)
+                return False
+            script.at(script.now, script.tell, LIAR, "b", body)
+        ours = isinstance(body, pb.Promised | pb.EndedAttempt | pb.RunWish | pb.Remembered)
+        return not first and (sender != LIAR or ours)
+
+    script.passes = passes
+    script.train("b", rounds=1)
+    script.run_for(20_000.0)
+    commits = [script.disks[site].commits.get(1) for site in script.honest]
+    attempts = [one.certificate.attempt for one in commits if one is not None]
+    claim(len(attempts) == 3, "honest attempts fail: the liar ends its own for one site")
+    claim(max(attempts) <= 3, "honest attempts fail: the liar ends its own for one site")
 
 
 def supersedes() -> None:
