@@ -112,10 +112,17 @@ class Preparing:
         return []
 
     def _disagrees(self, promise: pb.Promise) -> str:
-        if promise.manifest_digest != self.ground.manifest.digest:
+        manifest = self.ground.manifest
+        if promise.manifest_digest != manifest.digest:
+            if promise.manifest_version == manifest.version:
+                return (
+                    f"goes by another manifest {manifest.version} ("
+                    f"{promise.manifest_digest.hex()[:12]}) than the coordinator "
+                    f"({manifest.digest.hex()[:12]}): sign one of version {manifest.version + 1}"
+                )
             return (
                 f"goes by manifest {promise.manifest_version}, the coordinator by "
-                f"{self.ground.manifest.version}: install the newer one at both (SIGHUP)"
+                f"{manifest.version}: install the newer one at both (SIGHUP)"
             )
         if promise.parent_digest != self.ground.parent_digest:
             return "builds on another version"

@@ -515,6 +515,19 @@ def test_a_site_that_is_cut_off_waits_where_the_others_can_find_it() -> None:
     assert alone.now == came + TIMING.patience(0), "its patience begins when they have come"
 
 
+def test_an_attempt_is_left_when_a_quorum_is_in_it_not_before() -> None:
+    """Of five, of which one may lie, four decide: two others, one of them a liar, are too few."""
+    alone = Alone(sites=5)
+    alone.begins()
+    for peer in "cd":
+        alone.hears(peer, alone.stage.promised(peer, 0))
+    alone.ticks()
+    assert alone.promised == 0
+    alone.hears("e", alone.stage.promised("e", 0))
+    alone.ticks()
+    assert alone.promised == 1
+
+
 def test_a_liar_that_stops_and_starts_runs_takes_nobody_far_away() -> None:
     """It says so to one site alone, whose attempts nobody else would be in."""
     alone = Alone()

@@ -218,6 +218,20 @@ def test_what_it_has_made_of_a_sum_a_site_votes_for_and_nothing_else() -> None:
     assert not alone.state.HasField("vote")
 
 
+def test_a_sum_that_it_is_told_late_of_ends_its_part_as_well() -> None:
+    """Its promise of the attempt under way does not name it: it could be drawn anew."""
+    alone = Alone(unheard="c")
+    alone.begins()
+    alone.at_attempt(4)
+    bundle = alone.everybody(4)
+    alone.hears(lead_of(4), bundle.message)
+    old = alone.stage.promised("a", 3, stated=alone.stage.statement(attempt=1))
+    alone.hears("c", pb.Remembered(round=1, promise=old))
+    known = Known.of(alone.stage.statement_of(bundle, 4))
+    assert not sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
+    assert alone.promised == 5
+
+
 @pytest.mark.parametrize("shown", [True, False], ids=["shown", "bare"])
 def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
     shown: bool,
@@ -293,6 +307,17 @@ def test_a_site_asks_in_every_round_until_all_have_answered_in_one() -> None:
             if " a -> c: Recall" in line and float(line.split()[0]) >= asked
         ]
         assert sorted(set(rounds)) == (["2", "3"] if away else ["2"])
+
+
+def test_answers_of_two_rounds_are_not_counted_together() -> None:
+    alone = Alone(unheard="d")
+    assert alone.machine._asks
+    alone.machine._ask_again()
+    alone.hears("d", pb.Remembered(round=1))
+    assert alone.machine._asks
+    for peer in "bc":
+        alone.hears(peer, pb.Remembered(round=1))
+    assert not alone.machine._asks
 
 
 def test_who_says_late_that_it_is_in_a_later_round_is_fetched_from() -> None:

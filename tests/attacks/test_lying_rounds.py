@@ -212,6 +212,30 @@ async def test_two_attempts_of_a_round_make_the_same_sum(tmp_path: Path) -> None
         assert list(body.contributors) == [site for site in SITES if site != liar]
 
 
+async def test_a_sum_drawn_anew_tells_an_update_where_training_draws_nothing(
+    tmp_path: Path,
+) -> None:
+    """A limit: documents of one passage, no more pairs than a batch. Two trainings are alike."""
+    async with LiveFederation.start(
+        tmp_path, SITES, surroundings=PROGRAM, connect_s=500, rounds=ROUNDS, faulty_sites=1
+    ) as live:
+        for site in live.sites.values():
+            for document in site.corpus.documents:
+                document.text = document.text.split(". ")[0] + "."
+        await live.ingest_all()
+        liar, last = await a_round(live, "sulks", mode=pb.MASKING)
+        number, attempt = last.certificate.body.round, last.certificate.attempt
+        victims = update(live.sites[VICTIM], number, attempt)
+        learnt = cosine(await difference(live, liar, last), victims)
+        print(
+            f"sulks, led by {liar}: drawn anew by sites that train in one batch; cosine of the "
+            f"difference with {VICTIM}'s update {learnt:.6f}, of the sum alone "
+            f"{cosine(await step_of(live.sites[VICTIM], number), victims):.6f}: a limit, "
+            "which only differential privacy bounds"
+        )
+        assert learnt > 0.999
+
+
 async def difference(live: LiveFederation, liar: str, last: control.Round) -> Float64:
     """The committed sum, less the one that the liar opened for itself before; all weigh alike.
 
