@@ -81,7 +81,9 @@ class AttemptLog:
     def _end(self, effect: do.Progress, outcome: str) -> None:
         current = self._current
         if current is None or (self._round, current.attempt) != (effect.round, effect.attempt):
-            return  # committed without us, or caught up later: the certificate tells it
+            # Committed without us, or caught up later: the certificate tells it.
+            self._close("abandoned")
+            return
         current.contributors[:] = effect.contributors
         current.reason = ""
         self._close(outcome)
@@ -112,9 +114,24 @@ class AttemptLog:
             # A note is a page and comes several times a round: else 4 MiB pile up beside some KiB.
             self._db.execute("PRAGMA wal_autocheckpoint=64")
             self._db.execute(_SCHEMA)
+            self._end_what_was_under_way()
         except sqlite3.Error as error:
             self._db = None
             log.warning("no log of attempts is kept", cause=str(error))
+
+    def _end_what_was_under_way(self) -> None:
+        """The last one written, if its daemon was stopped or killed in it."""
+        if self._db is None:
+            return
+        last = self._db.execute(
+            "SELECT round, attempt, seen FROM attempts ORDER BY rowid DESC LIMIT 1"
+        ).fetchone()
+        if last is None:
+            return
+        seen = control.Attempt.FromString(last[2])
+        if seen.outcome == "under way":
+            seen.outcome, seen.reason = "abandoned", "this daemon was stopped or killed in it"
+            self._save(last[0], last[1], seen.SerializeToString())
 
     def _save(self, round_: int, attempt: int, seen: bytes) -> None:
         if self._db is None:

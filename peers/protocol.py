@@ -318,7 +318,7 @@ class Protocol(Attending):
             return
         reason = "take part any longer: its daemon was restarted"
         if self._ground.coordinator == self.site:
-            ended = self._signed_end(attempt, reason)
+            ended = self._signed_end(attempt, f"{self.site}, who led it: its daemon was restarted")
             self._tell_others(ended)
             self._enter(attempt + 1)
             return
