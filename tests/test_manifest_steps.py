@@ -132,6 +132,18 @@ def test_before_the_first_round_one_step_is_made_from_what_was_promised_under() 
     assert again.current.version == 2, "and over a restart"
 
 
+def test_what_a_site_is_told_that_it_has_promised_under_counts_from_then_on() -> None:
+    """Of the first round: one step from there, or the lock that it has voted for is void."""
+    for before, told, current in ((4, 1, 2), (2, 1, 2), (4, 9, 4)):
+        rounds = in_force(before, None)
+        rounds.began_under(told)
+        assert rounds.current.version == current
+    rounds = in_force(4, None)
+    rounds.began()
+    rounds.began_under(1)
+    assert rounds.of_round(1) is None, "not one step from what it has promised under since"
+
+
 # ---- in a round -----------------------------------------------------------------------------
 
 
@@ -322,6 +334,17 @@ def test_a_coordinator_with_an_older_manifest_gets_no_quorum_and_is_told_why() -
     assert not world.committed
     world.install("b", newer)
     world.run_until_committed(1)
+
+
+def test_a_second_manifest_of_one_version_is_called_that() -> None:
+    """Of two that were signed, nobody can install the newer one."""
+    world = World(sites=3, seed=1, faulty_sites=1)
+    for name, faulty in (("a", 0), ("b", 1), ("c", 0)):
+        other = FederationManifest(world.manifest.federation_id, 2, world.manifest.sites, faulty)
+        world.install(name, other)
+    world.train("b", rounds=1)
+    until(world, "goes by another manifest 2 (")
+    assert "sign one of version 3" in world.text()
 
 
 def test_votes_of_the_old_list_and_of_the_new_are_not_counted_together() -> None:

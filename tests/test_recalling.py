@@ -14,7 +14,7 @@ from peers.statement import HeldLock, Known, value_of
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, lead_of, refused, sent
 from tests.signed_rounds import Stage
-from tests.simulation import FEDERATION, World
+from tests.simulation import FEDERATION, TIMING, World
 
 
 def restated(stage: Stage, lock: HeldLock, attempt: int) -> HeldLock:
@@ -128,6 +128,48 @@ def test_a_promise_that_is_told_is_repeated_whole_or_not_at_all() -> None:
         assert alone.state.HasField("promise") == shown
         if shown:
             assert alone.state.promise.lock == lock.message
+
+
+def test_a_promise_whose_sum_nobody_shows_is_not_repeated_either() -> None:
+    for shown in (True, False):
+        alone = Alone(unheard="d")
+        known = alone.stage.statement()
+        answer = pb.Remembered(round=1, promise=bare(alone.stage.promised("a", 5, stated=known)))
+        if shown:
+            answer.statement.CopyFrom(alone.stage.signed_statement("a", known))
+        alone.hears("d", answer)
+        assert alone.state.HasField("promise") == shown
+
+
+def test_one_answer_less_than_a_quorum_is_waited_for_a_phase() -> None:
+    """Of four, of which one may lie: of two that have answered one is honest, of one none."""
+    alone = Alone(unheard="bcd")
+    whole = alone.machine._recall_until
+    assert whole >= TIMING.phase(0)
+    alone.hears("b", pb.Remembered(round=1))
+    assert alone.machine._recall_until == whole
+    alone.hears("c", pb.Remembered(round=1))
+    assert alone.machine._recall_until == alone.now + TIMING.straggler(0) / 2
+
+
+def test_who_asks_what_it_has_said_takes_no_proof() -> None:
+    """It may have voted for another one in the same attempt."""
+    alone = Alone(unheard="cd")
+    proven = pb.Proven(round=1, attempt=0, lock=alone.stage.lock().message)
+    assert alone.hears("b", proven) == []
+    for peer in "cd":
+        alone.hears(peer, pb.Remembered(round=1))
+    assert any(isinstance(one, do.FetchVersion) for one in alone.hears("b", proven))
+
+
+def test_a_proof_by_quorums_of_another_manifest_is_not_voted_for() -> None:
+    alone = Alone()
+    first = alone.stage.manifest
+    newer = FederationManifest(first.federation_id, 2, first.sites, first.tolerated)
+    alone.world.manifests[2] = newer
+    alone.takes(do.ManifestChanged(newer))
+    proven = pb.Proven(round=1, attempt=0, lock=alone.stage.lock().message)
+    assert alone.hears("b", proven) == []
 
 
 def test_a_peer_tells_the_lock_of_the_bundle_that_it_is_in() -> None:
