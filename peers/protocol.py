@@ -253,9 +253,9 @@ class Protocol(Attending):
             return
         was_active, by = self._active, run.requested_by
         self._persist(replace(self.durable, signed_run=signed))
-        if not self._active and (name := name_of(signed)) not in self._passed_on:
-            # Nothing follows that would tell the others: and what only one site knows of sets
-            # its numbers apart from theirs, until none takes the other's runs.
+        if (name := name_of(signed)) not in self._passed_on:
+            # Once: sites that know of different runs share no attempt, and a stop that only one
+            # knows of sets its numbers apart from theirs, until none takes the other's runs.
             self._passed_on.add(name)
             self._tell_others(pb.RunWish(run=signed))
         if was_active and by != self.site:

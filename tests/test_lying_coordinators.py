@@ -528,6 +528,14 @@ def test_an_attempt_is_left_when_a_quorum_is_in_it_not_before() -> None:
     assert alone.promised == 1
 
 
+def test_a_run_that_one_site_is_told_of_all_hear_of() -> None:
+    """Sites that know of different runs share no attempt: a liar told each its own."""
+    alone = Alone()
+    wish = pb.RunWish(run=alone.stage.run)
+    assert {send.to for send in sent(alone.hears("c", wish), pb.RunWish)} == set("bcd")
+    assert not sent(alone.hears("d", wish), pb.RunWish), "once"
+
+
 def test_a_liar_that_stops_and_starts_runs_takes_nobody_far_away() -> None:
     """It says so to one site alone, whose attempts nobody else would be in."""
     alone = Alone()
