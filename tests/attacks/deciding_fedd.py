@@ -26,7 +26,7 @@ from daemon import main as fedd
 from daemon import membership
 from daemon.node import Node
 from daemon.versions import read_version, write_version
-from peers import adoption, bundle, preparing, protocol, runs, statement, transport_client
+from peers import adoption, bundle, machine, preparing, protocol, runs, statement, transport_client
 from peers import effects as do
 from peers.bundle import Ground, Promised
 from peers.certificates import certificate_of, sign_vote
@@ -255,6 +255,35 @@ def pre_empting(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     return [*effects, *acting(liar, lambda: liar._enter(ours))]
 
 
+def for_one_alone(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
+    """Row 12: our attempts are over for the site before us; the others have their bundle, and wait.
+
+    It hears from us what the others promise, and of an attempt that never comes: so it goes
+    on before them. Of what else we do nobody hears.
+    """
+    sites = sorted(liar.manifest.enabled_ids)
+    one = sites[sites.index(liar.site) - 1]
+    said: Effects = []
+    if isinstance(event, do.Received) and isinstance(event.body, pb.Promised):
+        told = pb.Promise.FromString(event.body.promise.body)
+        if event.sender != one:
+            said.append(do.Send(one, event.body))
+        elif told.round == liar.head_round + 1:
+            if coordinator_of(liar.manifest, told.round, told.attempt) == liar.site:
+                said.append(do.Send(one, liar._signed_end(told.attempt, "cannot go on")))
+            if liar.durable.state.HasField("promise") and not done(f"far-{told.round}"):
+                said.append(do.Send(one, promise(liar, 2**20)))
+
+    def heard(effect: do.Effect) -> bool:
+        if not isinstance(effect, do.Send) or effect.to == liar.site:
+            return True
+        if isinstance(effect.body, pb.RunWish | pb.Recall | pb.Remembered):
+            return True
+        return isinstance(effect.body, pb.Prepare | pb.Bundle) and effect.to != one
+
+    return [*filter(heard, effects), *said]
+
+
 def weakening(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 12: a run of our own supersedes a person's and asks for less."""
     known = liar.run
@@ -337,6 +366,7 @@ LIES: dict[str, Callable[[Protocol, do.Event, Effects], Effects]] = {
     "forking": forking,
     "ahead": ahead,
     "pre-empting": pre_empting,
+    "for one alone": for_one_alone,
     "weakening": weakening,
     "cheap loss": cheap_loss,
     "other loss": other_loss,
@@ -350,7 +380,7 @@ LIES: dict[str, Callable[[Protocol, do.Event, Effects], Effects]] = {
 
 def without_others() -> None:
     """One site's promise of a later attempt takes everybody there: no f + 1."""
-    vars(protocol)["reached"] = lambda promised, _tolerated: reached(promised, 0)
+    vars(machine)["reached"] = lambda promised, _tolerated: reached(promised, 0)
 
 
 def without_farthest() -> None:
@@ -396,6 +426,17 @@ def without_patience() -> None:
     Protocol._on_prepare = following  # type: ignore[method-assign]
 
 
+def without_company() -> None:
+    """A site goes on by itself, and keeps to itself that an attempt has ended."""
+    tell = Protocol._tell_others
+
+    def telling(self: Protocol, *bodies: do.Body) -> None:
+        tell(self, *(body for body in bodies if not isinstance(body, pb.EndedAttempt)))
+
+    machine.Machine._has_quorum = property(lambda _self: True)  # type: ignore[assignment,method-assign]
+    Protocol._tell_others = telling  # type: ignore[method-assign]
+
+
 def without_comparison_of_runs() -> None:
     """A later run stands, whatever it takes away."""
     runs.weakens = lambda *_: ""
@@ -423,6 +464,7 @@ DEFENCES: dict[str, Callable[[], None]] = {
     "order": without_order,
     "ahead": without_check_of_ahead,
     "patience": without_patience,
+    "company": without_company,
     "weakening": without_comparison_of_runs,
     "newest certificate": without_newest_certificate,
     "signed runs": without_signed_runs,

@@ -342,6 +342,34 @@ async def test_where_a_liar_is_believed_at_once_only_its_own_attempts_commit(
         assert last.report.coordinator == "dogwood"
 
 
+async def test_who_ends_its_attempts_for_one_site_alone_parts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it would go on, and the others wait; it would be where they never are."""
+    async with federation(tmp_path, monkeypatch, FOUR) as live:
+        tell(live, "birch", "for one alone")
+        await ask(live.sites["alder"])
+        await heads(live, ["alder", "cedar", "dogwood"], 1)
+        last = await agreed(live, ["alder", "cedar", "dogwood"])
+        print(f"for one alone: committed in attempt {last.certificate.attempt}")
+        assert last.certificate.attempt <= 2
+
+
+@UNDEFENDED
+async def test_where_sites_go_on_alone_they_are_parted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with federation(tmp_path, monkeypatch, FOUR, without="company") as live:
+        tell(live, "birch", "for one alone")
+        await ask(live.sites["alder"])
+        async with asyncio.timeout(200):
+            while await open_attempt(live.sites["alder"]) < 2:
+                await asyncio.sleep(0.1)
+        for name in ("cedar", "dogwood"):
+            assert await open_attempt(live.sites[name]) == 0
+        assert (await live.sites["alder"].status()).head_round == 0
+
+
 # ---- row 12: a run that takes the protection away ------------------------------------
 
 
