@@ -421,12 +421,14 @@ class Protocol(Attending):
             raise RemoteProtocolError(f"{sender} ends an attempt of another federation")
         if ended.round == self._round + 1 and self._too_early:
             self._too_early = [self._too_early[0], do.Received(sender, message)]
-        if not self._is_current(ended.round, ended.attempt):
+        if not self._is_current(ended.round, ended.attempt) or self._pace.idle:
             return
         by = message.ended.site
         must_be(by == self._ground.coordinator, by, "ends an attempt that it does not run")
         self._part = self._coordination = None
-        if sender != self.site and not self._pace.over:
+        if self._pace.over:
+            return  # others say so as well
+        if sender != self.site:
             self._tell_others(message)
         self._progress("failed", message=ended.reason)
         self._pace.ended(ended.attempt, self._now)

@@ -131,9 +131,23 @@ def test_only_its_coordinator_ends_an_attempt() -> None:
     effects = alone.hears("c", end("b"))  # whoever brings it: b has signed it
     assert alone.machine.next_wakeup() < before
     assert {send.to for send in sent(effects, pb.EndedAttempt)} == set("bcd"), "all hear of it"
-    assert not sent(alone.hears("d", end("b")), pb.EndedAttempt), "once"
+    assert alone.hears("d", end("b")) == [], "once"
     alone.goes_on()
     assert alone.promised == 1
+
+
+def test_who_has_left_an_attempt_is_not_brought_back_to_it_by_its_end() -> None:
+    """Sites that rest would tell each other of it for ever, and people that it has failed."""
+    alone = Alone()
+    alone.begins()
+    run = alone.machine.run
+    assert run is not None
+    stop = runs.following(run, "c", FEDERATION, "stop", 0, run.plan)
+    alone.hears("c", pb.RunWish(run=sign(alone.stage.keys["c"], Kind.RUN, stop)))
+    assert alone.machine._pace.idle
+    ended = pb.Ended(federation_id=FEDERATION, round=1, attempt=0, reason="stopped")
+    by = sign(alone.stage.keys["b"], Kind.ENDED, ended)
+    assert alone.hears("d", pb.EndedAttempt(ended=by)) == []
 
 
 # ---- what is not signed changes nothing ----------------------------------------------------
