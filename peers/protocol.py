@@ -421,10 +421,12 @@ class Protocol(Attending):
             raise RemoteProtocolError(f"{sender} ends an attempt of another federation")
         if ended.round == self._round + 1 and self._too_early:
             self._too_early = [self._too_early[0], do.Received(sender, message)]
-        if not self._is_current(ended.round, ended.attempt) or self._pace.idle:
+        if not self._is_current(ended.round, ended.attempt):
             return
         by = message.ended.site
         must_be(by == self._ground.coordinator, by, "ends an attempt that it does not run")
+        if self._pace.idle:
+            return  # we have left it
         self._part = self._coordination = None
         if self._pace.over:
             return  # others say so as well
