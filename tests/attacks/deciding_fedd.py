@@ -434,7 +434,7 @@ def without_company() -> None:
         tell(self, *(body for body in bodies if not isinstance(body, pb.EndedAttempt)))
 
     machine.Machine._has_quorum = property(lambda _self: True)  # type: ignore[assignment,method-assign]
-    Protocol._tell_others = telling  # type: ignore[method-assign]
+    Protocol._tell_others = telling  # type: ignore[assignment,method-assign]
 
 
 def without_comparison_of_runs() -> None:
