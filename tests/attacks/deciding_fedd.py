@@ -285,12 +285,17 @@ def for_one_alone(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 
 
 def weakening(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
-    """Row 12: a run of our own supersedes a person's and asks for less."""
+    """Row 12: a run of our own supersedes a person's and asks for less; said until it does.
+
+    But not in the last round: of a run that is over nothing is left to weaken.
+    """
     known = liar.run
-    if known is None or not liar._active or known.requested_by == liar.site:
+    if known is None or known.requested_by == liar.site:
         return effects
-    if done("weakening"):
+    if liar.head_round + 1 >= known.target_round:
         return effects
+    if not isinstance(event, do.Received) or isinstance(event.body, pb.RunWish):
+        return effects  # a wish is answered by a wish
     ours = runs.following(
         known, liar.site, liar._federation_id, "ours", known.target_round, known.plan
     )
