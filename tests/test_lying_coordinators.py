@@ -313,9 +313,14 @@ def test_a_run_that_weakens_what_people_asked_for_is_answered_with_it() -> None:
     run.requested_by, run.run_id, run.generation = "d", "weak", 2
     run.plan.CopyFrom(weak)
     wish = pb.RunWish(run=sign(alone.stage.keys["d"], Kind.RUN, run))
-    with refused("the run of d is not taken: .*min_participants from 3 to 2"):
-        alone.hears("d", wish)
+    why = "the run of d is not taken: .*min_participants from 3 to 2"
+    answers = []
+    for _ in range(5):
+        with refused(why):
+            alone.hears("d", wish)
+        answers += sent(alone.machine.wished, pb.RunWish)
     assert alone.machine.durable.signed_run == alone.stage.run
+    assert [send.body.run for send in answers] == [alone.stage.run], "once"
 
 
 # ---- statements ---------------------------------------------------------------------------
@@ -548,6 +553,25 @@ def test_a_run_that_one_site_is_told_of_all_hear_of() -> None:
     wish = pb.RunWish(run=alone.stage.run)
     assert {send.to for send in sent(alone.hears("c", wish), pb.RunWish)} == set("bcd")
     assert not sent(alone.hears("d", wish), pb.RunWish), "once"
+
+
+def test_three_runs_that_take_each_others_place_in_turn_are_passed_on_once_each() -> None:
+    """d follows a's run, then weakens its own; b's stands over what weakens it, and so on."""
+    alone = Alone()
+    protected, weak = pb.TrainingPlan(), pb.TrainingPlan()
+    protected.CopyFrom(alone.world.training)
+    weak.CopyFrom(protected)
+    weak.min_participants = protected.min_participants - 1
+    ours = [("b", 1, protected), ("d", 2, protected), ("d", 3, weak)]
+    told = []
+    for site, generation, wanted in ours * 5:
+        run = pb.Run.FromString(alone.stage.run.body)
+        run.requested_by, run.run_id, run.generation = site, f"{site}-{generation}", generation
+        run.plan.CopyFrom(wanted)
+        wish = pb.RunWish(run=sign(alone.stage.keys[site], Kind.RUN, run))
+        told += [send.to for send in sent(alone.hears(site, wish), pb.RunWish) if send.to != site]
+        assert alone.machine.run == run
+    assert len(told) <= 3 * len("bcd")
 
 
 def test_a_liar_that_stops_and_starts_runs_takes_nobody_far_away() -> None:
