@@ -201,7 +201,7 @@ class Node:
     async def _look_at_peers(self) -> None:
         peers = self.transport.statistics()
         heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
-        self._out.say_again(self.protocol.durable.signed_run, heads)
+        self._out.say_again(self.protocol.wish, heads)
         farthest = max(heads, key=lambda site: heads[site], default=None)
         if farthest is not None and heads[farthest] > self.protocol.head_round:
             await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))

@@ -116,12 +116,12 @@ class Outbox:
         self._lost[to] += lost
         self._wake[to].set()
 
-    def say_again(self, run: pb.Signed | None, to: Iterable[str]) -> None:
+    def say_again(self, wish: pb.RunWish, to: Iterable[str]) -> None:
         """Say to these peers what they did not get: the newest run, and what we asked."""
         answering = set(to)
-        if run is not None:
+        if wish.HasField("run"):
             for peer in self.without_run & answering:
-                self.put(peer, pb.RunWish(run=run))
+                self.put(peer, wish)
         for peer in self._unasked.keys() & answering:
             self.put(peer, self._unasked.pop(peer))
 

@@ -100,7 +100,6 @@ class Machine:
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
         self._numbered = durable.run.generation if durable.run is not None else 0  # at the start
         self._heard = evidence.Heard()
-        self._passed_on: set[bytes] = set()  # runs, by name, in the round under way
         self._answered: dict[str, tuple[bytes, bytes]] = {}  # whose run, with which of ours
         self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []

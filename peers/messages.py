@@ -238,7 +238,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "plan": Part(),
         "federation_id": _FEDERATION,
     },
-    pb.RunWish: {"run": Part()},
+    pb.RunWish: {"run": Part(), "over": Part("optional")},
     pb.Prepare: {
         **_AT,
         "head_digest": _DIGEST,
@@ -420,6 +420,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "tried": _ATTEMPT,
         "drawn": _all(0, 8 * MAX_SITES),
         **dict.fromkeys(("began", "lock_named", "sum_named"), _COUNT),
+        "over": Part("optional"),
     },
     pb.Drawn: {
         "attempt": _ATTEMPT,

@@ -38,17 +38,15 @@ from peers.attending import Attending
 from peers.bundle import (
     Ground,
     read_promised,
-    read_run,
 )
 from peers.certificates import CertificateError
 from peers.coordination import Coordination
 from peers.effects import Durable, Effect, Event
 from peers.errors import LocalProtocolError, RemoteProtocolError
-from peers.pacemaker import reached
 from peers.preparing import AttemptFails
 from peers.recalling import FORGOTTEN
 from peers.roles import coordinator_of
-from peers.signing import Kind, must_be, name_of, read, sign, signed_by, verify
+from peers.signing import Kind, must_be, read, sign, signed_by, verify
 from peers.statement import Known
 from proto import federation_pb2 as pb
 
@@ -172,7 +170,7 @@ class Protocol(Attending):
     def _receive(self, sender: str, body: do.Body) -> None:
         match body:
             case pb.RunWish():
-                self._on_run(sender, body.run)
+                self._on_wish(sender, body)
             case pb.Prepare():
                 self._on_prepare(sender, body)
             case pb.Promised():
@@ -215,49 +213,23 @@ class Protocol(Attending):
     # ---- runs ------------------------------------------------------------------
 
     def _announce(self, run: pb.Run) -> None:
-        signed = sign(self._keys, Kind.RUN, run)
-        self._passed_on.add(name_of(signed))
-        self._take_run(signed, run)
-        self._tell_others(pb.RunWish(run=signed))
+        self._take_run(sign(self._keys, Kind.RUN, run), run)
+
+    def _on_wish(self, sender: str, wish: pb.RunWish) -> None:
+        if wish.HasField("over") and (run := self._new_over(sender, wish.over)) is not None:
+            self._take_run(wish.over, run)
+        self._on_run(sender, wish.run)
 
     def _on_run(self, sender: str, signed: pb.Signed) -> None:
         """A run that we missed, or that the sender missed."""
-        known = self.durable.signed_run
-        same = known is not None and known.body == signed.body
-        run = (self.run if same else None) or read_run(signed, self._keys, self.manifest)
-        if sender != self.site:
-            self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
-        if same:
-            return
-        if self._stands_over(run, self.run):
+        if (run := self._new_run(sender, signed)) is not None:
             self._take_run(signed, run)
-            return
-        # Once: two that know other rounds or manifests, and take neither's, would not end.
-        if known is not None and self.run is not None and self._stands_over(self.run, run):
-            pair = (signed.body, known.body)
-            if self._answered.get(sender) != pair:
-                self._answered[sender] = pair
-                self._emit(do.Send(sender, pb.RunWish(run=known)))
-        if self.run is not None and (
-            why := runs.weakens(run, self.run, self.head_round, self.manifest)
-        ):
-            raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
-
-    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
-        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
-        usual = max(self._numbered, reached(told, self.manifest.tolerated))
-        return runs.stands_over(run, known, self.head_round, self.manifest, usual=usual)
 
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
         if not self._stands_over(run, self.run):
             return
         was_active, by = self._active, run.requested_by
-        self._persist(replace(self.durable, signed_run=signed))
-        if (name := name_of(signed)) not in self._passed_on:
-            # Once: sites that know of different runs share no attempt, and a stop that only one
-            # knows of sets its numbers apart from theirs, until none takes the other's runs.
-            self._passed_on.add(name)
-            self._tell_others(pb.RunWish(run=signed))
+        self._keep_run(signed, runs.last_over(self.durable, self.manifest))
         if was_active and by != self.site:
             said = f"{by}'s run takes its place: to round {run.target_round}, by its own plan"
             stopped = f"{by} has stopped the run (fedctl train --stop)"
@@ -294,8 +266,7 @@ class Protocol(Attending):
                 waits = "; the next one waits until more sites are known to be in this one"
                 self._progress("failed", message=said + waits * alone)
             if alone:  # we wait where they may find us, and say so to whoever can be reached
-                self._tell_others(pb.RunWish(run=self.durable.signed_run))
-                self._tell_others(self.durable.state.promise)
+                self._tell_others(self.wish, self.durable.state.promise)
                 self._pace.again(self.durable.promised, self._now)
             else:
                 self._enter(self.durable.promised + 1)
@@ -370,7 +341,7 @@ class Protocol(Attending):
             self._progress("waiting", message=reason)
         lead = ground.coordinator
         if attempt:
-            self._tell_others(pb.RunWish(run=self.durable.signed_run))
+            self._tell_others(self.wish)
         self._tell_others(promised)
         if lead == self.site:
             self._lead(ground, promised)
@@ -615,7 +586,13 @@ class Protocol(Attending):
         if last.HasField("report"):
             last = self._as_signed(last)
             commits = (*commits[:-1], last)
-        durable = Durable(body.round, body.model_digest, signed_run=self.durable.signed_run)
+        over = self.durable.state.over if self.durable.state.HasField("over") else None
+        durable = Durable(
+            body.round,
+            body.model_digest,
+            state=pb.RoundState(over=over),
+            signed_run=self.durable.signed_run,
+        )
         self.durable = durable
         self._emit(do.Persist(durable, commits))
         self._head_certificate = last.certificate
@@ -630,7 +607,7 @@ class Protocol(Attending):
         self._emit(do.Adopt(body.round, body.model_digest, tuple(body.contributors)))
         self._emit(do.Progress.of_commit(last))
         self._pace.nothing()
-        self._passed_on.clear()
+        self._answered.clear()
         self._ask_again()
         if self._active:
             self._go_on_to(0)

@@ -17,7 +17,8 @@ from functools import partial
 from peers import effects as do
 from peers.certificates import CertificateError
 from peers.errors import RemoteProtocolError
-from peers.machine import LATER_THAN_ANY, Machine
+from peers.machine import LATER_THAN_ANY
+from peers.run_in_force import RunInForce
 from peers.signing import Kind, must_be, name_of, read
 from peers.statement import HeldLock, Known, read_lock
 from proto import federation_pb2 as pb
@@ -28,7 +29,7 @@ FORGOTTEN = (
 )
 
 
-class Recalling(Machine):
+class Recalling(RunInForce):
     """What a site says, and takes for its own, about the round under way after a start."""
 
     def _of_round(self, known: Known) -> bool:
@@ -90,7 +91,7 @@ class Recalling(Machine):
         self._emit(do.Send(sender, answer))
         if answer.HasField("promise") and self._active and self.durable.signed_run is not None:
             # Forgotten, it would keep the attempt that it has promised waiting.
-            self._emit(do.Send(sender, pb.RunWish(run=self.durable.signed_run)))
+            self._emit(do.Send(sender, self.wish))
         if sender in self._unanswered:
             self._emit(do.Send(sender, pb.Recall(round=self._round)))
 

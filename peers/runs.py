@@ -23,6 +23,7 @@ def stands_over(
     head_round: int,
     manifest: FederationManifest,
     *,
+    over: pb.Run | None = None,
     usual: int = 0,
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
@@ -31,11 +32,14 @@ def stands_over(
     liar has numbered alike the greater encoding. A site that was
     away numbers its run like the one that it missed. It has caught up with the rounds of
     that one, so its own goes farther: what people asked for is not lost to a run that is
-    over. But while a run has rounds left, another site's run with a weaker protection
-    does not stand over it, in whichever order the two are seen. Where each weakens what the
-    other protects, the one that came first stays: under any other rule a site could choose
-    its run so that it takes over. Stopping is always possible. The run of a site that was
-    expelled stands over none of a site that takes part.
+    over. But while a run has rounds left, one with a weaker protection does not stand over
+    it, in whichever order the two are seen, also of the same site: it is stopped first.
+    Where each weakens what the other protects, the one that came first stays: under any
+    other rule a site could choose its run so that it takes over. Stopping is always
+    possible, and what is ``over`` (`last_over`) stays over: nobody can say a run again that
+    was stopped, or put aside by one that is over. So a site goes from run to run in one
+    order, never in a circle. The run of a site that was expelled stands over none of a site
+    that takes part.
     A number that is absurdly far ahead is no run: of what is ``usual`` (what f + 1 sites
     have reached, one of them honest), or of another site's run that is known. Of its own it
     does not count, or a site that lies could lead one that hears only from it so far away,
@@ -44,6 +48,8 @@ def stands_over(
     others = known is not None and known.requested_by != run.requested_by
     ours = known.generation if known is not None and others else 0
     if run.generation > max(usual, ours) + FARTHEST:
+        return False
+    if over is not None and _rank(run) <= _rank(over):
         return False
     if known is None:
         return can_go_on(run, head_round, manifest)
@@ -67,10 +73,9 @@ def can_go_on(run: pb.Run, head_round: int, manifest: FederationManifest) -> boo
 
 
 def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: FederationManifest) -> str:
-    """Why a run may not take the place of another site's unfinished one; empty when it may."""
+    """Why a run may not take the place of an unfinished one; empty when it may."""
     over = unfinished.target_round <= head_round or run.target_round <= head_round
-    gone = not manifest.enabled(unfinished.requested_by)
-    if over or gone or run.requested_by == unfinished.requested_by:
+    if over or not manifest.enabled(unfinished.requested_by):
         return ""
     return weakening(run.plan, unfinished.plan)
 
@@ -78,6 +83,20 @@ def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: Federati
 def _rank(run: pb.Run) -> tuple[int, int, str, bytes]:
     whole = run.SerializeToString(deterministic=True)
     return run.generation, run.target_round, run.run_id, whole
+
+
+def last_over(head: do.Durable, manifest: FederationManifest) -> pb.Signed | None:
+    """Of the runs that are over here the one that stands over the others."""
+    latest: pb.Signed | None = None
+    for signed in (head.signed_run, head.state.over if head.state.HasField("over") else None):
+        run = pb.Run.FromString(signed.body) if signed is not None else None
+        if run is None or run.target_round > head.head_round:
+            continue
+        if not manifest.enabled(run.requested_by):
+            continue  # nobody else would take it
+        if latest is None or _rank(run) > _rank(pb.Run.FromString(latest.body)):
+            latest = signed
+    return latest
 
 
 def is_active(head: do.Durable, manifest: FederationManifest) -> bool:

@@ -1166,18 +1166,24 @@ class RunWish(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Signed:
         """a Run"""
+
+    @_builtins.property
+    def over(self) -> Global___Signed:
+        """optional: the last Run that is over, where that is another one"""
 
     def __init__(
         self,
         *,
         run: Global___Signed | None = ...,
+        over: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["over", b"over", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["over", b"over", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2975,6 +2981,7 @@ class RoundState(_message.Message):
     BEGAN_FIELD_NUMBER: _builtins.int
     LOCK_NAMED_FIELD_NUMBER: _builtins.int
     SUM_NAMED_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     tried: _builtins.int
     """as in its promises"""
     began: _builtins.int
@@ -3011,6 +3018,10 @@ class RoundState(_message.Message):
     def drawn(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drawn]:
         """sums of fresh draws that it signed, or saw certified, by attempt"""
 
+    @_builtins.property
+    def over(self) -> Global___Signed:
+        """the last Run that was over here; kept from round to round"""
+
     def __init__(
         self,
         *,
@@ -3025,10 +3036,11 @@ class RoundState(_message.Message):
         began: _builtins.int = ...,
         lock_named: _builtins.int = ...,
         sum_named: _builtins.int = ...,
+        over: Global___Signed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "over", b"over", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "promise", b"promise", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "over", b"over", "promise", b"promise", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,9 +19,14 @@ _At = tuple[str, int, int]
 class SimulatedMasking:
     """All sites' workers; a crash of a site forgets what its worker held."""
 
-    def __init__(self, plans: dict[tuple[int, int], pb.Plan]) -> None:
+    def __init__(self) -> None:
         self._outcomes: dict[_At, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._plans = plans
+        self._needed: dict[tuple[int, int], int] = {}
+
+    def coordinated(self, plan: pb.Plan) -> None:
+        """A liar's attempt may have several plans: each site holds it to its own of them."""
+        at, needed = (plan.round, plan.attempt), threshold_of(plan)
+        self._needed[at] = min(needed, self._needed.get(at, needed))
 
     def roster(self, at: tuple[int, int]) -> bytes:
         """The digest of everyone's keys."""
@@ -46,8 +51,7 @@ class SimulatedMasking:
         claim(not set(outcome[0]) & set(outcome[1]), f"{site}: both secrets are asked for")
         known = self._outcomes.setdefault((site, *at), outcome)
         claim(known == outcome, f"{site}: two outcomes in {at}")
-        needed = threshold_of(self._plans[at])
-        claim(len(outcome[0]) >= needed, f"{site}: opens a sum of {len(outcome[0])}")
+        claim(len(outcome[0]) >= self._needed[at], f"{site}: opens a sum of {len(outcome[0])}")
         shares = dict.fromkeys([*outcome[0], *outcome[1]], bytes(33))
         return do.Masked(*at, self._answer(at, pb.OPENING, shares))
 

@@ -155,7 +155,7 @@ class World:
         self.machines: dict[str, Protocol] = {}
         self.watch = Watch(self.disks, self.manifests)
         self.plans: dict[tuple[int, int], pb.Plan] = {}
-        self.masking = SimulatedMasking(self.plans)
+        self.masking = SimulatedMasking()
         self.proofs = SimulatedProofs(self.plans, self.random)
         self._work = SimulatedWork(self)
         self._copies = copies
@@ -432,6 +432,7 @@ class World:
                 self._attempts[name] += 1
             case do.Coordinate(known_plan):
                 self.plans[known_plan.round, known_plan.attempt] = known_plan
+                self.masking.coordinated(known_plan)
             case do.Accuse(evidence):
                 self.watch.accused(name, evidence.first.site)
             case do.Progress():

@@ -555,23 +555,67 @@ def test_a_run_that_one_site_is_told_of_all_hear_of() -> None:
     assert not sent(alone.hears("d", wish), pb.RunWish), "once"
 
 
-def test_three_runs_that_take_each_others_place_in_turn_are_passed_on_once_each() -> None:
-    """d follows a's run, then weakens its own; b's stands over what weakens it, and so on."""
+def wished(
+    alone: Alone, site: str, generation: int, *, less: bool = False, target: int = 9
+) -> pb.Signed:
+    """A run that this site's person has asked for."""
+    run = pb.Run.FromString(alone.stage.run.body)
+    run.requested_by, run.run_id, run.generation = site, f"{site}-{generation}", generation
+    run.target_round = target
+    run.plan.min_participants -= less
+    return sign(alone.stage.keys[site], Kind.RUN, run)
+
+
+def test_of_runs_that_were_stopped_none_comes_back_whoever_says_it_again() -> None:
     alone = Alone()
-    protected, weak = pb.TrainingPlan(), pb.TrainingPlan()
-    protected.CopyFrom(alone.world.training)
-    weak.CopyFrom(protected)
-    weak.min_participants = protected.min_participants - 1
-    ours = [("b", 1, protected), ("d", 2, protected), ("d", 3, weak)]
-    told = []
-    for site, generation, wanted in ours * 5:
-        run = pb.Run.FromString(alone.stage.run.body)
-        run.requested_by, run.run_id, run.generation = site, f"{site}-{generation}", generation
-        run.plan.CopyFrom(wanted)
-        wish = pb.RunWish(run=sign(alone.stage.keys[site], Kind.RUN, run))
-        told += [send.to for send in sent(alone.hears(site, wish), pb.RunWish) if send.to != site]
-        assert alone.machine.run == run
-    assert len(told) <= 3 * len("bcd")
+    strong, stop = wished(alone, "b", 1), wished(alone, "c", 2, target=0)
+    weak, end = wished(alone, "d", 3, less=True), wished(alone, "b", 4, target=0)
+    for said in (strong, stop, weak):
+        alone.hears(said.site, pb.RunWish(run=said))
+        assert alone.machine.durable.signed_run == said
+    for again in (strong, stop):
+        [answer] = sent(alone.hears("c", pb.RunWish(run=again)), pb.RunWish)
+        assert answer.body == pb.RunWish(run=weak, over=stop), "c hears how things stand"
+    alone.hears("b", pb.RunWish(run=end))
+    alone.restarts()
+    for again in (strong, weak, stop, strong):
+        alone.hears("c", pb.RunWish(run=again))
+        assert alone.machine.durable.signed_run == end
+
+
+def test_who_has_missed_a_stop_hears_of_it_with_the_run_that_came_after_it() -> None:
+    """That asks for less; by itself it would not be taken, and the stopped one told to others."""
+    alone = Alone()
+    strong, stop = wished(alone, "b", 1), wished(alone, "c", 2, target=0)
+    weak = wished(alone, "d", 3, less=True)
+    alone.hears("b", pb.RunWish(run=strong))
+    with refused("the run of d is not taken"):
+        alone.hears("d", pb.RunWish(run=weak))
+    effects = alone.hears("d", pb.RunWish(run=weak, over=stop))
+    assert alone.machine.durable.signed_run == weak
+    assert sent(effects, pb.RunWish)[-1].body == pb.RunWish(run=weak, over=stop)
+
+
+def test_what_is_over_is_learned_beside_a_run_that_stands_over_it() -> None:
+    alone = Alone()
+    strong, stop = wished(alone, "b", 1), wished(alone, "c", 2, target=0)
+    weak = wished(alone, "d", 3, less=True)
+    alone.hears("d", pb.RunWish(run=weak))
+    effects = alone.hears("b", pb.RunWish(run=weak, over=stop))
+    assert {send.to for send in sent(effects, pb.RunWish)} == set("bcd"), "and passed on"
+    assert not sent(alone.hears("c", pb.RunWish(run=weak, over=stop)), pb.RunWish), "once"
+    alone.hears("b", pb.RunWish(run=strong))
+    assert alone.machine.durable.signed_run == weak
+
+
+def test_what_is_over_elsewhere_and_not_here_yet_is_no_stop() -> None:
+    """A site that is behind would take a liar's word for how far the others are."""
+    alone = Alone()
+    strong, later = wished(alone, "b", 1), wished(alone, "c", 2, target=5)
+    alone.hears("b", pb.RunWish(run=strong))
+    alone.hears("b", pb.RunWish(run=strong, over=later))
+    assert alone.machine.durable.signed_run == strong
+    assert not alone.state.HasField("over")
 
 
 def test_a_liar_that_stops_and_starts_runs_takes_nobody_far_away() -> None:

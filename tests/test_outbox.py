@@ -185,12 +185,12 @@ async def test_who_did_not_get_a_run_is_told_the_newest_one_when_it_answers() ->
         for peer in ("beta", "gamma"):
             outbox.put(peer, missed)
         await asyncio.sleep(0.01)
-        outbox.say_again(newest.run, ["gamma"])  # beta does not answer yet
+        outbox.say_again(newest, ["gamma"])  # beta does not answer yet
         await asyncio.sleep(0.01)
         assert peers.heard == {"beta": [], "gamma": [missed]}
         peers.away.clear()
         for _ in range(2):
-            outbox.say_again(newest.run, ["beta", "gamma"])
+            outbox.say_again(newest, ["beta", "gamma"])
             await asyncio.sleep(0.01)
     assert peers.heard == {"beta": [newest], "gamma": [missed]}
 
@@ -207,10 +207,10 @@ async def test_a_question_that_a_peer_did_not_hear_is_asked_again_until_it_does(
             outbox.put(peer, question)
         await asyncio.sleep(0.01)
         for _ in range(2):
-            outbox.say_again(None, ["beta", "gamma"])
+            outbox.say_again(pb.RunWish(), ["beta", "gamma"])
             await asyncio.sleep(0.01)
         peers.away.clear()
         for _ in range(2):
-            outbox.say_again(None, ["beta", "gamma"])
+            outbox.say_again(pb.RunWish(), ["beta", "gamma"])
             await asyncio.sleep(0.01)
     assert peers.heard == {"beta": [question], "gamma": [question]}

@@ -284,6 +284,11 @@ SCRIPTED: dict[str, Scripted] = {
         bugs.WEAKER,
         "the run of c takes over a run of b, and is weaker",
     ),
+    "row 12: a run that was stopped": (
+        rows.says_a_stopped_run_again,
+        bugs.NOTHING_IS_OVER,
+        "a run that a person has stopped goes on",
+    ),
 }
 
 

@@ -455,6 +455,8 @@ BUGS = (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
+    Bug("what was stopped begins again", "takes up run", 300, (
+        (runs, "last_over", _nothing),), draw_with_liar),
 )  # fmt: skip
 
 # ---- what is hardly ever drawn, and scripted (tests/scenarios/scripts.py) ----------------
@@ -581,6 +583,7 @@ ENDS_FOR_ITSELF: tuple[Plant, ...] = ((Protocol, "_tell_others", _tell_no_end),)
 ENTER_WHEN_PREPARED: tuple[Plant, ...] = (
     (Protocol, "_on_prepare", _enter_what_is_prepared), *_blind("_not_ahead"))  # fmt: skip
 WEAKER: tuple[Plant, ...] = ((runs, "weakens", _no_weakening),)
+NOTHING_IS_OVER: tuple[Plant, ...] = ((runs, "last_over", _nothing), *_blind("_stays_over"))
 
 
 @contextmanager

@@ -97,6 +97,7 @@ class Watch:
         self._prepared: dict[tuple[int, int, int], int] = {}
         self._seen: set[bytes] = set()
         self._front: dict[int, int] = {}  # round -> the latest attempt that an honest site is in
+        self._over: dict[str, tuple[int, int]] = {}  # the last run that each has known to be over
         self._made: dict[bytes, bytes] = {}  # sum -> the version that honest sites make of it
         self._bundles: dict[tuple[bytes, bytes], pb.Bundle] = {}  # by its digest, and its run's
         self._uploads: dict[tuple[str, int, int], Upload] = {}
@@ -113,6 +114,7 @@ class Watch:
             self._lock_only_rises(site, before.state, durable.state)
             if durable.signed_run != before.signed_run:
                 self._run_taken(site, before.run, durable.run, durable.head_round)
+                self._stays_over(site, durable)
         else:
             claim(commits, f"{site}: a new head without a certificate")
             last = commits[-1].certificate.body
@@ -157,6 +159,19 @@ class Watch:
             or (old.HasField("privacy") and not new.HasField("privacy"))
         )
         claim(not weaker, f"{site}: the run of {asks} takes over a run of {asked}, and is weaker")
+
+    def _stays_over(self, site: str, durable: do.Durable) -> None:
+        """Whatever is said again: a site takes up no run below one that was over."""
+        run = durable.run
+        if site in self.liars or run is None:
+            return
+        number = run.generation, run.target_round
+        if run.target_round <= durable.head_round:
+            if all(manifest.enabled(run.requested_by) for manifest in self._manifests.values()):
+                self._over[site] = max(number, self._over.get(site, number))
+        else:
+            last = self._over.get(site, number)
+            claim(number >= last, f"{site}: takes up run {number}, and {last} was over")
 
     def _lock_only_rises(self, site: str, before: pb.RoundState, now: pb.RoundState) -> None:
         if not before.HasField("lock"):

@@ -92,6 +92,7 @@ class Liar:
         self._votes: dict[bytes, dict[str, pb.Vote]] = defaultdict(dict)
         self._otherwise: dict[tuple[int, int], list[pb.State]] = defaultdict(list)
         self._run: pb.Run | None = None
+        self._runs: dict[bytes, pb.Signed] = {}  # every one that was ever said
 
     # ---- what its machine says -----------------------------------------------------
 
@@ -212,6 +213,7 @@ class Liar:
                 self._keep_promise(body.promise)
                 self._keep_run(body.run)
             case pb.RunWish():
+                self._keep_run(body.over)
                 self._keep_run(body.run)
             case pb.Bundle():
                 at = (body.round, body.attempt)
@@ -256,6 +258,7 @@ class Liar:
             self._run = read_run(signed, self._keys, self._manifest())
         except (CertificateError, RemoteProtocolError):  # its own garbage
             return
+        self._runs.setdefault(signed.body, signed)
 
     def _keep_statement(self, raw: bytes) -> None:
         try:
@@ -312,6 +315,7 @@ class Liar:
                 self._end,
                 self._accuse,
                 self._run_of_its_own,
+                self._run_again,
             )
         )
         scheme()
@@ -609,6 +613,15 @@ class Liar:
         plan.robust = self._random.choice((plan.robust, pb.ROBUST_NONE))
         if _in_bounds(run):
             self._tell(self._some(), pb.RunWish(run=sign(self._keys, Kind.RUN, run)))
+
+    def _run_again(self) -> None:
+        """What a person once asked for, stopped or over long ago, and perhaps without that."""
+        if not self._runs:
+            return
+        known = list(self._runs.values())
+        over = self._random.choice((None, *known))
+        for site in self._some():
+            self._tell([site], pb.RunWish(run=self._random.choice(known), over=over))
 
 
 def _place(known: Known) -> tuple[int, int]:

@@ -359,6 +359,48 @@ def ends_for_one() -> None:
     claim(max(attempts) <= 3, "honest attempts fail: the liar ends its own for one site")
 
 
+def says_a_stopped_run_again() -> None:
+    """Row 12: what a person has stopped begins again, and what is asked for instead does not."""
+    script = Script()
+
+    def asks(site: str, noise: float) -> pb.Signed:
+        script.training.ClearField("privacy")
+        if noise:
+            script.training.privacy.CopyFrom(
+                pb.PrivacyPlan(
+                    clip_norm=1.0,
+                    noise_multiplier=noise,
+                    noise_floor=noise,
+                    noise_decay=1.0,
+                    first_round=1,
+                )
+            )
+        script.train(site, rounds=50)
+        signed = script.disks[site].durable.signed_run
+        claim(signed is not None, "the script has gone another way")
+        return signed or pb.Signed()
+
+    script.passes = among(*script.everybody, without=pb.Prepare)
+    noisy = asks("b", 1.0)
+    script.run_for(1.0)
+    script.stop("a")
+    script.run_for(1.0)
+    plain = asks("d", 0.0)
+    script.run_for(1.0)
+    for said in (noisy, plain, noisy):
+        script.tells(script.honest, pb.RunWish(run=said))
+    script.stop("a")
+    script.run_for(1.0)
+    for said in (noisy, plain, noisy):
+        script.tells(script.honest, pb.RunWish(run=said))
+    script.passes = among(*script.everybody)
+    script.run_for(600.0)
+    for site in script.honest:
+        run = script.machines[site].run
+        stopped = run is not None and run.requested_by == "a" and not script.machines[site]._active
+        claim(stopped, "a run that a person has stopped goes on")
+
+
 def supersedes() -> None:
     """Row 12: a run of the liar's takes the place of a person's, without its noise."""
     script = Script()

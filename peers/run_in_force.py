@@ -1,0 +1,93 @@
+"""Which run a site goes by, and what it says when it hears of another one. PURE.
+
+All sites come to the same run, in whichever order they hear of several (`peers.runs`), and
+never go back to one: so a wish says what is over, too, to a site that has missed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peers import runs
+from peers.bundle import read_run
+from peers.effects import Send
+from peers.errors import RemoteProtocolError
+from peers.machine import Machine
+from peers.pacemaker import reached
+from proto import federation_pb2 as pb
+
+
+class RunInForce(Machine):
+    """The run that is known, and the last one that is over."""
+
+    @property
+    def wish(self) -> pb.RunWish:
+        """What we know of runs, for peers; the run is empty where there is none."""
+        over = runs.last_over(self.durable, self.manifest)
+        other = over if over != self.durable.signed_run else None
+        return pb.RunWish(run=self.durable.signed_run, over=other)
+
+    def _new_over(self, sender: str, signed: pb.Signed) -> pb.Run | None:
+        """What is over elsewhere is over here; the run, where it takes the place of ours."""
+        ours = self.durable.signed_run
+        known = ours, runs.last_over(self.durable, self.manifest)
+        if any(one is not None and one.body == signed.body for one in known):
+            return None
+        run = self._read_run(sender, signed)
+        if run.target_round > self.head_round:
+            return None  # we are behind; once we are not, it is told again
+        if self._stands_over(run, self.run):
+            return run
+        if ours is not None and self._stands_over(run, None):
+            self._keep_run(ours, over=signed)
+        return None
+
+    def _new_run(self, sender: str, signed: pb.Signed) -> pb.Run | None:
+        """The run, where it takes the place of ours; else the sender hears of ours.
+
+        Raises RemoteProtocolError when it asks for less than ours protects.
+        """
+        known = self.durable.signed_run
+        run = self._read_run(sender, signed)
+        if known is not None and known.body == signed.body:
+            return None
+        if self._stands_over(run, self.run):
+            return run
+        if known is None or self.run is None:
+            return None
+        gone = not self._stands_over(run, None)
+        if gone or self._stands_over(self.run, run):
+            # Once: two that know other rounds or manifests, and take neither's, would not end.
+            pair = (signed.body, known.body)
+            if self._answered.get(sender) != pair:
+                self._answered[sender] = pair
+                self._emit(Send(sender, self.wish))
+        why = runs.weakens(run, self.run, self.head_round, self.manifest)
+        if why and not gone:
+            raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
+        return None
+
+    def _read_run(self, sender: str, signed: pb.Signed) -> pb.Run:
+        """A run that somebody shows; how far its site's runs are numbered counts."""
+        known = self.durable.signed_run
+        same = known is not None and known.body == signed.body
+        run = (self.run if same else None) or read_run(signed, self._keys, self.manifest)
+        if sender != self.site:
+            self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
+        return run
+
+    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
+        usual = max(self._numbered, reached(told, self.manifest.tolerated))
+        over = runs.last_over(self.durable, self.manifest)
+        last = pb.Run.FromString(over.body) if over is not None else None
+        return runs.stands_over(run, known, self.head_round, self.manifest, over=last, usual=usual)
+
+    def _keep_run(self, signed: pb.Signed, over: pb.Signed | None) -> None:
+        """It goes to all: sites that know of different runs share no attempt."""
+        state = pb.RoundState()
+        state.CopyFrom(self.durable.state)
+        if over is not None:
+            state.over.CopyFrom(over)
+        self._persist(replace(self.durable, signed_run=signed, state=state))
+        self._tell_others(self.wish)
