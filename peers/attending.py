@@ -30,7 +30,7 @@ from peers.participation import (
 )
 from peers.recalling import Recalling, attempt_of, count_draw, is_fresh
 from peers.reports import read_scale
-from peers.roles import coordinator_of
+from peers.roles import coordinator_of, is_masked
 from peers.signing import Kind, must_be, name_of, sign, sign_bytes, signature_of, signed_by
 from peers.statement import HeldLock, Known, read_certificate, read_lock, value_of
 from proto import federation_pb2 as pb
@@ -178,14 +178,18 @@ class Attending(Recalling):
             self._scaled = read_scale(message, self._plan, self._ground, self._keys)
             if self._part is not None:
                 self._emit(*self._part.scale(self._scaled))
-        self._got_on("Scale")
+            self._got_on("Scale")
 
     def _on_order(self, sender: str, message: Order) -> None:
-        """The attempt gets on; participants have something to do."""
-        if self._from_lead(sender, message.round, message.attempt):
-            if self._part is not None:
-                self._emit(*self._part.ordered(message))
-            self._got_on(type(message).__name__, train=isinstance(message, pb.MaskingOrder))
+        """The attempt gets on, where its plan has such orders; participants have work to do."""
+        of_masking = isinstance(message, pb.MaskingOrder | pb.Openings)
+        if not self._from_lead(sender, message.round, message.attempt):
+            return
+        if self._plan is None or is_masked(self._plan) != of_masking:
+            return
+        if self._part is not None:
+            self._emit(*self._part.ordered(message))
+        self._got_on(type(message).__name__, train=isinstance(message, pb.MaskingOrder))
 
     # ---- state -------------------------------------------------------------------
 

@@ -116,6 +116,7 @@ class Machine:
         self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
         self._recalling: set[str] = set()  # whom we wait for
         self._unanswered: set[str] = set()  # who may answer yet, later than that
+        self._unread: dict[str, pb.Remembered] = {}  # told of a manifest that is not here yet
         self._ahead: set[str] = set()  # who has said that it is in a later round
         self._recall_until = math.inf
 
@@ -214,7 +215,8 @@ class Machine:
     @property
     def _has_quorum(self) -> bool:
         """Whether a quorum, with us, is known to be where we are, or farther."""
-        return self._reached(self.manifest.quorum - 1) >= self.durable.promised
+        others = self.manifest.quorum - 1
+        return not others or self._reached(others) >= self.durable.promised
 
     def _signed_end(self, attempt: int, reason: str) -> pb.EndedAttempt:
         ended = pb.Ended(

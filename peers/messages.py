@@ -419,7 +419,7 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "applied": _all(0, MAX_SITES),
         "tried": _ATTEMPT,
         "drawn": _all(0, 8 * MAX_SITES),
-        **dict.fromkeys(("began", "lock_named", "sum_named"), _COUNT),
+        **dict.fromkeys(("began", "lock_named", "sum_named", "signed_under"), _COUNT),
         "over": Part("optional"),
     },
     pb.Drawn: {

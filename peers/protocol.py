@@ -44,7 +44,6 @@ from peers.coordination import Coordination
 from peers.effects import Durable, Effect, Event
 from peers.errors import LocalProtocolError, RemoteProtocolError
 from peers.preparing import AttemptFails
-from peers.recalling import FORGOTTEN
 from peers.roles import coordinator_of
 from peers.signing import Kind, must_be, read, sign, signed_by, verify
 from peers.statement import Known
@@ -229,15 +228,18 @@ class Protocol(Attending):
         if not self._stands_over(run, self.run):
             return
         was_active, by = self._active, run.requested_by
+        under_way = self._part is not None or self._coordination is not None
         self._keep_run(signed, runs.last_over(self.durable, self.manifest))
-        if was_active and by != self.site:
+        if not self._active and not under_way and not self._pace.idle and not self._pace.over:
+            self._progress("failed", message=f"{by} has stopped the run")
+        if was_active:
             said = f"{by}'s run takes its place: to round {run.target_round}, by its own plan"
             stopped = f"{by} has stopped the run (fedctl train --stop)"
             self._progress("waiting", message=said if self._active else stopped)
         if not self._active and self._coordination and self._coordination.is_before_the_sum:
             self._fail_attempt(f"{by} has stopped the run")
-        if self._part is not None or self._coordination is not None:
-            return  # the attempt under way goes on: its end decides what is next
+        if under_way:
+            return  # the attempt goes on: its end decides what is next
         if self._active and not was_active and not self._pace.part_lost:
             self._go_on_to(max(0, self.durable.promised + 1))
         elif not self._active:
@@ -317,7 +319,7 @@ class Protocol(Attending):
             return
         if self._owes(self.durable.state):
             self._leave()
-            self._progress("waiting", message=FORGOTTEN)
+            self._progress("waiting", message=self._what_it_lacks())
             self._pace.entered(self.durable.promised, self._now)
             self._ask()
             return
@@ -600,6 +602,7 @@ class Protocol(Attending):
         self._promises.clear()
         self._attempts.clear()
         self._unanswered.clear()
+        self._unread.clear()
         self._heard.forget()
         self._manifests.new_round(last.certificate)
         self._ground = self._ground_of(0)
@@ -617,6 +620,7 @@ class Protocol(Attending):
     def _change_manifest(self, event: do.ManifestChanged) -> None:
         """A newer manifest goes into force with the next attempt, which begins now."""
         changed = self._manifests.install(event.manifest)
+        self._read_again()
         if self._asks:
             self._ask()  # for what could not be read without it
         if changed and self._active and (self._pace.idle or self.durable.promised >= 0):

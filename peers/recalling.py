@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import partial
 
 from peers import effects as do
-from peers.certificates import CertificateError
+from peers.certificates import CertificateError, vote_payload
 from peers.errors import RemoteProtocolError
 from peers.machine import LATER_THAN_ANY
 from peers.run_in_force import RunInForce
-from peers.signing import Kind, must_be, name_of, read
+from peers.signing import Kind, must_be, name_of, read, signature_of
 from peers.statement import HeldLock, Known, read_lock
 from proto import federation_pb2 as pb
 
@@ -53,8 +53,24 @@ class Recalling(RunInForce):
 
     def _owes(self, state: pb.RoundState) -> bool:
         """Whether we have named what we do not have: our next promise would hide it."""
+        if self._lacks_manifest(state):
+            return True  # what that was can't be read yet
         locked, stated = self._locked_in(state) + 1, stated_last(state) + 1
         return locked < state.lock_named or stated < state.sum_named
+
+    def _what_it_lacks(self) -> str:
+        """For people, where this site owes something."""
+        state = self.durable.state
+        if not self._lacks_manifest(state):
+            return FORGOTTEN
+        return (
+            f"this site's state went back behind manifest {state.signed_under}, under which it has "
+            "signed in this round: it stands still until that one is installed (SIGHUP)"
+        )
+
+    def _lacks_manifest(self, state: pb.RoundState) -> bool:
+        """Whether we have signed something under one that our state, put back, does not have."""
+        return state.signed_under > self._manifests.newest.version
 
     def _locked_in(self, state: pb.RoundState) -> int:
         """The attempt of the lock that counts; -1: there is none."""
@@ -185,7 +201,9 @@ class Recalling(RunInForce):
                 told += take()
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
-        if not told and _is_hidden(state):
+        if self._lacks_manifest(state):
+            self._unread[sender] = message
+        if _is_hidden(self.durable.state, state):
             # The attempt under way goes by a promise that does not tell: we do nothing in it.
             told.append((self.durable.promised + 1, "named a lock or a sum in an earlier promise"))
         attempts = [attempt for attempt, _ in told]
@@ -202,6 +220,17 @@ class Recalling(RunInForce):
             self._emit(do.WentBack(self._round, sender, max(told, key=lambda one: one[0])[1]))
         if refused is not None:
             raise refused
+
+    def _read_again(self) -> None:
+        """Another manifest is here: what could not be read without it may be read now."""
+        for sender, message in list(self._unread.items()):
+            if self._lacks_manifest(self.durable.state):
+                return
+            del self._unread[sender]
+            try:
+                self._take_back(sender, message)
+            except (RemoteProtocolError, CertificateError) as error:
+                self._progress("waiting", message=f"of what {sender} remembers: {error}")
 
     def _make_whole(self, state: pb.RoundState, promised: int) -> None:
         """A promise that was told is repeated with what it names, or not at all."""
@@ -221,11 +250,13 @@ class Recalling(RunInForce):
             state.ClearField("promise")
 
     def _read(self, lock: pb.Lock) -> HeldLock | None:
-        """None: there is none, or it is none, or of a manifest that our state does not have yet."""
+        """None: there is none of this round, or it is of a manifest that is not here yet."""
         try:
-            return read_lock(lock, self._keys, self._manifests.of_round)
+            held = read_lock(lock, self._keys, self._manifests.of_round)
+            self._must_be_of_round(held, self.site)
         except (RemoteProtocolError, CertificateError):
             return None
+        return held
 
     def _names(self, named: pb.LockName, lock: pb.Lock) -> bool:
         held = self._read(lock)
@@ -246,6 +277,7 @@ class Recalling(RunInForce):
             state.lock_named = max(state.lock_named, promise.lock.attempt + 1)
         if promise.HasField("stated"):
             state.sum_named = max(state.sum_named, promise.stated.attempt + 1)
+        state.signed_under = max(state.signed_under, promise.manifest_version)
         if not state.began or promise.manifest_version < state.began:
             state.began = promise.manifest_version
         self._manifests.began_under(promise.manifest_version)
@@ -262,11 +294,19 @@ class Recalling(RunInForce):
         """We vote no second time in its attempt; and owe its lock, where there is one."""
         if not message.HasField("vote"):
             return []
-        vote = message.vote
-        self._verify_vote(vote)
+        vote, under = message.vote, message.vote.body.manifest_version
         must_be(vote.site == self.site, sender, "remembers another's vote")
+        if under > self._manifests.newest.version:  # that it was we who cast it can be seen
+            by = pb.Signature(
+                site=vote.site, signature=vote.signature, certificate=vote.certificate
+            )
+            payload = vote_payload(vote.body, vote.attempt)
+            self._keys.verify(payload, by, self.manifest, past=True)
+        else:
+            self._verify_vote(vote)
         if vote.body.round != self._round:
             return []
+        state.signed_under = max(state.signed_under, under)
         # Read before it is owed: what is no lock, nobody could ever show.
         shown = [self._read(lock) for lock in (message.promise.lock, message.lock)]
         if any(lock is not None and lock.name.attempt >= vote.attempt for lock in shown):
@@ -319,14 +359,14 @@ class Recalling(RunInForce):
         return [(attempt, f"signed a statement in attempt {attempt}")]
 
 
-def _is_hidden(state: pb.RoundState) -> bool:
-    """Whether our promise says less than an earlier one of ours, that we are told of late."""
-    promise = pb.Promise.FromString(state.promise.promise.body)
+def _is_hidden(before: pb.RoundState, told: pb.RoundState) -> bool:
+    """Whether the promise that we go by says less than an earlier one, told of late."""
+    promise = pb.Promise.FromString(before.promise.promise.body)
     locked = promise.lock.attempt + 1 if promise.HasField("lock") else 0
     summed = promise.stated.attempt + 1 if promise.HasField("stated") else 0
-    # What is of this attempt or a later one was said behind it.
-    hides_lock = locked < state.lock_named <= promise.attempt
-    return hides_lock or summed < state.sum_named <= promise.attempt
+    # A lock of this attempt was voted for behind the promise.
+    hides_lock = locked < told.lock_named <= promise.attempt
+    return hides_lock or summed < told.sum_named <= promise.attempt
 
 
 def stated_last(state: pb.RoundState) -> int:

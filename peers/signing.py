@@ -72,7 +72,7 @@ def sign_bytes(keys: Keys, kind: Kind, body: bytes) -> pb.Signature:
     return keys.sign(kind.value + body)
 
 
-def signature_of(signed: pb.Signed) -> pb.Signature:
+def signature_of(signed: pb.Signed | pb.Vote) -> pb.Signature:
     """The signature without what it is under."""
     return pb.Signature(
         site=signed.site, signature=signed.signature, certificate=signed.certificate

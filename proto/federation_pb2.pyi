@@ -2982,6 +2982,7 @@ class RoundState(_message.Message):
     LOCK_NAMED_FIELD_NUMBER: _builtins.int
     SUM_NAMED_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    SIGNED_UNDER_FIELD_NUMBER: _builtins.int
     tried: _builtins.int
     """as in its promises"""
     began: _builtins.int
@@ -2990,6 +2991,8 @@ class RoundState(_message.Message):
     """one more than the highest attempt of a lock that peers show it has named, or voted by"""
     sum_named: _builtins.int
     """one more than the highest attempt of a SUM that peers show it has named"""
+    signed_under: _builtins.int
+    """the newest manifest that peers show it has signed under; 0: none"""
     @_builtins.property
     def promise(self) -> Global___Promised:
         """of the attempt that is promised"""
@@ -3037,10 +3040,11 @@ class RoundState(_message.Message):
         lock_named: _builtins.int = ...,
         sum_named: _builtins.int = ...,
         over: Global___Signed | None = ...,
+        signed_under: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "over", b"over", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "over", b"over", "promise", b"promise", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "over", b"over", "promise", b"promise", "signed_under", b"signed_under", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -296,6 +296,74 @@ def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
     assert alone.machine._owes(alone.state) == (not shown)
 
 
+@pytest.mark.parametrize("certified", [1, 3])
+@pytest.mark.parametrize(
+    "told", ["a vote", "a promise and a vote", "another promise", "a question"]
+)
+def test_whatever_else_it_is_told_late_it_votes_for_nothing_behind_what_hides_a_lock(
+    told: str, certified: int
+) -> None:
+    alone = Alone(unheard="c")
+    alone.begins()
+    alone.at_attempt(4)
+    bundle = alone.everybody(4)
+    alone.hears(lead_of(4), bundle.message)
+    known = Known.of(alone.stage.statement_of(bundle, 4))
+    lock = alone.stage.lock(alone.stage.statement(attempt=certified))
+    signs = alone.stage.keys["a"].sign
+    answer = pb.Remembered(round=1, lock=lock.message)
+    if "vote" in told:
+        answer.vote.CopyFrom(sign_vote(signs, value_of(lock, alone.stage.manifest), certified))
+    if "another" in told:
+        answer.promise.CopyFrom(alone.stage.promised("a", 4, lock=lock))
+    elif "promise" in told or "question" in told:
+        answer.promise.CopyFrom(alone.stage.promised("a", certified + 1, lock=lock))
+    if "question" in told:
+        asked = Known.of(alone.stage.statement_of(attempt=4, kind=pb.QUESTION))
+        answer.question.CopyFrom(alone.stage.signed_statement("a", asked))
+    alone.machine._part = None
+    assert sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
+    alone.hears("c", answer)
+    other = alone.stage.lock(known)
+    alone.hears(lead_of(4), pb.Proven(round=1, attempt=4, lock=other.message))
+    assert not sent(alone.takes(do.VersionHere(other.applied.model_digest)), pb.Vote)
+
+
+def test_a_lock_of_another_round_is_not_owed() -> None:
+    """True, and over long ago: shown beside our vote it would never be found again."""
+    alone = Alone(unheard="d")
+    vote = sign_vote(
+        alone.stage.keys["a"].sign, value_of(alone.stage.lock(), alone.stage.manifest), 0
+    )
+    statement = alone.stage.statement_of(attempt=0)
+    statement.round = statement.plan.round = 9
+    of_another = alone.stage.lock(Known.of(statement)).message
+    with refused("shows another round's lock"):
+        alone.hears("d", pb.Remembered(round=1, vote=vote, lock=of_another))
+    assert alone.state.vote == vote
+    assert not alone.machine._owes(alone.state)
+
+
+def test_who_has_voted_under_a_manifest_that_it_lacks_promises_nothing_until_it_is_here() -> None:
+    """Its next promise, by an older one, would hide the lock that it can't read yet."""
+    alone = Alone(unheard="d")
+    newer = replace(alone.stage.manifest, version=2)
+    stage = Stage(manifest=newer)
+    lock = stage.lock(stage.statement(attempt=1))
+    vote = sign_vote(stage.keys["a"].sign, value_of(lock, newer), 1)
+    with refused("manifest 2, which is not known here"):
+        alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
+    alone.begins()
+    for _ in range(4):
+        assert not sent(alone.goes_on(), pb.Promised)
+    said = [one.message for one in alone.machine.wished if isinstance(one, do.Progress)]
+    assert any("went back behind manifest 2" in message for message in said)
+    alone.world.manifests[2] = newer
+    alone.takes(do.ManifestChanged(newer))
+    assert alone.state.lock == lock.message, "read as soon as it can be, whoever is there to ask"
+    assert not alone.machine._owes(alone.state)
+
+
 def test_a_site_that_was_only_restarted_is_told_its_promise_and_goes_on() -> None:
     """What it is told is on its disk: nothing went back."""
     alone = Alone()
