@@ -297,11 +297,8 @@ class Recalling(RunInForce):
         vote, under = message.vote, message.vote.body.manifest_version
         must_be(vote.site == self.site, sender, "remembers another's vote")
         if under > self._manifests.newest.version:  # that it was we who cast it can be seen
-            by = pb.Signature(
-                site=vote.site, signature=vote.signature, certificate=vote.certificate
-            )
             payload = vote_payload(vote.body, vote.attempt)
-            self._keys.verify(payload, by, self.manifest, past=True)
+            self._keys.verify(payload, signature_of(vote), self.manifest, past=True)
         else:
             self._verify_vote(vote)
         if vote.body.round != self._round:
