@@ -105,8 +105,8 @@ class Recalling(RunInForce):
         if answer.round == self._round:
             self._remember(sender, answer)
         self._emit(do.Send(sender, answer))
-        if answer.HasField("promise") and self._active and self.durable.signed_run is not None:
-            # Forgotten, it would keep the attempt that it has promised waiting.
+        if self.durable.signed_run is not None:
+            # What it has missed of runs, or forgotten: one that was stopped it would begin again.
             self._emit(do.Send(sender, self.wish))
         if sender in self._unanswered:
             self._emit(do.Send(sender, pb.Recall(round=self._round)))

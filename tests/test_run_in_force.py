@@ -214,3 +214,11 @@ def test_an_attempt_in_which_nobody_has_work_yet_is_over_with_its_run(by: str) -
     said = [(one.phase, one.message) for one in effects if isinstance(one, do.Progress)]
     assert [phase for phase, _ in said] == ["failed", "waiting"]
     assert all(f"{by} has stopped the run" in message for _, message in said)
+
+
+def test_a_site_that_starts_is_told_of_runs_whatever_it_has_promised() -> None:
+    """While it was away one was stopped, perhaps, which it would begin again."""
+    alone = Alone()
+    alone.begins()
+    effects = alone.hears("c", pb.Recall(round=1))
+    assert [send.body for send in sent(effects, pb.RunWish)] == [pb.RunWish(run=alone.stage.run)]

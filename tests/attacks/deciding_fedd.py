@@ -14,6 +14,7 @@ import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,24 @@ def weakening(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     return [*effects, *(do.Send(site, wish) for site in others(liar))]
 
 
+heard_runs: dict[bytes, pb.Signed] = {}
+
+
+def said_again(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
+    """Row 12: every run that a person has ever asked for, again and again."""
+    if not isinstance(event, do.Received):
+        return effects
+    known = liar.durable.signed_run
+    if known is not None:
+        heard_runs.setdefault(known.body, known)
+    if isinstance(event.body, pb.RunWish):
+        return effects  # a wish is answered by a wish
+    old = [signed for body, signed in heard_runs.items() if known is None or body != known.body]
+    # One at a time: of several that wait for a peer the last one takes the others' place.
+    wishes = [do.Send(site, pb.RunWish(run=random.choice(old))) for site in others(liar) if old]
+    return [*effects, *wishes]
+
+
 def cheap_loss(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 14: the version is the true one, its loss and next clip norm are what we like."""
     leading = liar._coordination
@@ -373,6 +392,7 @@ LIES: dict[str, Callable[[Protocol, do.Event, Effects], Effects]] = {
     "pre-empting": pre_empting,
     "for one alone": for_one_alone,
     "weakening": weakening,
+    "said again": said_again,
     "cheap loss": cheap_loss,
     "other loss": other_loss,
     "nobody's run": nobodys_run,
@@ -447,6 +467,11 @@ def without_comparison_of_runs() -> None:
     runs.weakens = lambda *_: ""
 
 
+def without_what_is_over() -> None:
+    """Nobody remembers which runs were over."""
+    runs.last_over = lambda *_: None
+
+
 def without_newest_certificate() -> None:
     """A certificate that a site has replaced is as good as the new one."""
     membership.Signatures._must_be_current = lambda *_: None  # type: ignore[method-assign]
@@ -471,6 +496,7 @@ DEFENCES: dict[str, Callable[[], None]] = {
     "patience": without_patience,
     "company": without_company,
     "weakening": without_comparison_of_runs,
+    "what is over": without_what_is_over,
     "newest certificate": without_newest_certificate,
     "signed runs": without_signed_runs,
 }

@@ -455,7 +455,7 @@ BUGS = (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
-    Bug("what was stopped begins again", "takes up run", 300, (
+    Bug("what was stopped begins again", "takes up ", 300, (
         (runs, "last_over", _nothing),), draw_with_liar),
 )  # fmt: skip
 

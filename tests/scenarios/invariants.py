@@ -97,7 +97,8 @@ class Watch:
         self._prepared: dict[tuple[int, int, int], int] = {}
         self._seen: set[bytes] = set()
         self._front: dict[int, int] = {}  # round -> the latest attempt that an honest site is in
-        self._over: dict[str, tuple[int, int]] = {}  # the last run that each has known to be over
+        # The last run that each site has known to be over, and who asked for it.
+        self._over: dict[str, tuple[tuple[int, int], str]] = {}
         self._made: dict[bytes, bytes] = {}  # sum -> the version that honest sites make of it
         self._bundles: dict[tuple[bytes, bytes], pb.Bundle] = {}  # by its digest, and its run's
         self._uploads: dict[tuple[str, int, int], Upload] = {}
@@ -163,15 +164,16 @@ class Watch:
     def _stays_over(self, site: str, durable: do.Durable) -> None:
         """Whatever is said again: a site takes up no run below one that was over."""
         run = durable.run
-        if site in self.liars or run is None:
+        if site in self.liars or site in self.restored or run is None:
             return
         number = run.generation, run.target_round
-        if run.target_round <= durable.head_round:
-            if all(manifest.enabled(run.requested_by) for manifest in self._manifests.values()):
-                self._over[site] = max(number, self._over.get(site, number))
-        else:
-            last = self._over.get(site, number)
-            claim(number >= last, f"{site}: takes up run {number}, and {last} was over")
+        last = self._over.get(site)
+        if last is not None and not all(m.enabled(last[1]) for m in self._manifests.values()):
+            last = None  # nobody could be told of it
+        if run.target_round > durable.head_round:
+            claim(last is None or number >= last[0], f"{site}: takes up {number} behind {last}")
+        elif last is None or number > last[0]:
+            self._over[site] = number, run.requested_by
 
     def _lock_only_rises(self, site: str, before: pb.RoundState, now: pb.RoundState) -> None:
         if not before.HasField("lock"):
