@@ -224,9 +224,7 @@ class Recalling(RunInForce):
     def _read_again(self) -> None:
         """Another manifest is here: what could not be read without it may be read now."""
         for sender, message in list(self._unread.items()):
-            if self._lacks_manifest(self.durable.state):
-                return
-            del self._unread[sender]
+            del self._unread[sender]  # kept again, where it lacks another one still
             try:
                 self._take_back(sender, message)
             except (RemoteProtocolError, CertificateError) as error:

@@ -344,15 +344,21 @@ def test_a_lock_of_another_round_is_not_owed() -> None:
     assert not alone.machine._owes(alone.state)
 
 
-def test_who_has_voted_under_a_manifest_that_it_lacks_promises_nothing_until_it_is_here() -> None:
+@pytest.mark.parametrize("told", ["vote", "promise"])
+def test_who_has_signed_under_a_manifest_that_it_lacks_promises_nothing_until_it_is_here(
+    told: str,
+) -> None:
     """Its next promise, by an older one, would hide the lock that it can't read yet."""
     alone = Alone(unheard="d")
     newer = replace(alone.stage.manifest, version=2)
     stage = Stage(manifest=newer)
     lock = stage.lock(stage.statement(attempt=1))
     vote = sign_vote(stage.keys["a"].sign, value_of(lock, newer), 1)
+    answer = pb.Remembered(round=1, vote=vote, lock=lock.message)
+    if told == "promise":
+        answer = pb.Remembered(round=1, promise=stage.promised("a", 2, lock=lock))
     with refused("manifest 2, which is not known here"):
-        alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
+        alone.hears("d", answer)
     alone.begins()
     for _ in range(4):
         assert not sent(alone.goes_on(), pb.Promised)

@@ -10,7 +10,7 @@ from peers.certificates import CertificateError
 from peers.signing import Kind, sign
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, refused, sent
-from tests.simulation import FEDERATION
+from tests.simulation import FEDERATION, World
 
 
 def wished(
@@ -141,7 +141,7 @@ def test_of_runs_that_were_stopped_none_comes_back_whoever_says_it_again() -> No
     for said in (strong, stop, weak):
         alone.hears(said.site, pb.RunWish(run=said))
         assert alone.machine.durable.signed_run == said
-    for again in (strong, stop):
+    for again in (strong, stop, wished(alone, "b", 1, less=True)):
         [answer] = sent(alone.hears("c", pb.RunWish(run=again)), pb.RunWish)
         assert answer.body == pb.RunWish(run=weak, over=stop), "c hears how things stand"
     alone.hears("b", pb.RunWish(run=end))
@@ -174,6 +174,8 @@ def test_what_is_over_is_learned_beside_a_run_that_stands_over_it() -> None:
     assert not sent(alone.hears("c", pb.RunWish(run=weak, over=stop)), pb.RunWish), "once"
     alone.hears("b", pb.RunWish(run=strong))
     assert alone.machine.durable.signed_run == weak
+    alone.hears("b", pb.RunWish(run=weak, over=wished(alone, "b", 1, target=0)))
+    assert alone.state.over == stop, "nor does an older stop take its place"
 
 
 def test_what_is_over_elsewhere_and_not_here_yet_is_no_stop() -> None:
@@ -222,3 +224,25 @@ def test_a_site_that_starts_is_told_of_runs_whatever_it_has_promised() -> None:
     alone.begins()
     effects = alone.hears("c", pb.Recall(round=1))
     assert [send.body for send in sent(effects, pb.RunWish)] == [pb.RunWish(run=alone.stage.run)]
+
+
+def test_what_is_over_is_remembered_from_round_to_round() -> None:
+    world = World(sites=4, seed=1, faulty_sites=1, min_participants=3)
+    world.train("a", rounds=50)
+    old = world.disks["a"].durable.signed_run
+    assert old is not None
+    world.run_until_committed(1)
+    world.stop("b")
+    world.run_for(60.0)
+    world.training.min_participants = 2
+    world.train("c", rounds=3)
+    head = world.disks["d"].durable.head_round
+    for round_ in (head + 1, head + 2):
+        world.run_until_committed(round_)
+        machine = world.site("d")
+        answers = []
+        for _ in range(2):
+            effects = machine.step(do.Received("b", pb.RunWish(run=old)), world.now)
+            answers += sent(effects, pb.RunWish)
+        assert machine.run is not None and machine.run.requested_by == "c"
+        assert len(answers) == 1, "and said once a round"

@@ -99,6 +99,17 @@ def test_anybody_may_stop_a_run_however_strong_it_is() -> None:
     assert not stands(strong, stop, 3)
 
 
+def test_of_two_that_are_over_the_later_one_counts_and_none_of_a_site_that_was_expelled() -> None:
+    first = asked(None, "a", 2)
+    later = asked(first, "z", 1, by="doom")
+    one, other = (pb.Signed(body=run.SerializeToString()) for run in (first, later))
+    gone = FederationManifest("woods", 2, tuple(s for s in MANIFEST.sites if s.id != "doom"), 1)
+    for known, over in ((one, other), (other, one)):
+        head = do.Durable(3, bytes(32), state=pb.RoundState(over=over), signed_run=known)
+        assert runs.last_over(head, MANIFEST) == other
+        assert runs.last_over(head, gone) == one
+
+
 @pytest.mark.parametrize("generation", [runs.FARTHEST + 1, 2**62])
 def test_a_number_that_nobody_could_follow_is_no_run(generation: int) -> None:
     """A run of the last number there is could never be stopped, nor followed."""
