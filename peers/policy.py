@@ -106,7 +106,7 @@ def weakening(new: pb.TrainingPlan, old: pb.TrainingPlan) -> str:
     if not changes:
         return ""
     return (
-        "the plan weakens what an unfinished run of another site protects; keep that, or stop "
+        "the plan weakens what an unfinished run protects; keep that, or stop "
         "the run first (fedctl train --stop): "
         + "; ".join(f"{name} from {before} to {after}" for name, before, after in changes)
     )

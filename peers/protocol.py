@@ -230,7 +230,8 @@ class Protocol(Attending):
         was_active, by = self._active, run.requested_by
         under_way = self._part is not None or self._coordination is not None
         self._keep_run(signed, runs.last_over(self.durable, self.manifest))
-        if not self._active and not under_way and not self._pace.idle and not self._pace.over:
+        entered = self.durable.promised >= 0 and not self._pace.idle and not self._pace.over
+        if not self._active and entered and not under_way:
             self._progress("failed", message=f"{by} has stopped the run")
         if was_active:
             said = f"{by}'s run takes its place: to round {run.target_round}, by its own plan"

@@ -87,16 +87,19 @@ def _rank(run: pb.Run) -> tuple[int, int, str, bytes]:
 
 def last_over(head: do.Durable, manifest: FederationManifest) -> pb.Signed | None:
     """Of the runs that are over here the one that stands over the others."""
-    latest: pb.Signed | None = None
-    for signed in (head.signed_run, head.state.over if head.state.HasField("over") else None):
+    kept = head.state.over if head.state.HasField("over") else None
+    over: list[tuple[pb.Run, pb.Signed]] = []
+    for signed in (head.signed_run, kept):
         run = pb.Run.FromString(signed.body) if signed is not None else None
-        if run is None or run.target_round > head.head_round:
-            continue
-        if not manifest.enabled(run.requested_by):
-            continue  # nobody else would take it
-        if latest is None or _rank(run) > _rank(pb.Run.FromString(latest.body)):
-            latest = signed
-    return latest
+        # Of a site that was expelled nobody else would take it.
+        if (
+            signed
+            and run
+            and run.target_round <= head.head_round
+            and manifest.enabled(run.requested_by)
+        ):
+            over.append((run, signed))
+    return max(over, key=lambda one: _rank(one[0]), default=(None, None))[1]
 
 
 def is_active(head: do.Durable, manifest: FederationManifest) -> bool:
@@ -127,7 +130,8 @@ def requested(
     if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):
         raise RunRefused(refusal)
     target = head.head_round + wish.rounds
-    return following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
+    run = following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
+    return _above_what_is_over(run, head)
 
 
 def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManifest) -> pb.Run:
@@ -135,7 +139,15 @@ def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManife
     if head.run is None or not is_active(head, manifest):
         raise RunRefused("no run is under way")
     run = head.run
-    return following(run, site, run.federation_id, run_id, head.head_round, run.plan)
+    stop = following(run, site, run.federation_id, run_id, head.head_round, run.plan)
+    return _above_what_is_over(stop, head)
+
+
+def _above_what_is_over(run: pb.Run, head: do.Durable) -> pb.Run:
+    """Numbered so that it is taken, also where the run known is not the last one numbered."""
+    last = pb.Run.FromString(head.state.over.body).generation
+    run.generation = max(run.generation, last + 1)
+    return run
 
 
 def following(

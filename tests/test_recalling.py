@@ -260,16 +260,21 @@ def test_what_it_has_made_of_a_sum_a_site_votes_for_and_nothing_else() -> None:
     assert not alone.state.HasField("vote")
 
 
-def test_a_sum_that_it_is_told_late_of_ends_its_part_as_well() -> None:
-    """Its promise of the attempt under way does not name it: it could be drawn anew."""
+def ahead_of_an_answer() -> tuple[Alone, Known]:
+    """In attempt 4, of which it has the bundle, before c answers; the sum of that attempt."""
     alone = Alone(unheard="c")
     alone.begins()
     alone.at_attempt(4)
     bundle = alone.everybody(4)
     alone.hears(lead_of(4), bundle.message)
+    return alone, Known.of(alone.stage.statement_of(bundle, 4))
+
+
+def test_a_sum_that_it_is_told_late_of_ends_its_part_as_well() -> None:
+    """Its promise of the attempt under way does not name it: it could be drawn anew."""
+    alone, known = ahead_of_an_answer()
     old = alone.stage.promised("a", 3, stated=alone.stage.statement(attempt=1))
     alone.hears("c", pb.Remembered(round=1, promise=old))
-    known = Known.of(alone.stage.statement_of(bundle, 4))
     assert not sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
     assert alone.promised == 5
 
@@ -279,16 +284,11 @@ def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
     shown: bool,
 ) -> None:
     """It has gone on by then, and promised without the lock: it states and votes for nothing."""
-    alone = Alone(unheard="c")
-    alone.begins()
-    alone.at_attempt(4)
-    bundle = alone.everybody(4)
-    alone.hears(lead_of(4), bundle.message)
+    alone, known = ahead_of_an_answer()
     lock = alone.stage.lock(alone.stage.statement(attempt=1))
     old = alone.stage.promised("a", 3, lock=lock)
     effects = alone.hears("c", pb.Remembered(round=1, promise=old if shown else bare(old)))
     assert any(isinstance(one, do.WentBack) for one in effects)
-    known = Known.of(alone.stage.statement_of(bundle, 4))
     assert not sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
     other = alone.stage.lock(known)
     alone.hears(lead_of(4), pb.Proven(round=1, attempt=4, lock=other.message))
@@ -303,12 +303,7 @@ def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
 def test_whatever_else_it_is_told_late_it_votes_for_nothing_behind_what_hides_a_lock(
     told: str, certified: int
 ) -> None:
-    alone = Alone(unheard="c")
-    alone.begins()
-    alone.at_attempt(4)
-    bundle = alone.everybody(4)
-    alone.hears(lead_of(4), bundle.message)
-    known = Known.of(alone.stage.statement_of(bundle, 4))
+    alone, known = ahead_of_an_answer()
     lock = alone.stage.lock(alone.stage.statement(attempt=certified))
     signs = alone.stage.keys["a"].sign
     answer = pb.Remembered(round=1, lock=lock.message)

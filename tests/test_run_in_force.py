@@ -246,3 +246,16 @@ def test_what_is_over_is_remembered_from_round_to_round() -> None:
             answers += sent(effects, pb.RunWish)
         assert machine.run is not None and machine.run.requested_by == "c"
         assert len(answers) == 1, "and said once a round"
+
+
+def test_a_stop_fails_no_attempt_that_was_never_entered() -> None:
+    """A site that has just started waits a moment before it takes part again."""
+    alone = Alone()
+    alone.begins()
+    head = alone.machine.durable
+    alone.world.disks["a"].durable = do.Durable(
+        head.head_round, head.head_digest, signed_run=head.signed_run
+    )
+    alone.restarts()
+    effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    assert [one.phase for one in effects if isinstance(one, do.Progress)] == ["waiting"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from peers import effects as do
 from peers import runs
 from peers.manifest import FederationManifest, ManifestSite
+from peers.policy import Policy
 from proto import federation_pb2 as pb
 
 PLAN = pb.TrainingPlan(local_epochs=1, min_participants=3)
@@ -108,6 +109,22 @@ def test_of_two_that_are_over_the_later_one_counts_and_none_of_a_site_that_was_e
         head = do.Durable(3, bytes(32), state=pb.RoundState(over=over), signed_run=known)
         assert runs.last_over(head, MANIFEST) == other
         assert runs.last_over(head, gone) == one
+
+
+def test_what_a_person_asks_for_is_numbered_above_what_is_over() -> None:
+    """That of a site which was expelled and is back counts again: it would be put aside, unsaid."""
+    known, later = asked(None, "a", 9), asked(None, "z", 1, by="doom")
+    later.generation = 10
+    kept = pb.RoundState(over=pb.Signed(body=later.SerializeToString()))
+    head = do.Durable(
+        3, bytes(32), state=kept, signed_run=pb.Signed(body=known.SerializeToString())
+    )
+    assert runs.stopped("stop", head, "alder", MANIFEST).generation == 11
+    over = replace(head, head_round=9)
+    wish = do.RunRequested("run", 2, PLAN)
+    run = runs.requested(wish, over, "alder", Policy(2, 9), MANIFEST)
+    assert run.generation == 11
+    assert runs.stands_over(run, over.run, 9, MANIFEST, over=later)
 
 
 @pytest.mark.parametrize("generation", [runs.FARTHEST + 1, 2**62])

@@ -408,8 +408,9 @@ async def test_a_run_that_a_person_has_stopped_is_not_said_again(
         await ask(live.sites["cedar"], 100, privacy)
         await heads(live, FOUR, 1)
         await alder.stub.StopTraining(control.StopTrainingRequest(), timeout=60)
-        while (await birch.status()).run.requested_by != "alder":
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(200):
+            while (await birch.status()).run.requested_by != "alder":
+                await asyncio.sleep(0.1)
         target = await ask(alder, 20)
         if without:
             async with asyncio.timeout(200):
