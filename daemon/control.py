@@ -386,6 +386,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
                 *warnings(expiries(node.identity, node.trust, seen)),
                 *filter(None, [node.protocol.waiting_manifest, node.unbooked.warning]),
                 *shut_out(node.identity.site_id, node.manifest, seen),
+                *unverified(node.unverified, node.protocol.head_round, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )
@@ -545,6 +546,19 @@ def shut_out(
         f"this site is disabled in manifest {version} (said by {', '.join(peers)}): it takes "
         "part in no round until the federation's keeper signs one that enables it"
         for version, peers in sorted(said.items())
+    ]
+
+
+def unverified(
+    causes: Mapping[str, str], head_round: int, seen: Mapping[str, PeerStatistics]
+) -> list[str]:
+    """Whose later rounds can't be taken here, and why: it lies, or this site is cut off."""
+    return [
+        f"the rounds of {site}, which says that it is at {seen[site].head_round}, do not verify "
+        f"here: {cause}; where those of the others do neither, compare the manifests "
+        "(`fedctl manifest show`)"
+        for site, cause in sorted(causes.items())
+        if site in seen and seen[site].head_round > head_round
     ]
 
 

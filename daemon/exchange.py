@@ -67,7 +67,8 @@ _DRAWS_KEPT = 4
 
 _RETRY_S = 5.0
 _NOTHING_CAME_S = 1.5
-_REFUSED = (PeerError, CertificateError, ManifestError)
+_WRONG = (RemoteProtocolError, CertificateError, ManifestError)
+_REFUSED = (PeerError, *_WRONG)
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ class Exchange:
         self._fetching: set[bytes] = set()
         self._active_pulls: set[Path] = set()
         self._asked: set[str] = set()  # whose certificates are on their way
+        # By the site, since somebody last gave any that count: what is wrong with its own.
+        self.unverified: dict[str, str] = {}
 
     # ---- versions ----------------------------------------------------------------
 
@@ -301,12 +304,15 @@ class Exchange:
                 await self._extend(chain, site, effect.after, transport)
             except _REFUSED as error:
                 log.info("certificates not fetched", peer=site, cause=str(error))
+                if isinstance(error, _WRONG):
+                    self.unverified[site] = str(error)
             except (OSError, StoreError) as error:
                 log.warning("certificates not fetched: our disk", cause=str(error))
                 return
             finally:
                 self._asked.discard(site)
             if len(chain) > held:
+                self.unverified.clear()
                 await self._feed(do.CertificatesArrived(site, tuple(chain)))
 
     def _whom_to_ask(self, effect: do.FetchCertificates, transport: Transport) -> list[str]:

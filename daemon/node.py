@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 from typing import Protocol as Shape
@@ -182,6 +182,11 @@ class Node:
             await self.listening.wait()
             await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
+
+    @property
+    def unverified(self) -> Mapping[str, str]:
+        """By the site: why the rounds that it has and we lack do not count here."""
+        return self._exchange.unverified
 
     @property
     def last_error(self) -> str:

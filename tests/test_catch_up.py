@@ -20,6 +20,7 @@ import pytest
 
 from config.settings import load
 from daemon import exchange as exchange_module
+from daemon.control import unverified
 from daemon.exchange import Exchange, Folders
 from daemon.membership import Membership
 from daemon.store import Store
@@ -299,8 +300,14 @@ async def test_a_peer_that_lies_is_passed_over(federation: Federation, attack: s
             beta.inbox.shelf[pb.CERTIFICATES] = lies[attack]
         else:
             await beta.transport.stop(grace=0)
+        await catch_up(alpha, "beta", beta=8)
+        assert not alpha.events
+        told = unverified(alpha.exchange.unverified, 0, {"beta": PeerStatistics(head_round=8)})
+        assert bool(told) == (attack != "silent"), "who gives nothing may come back"
+        assert all("the rounds of beta, which says that it is at 8, do not" in t for t in told)
         await catch_up(alpha, "beta", beta=8, gamma=8)
         assert arrived(alpha) == list(range(1, 9))
+        assert not alpha.exchange.unverified, "it is not held against one that has come on"
 
 
 # ---- manifests ------------------------------------------------------------------------
