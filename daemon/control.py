@@ -386,7 +386,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
                 *warnings(expiries(node.identity, node.trust, seen)),
                 *filter(None, [node.protocol.waiting_manifest, node.unbooked.warning]),
                 *shut_out(node.identity.site_id, node.manifest, seen),
-                *unverified(node.unverified, node.protocol.head_round, seen),
+                *unverified(node.exchange.unverified, node.protocol.head_round, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from typing import Protocol as Shape
@@ -131,7 +131,7 @@ class Node:
         self._said = protocol.durable.state  # in the round under way, as it is on the disk
         self.listening = asyncio.Event()  # the transport is there
         self._journal = Journal(store, self._refuse_waiting)
-        self._exchange = Exchange(
+        self.exchange = Exchange(
             store=store,
             folders=folders,
             shapes=shapes,
@@ -139,7 +139,7 @@ class Node:
             keep_versions=keep_versions,
             feed=self.feed,
         )
-        collection.suspect = self._exchange.suspect_head
+        collection.suspect = self.exchange.suspect_head
         self._work = AttemptWork(
             identity=identity,
             trust=trust,
@@ -178,15 +178,10 @@ class Node:
             started()
             self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers())
-            group.create_task(self._exchange.keep_head_sound(self))
+            group.create_task(self.exchange.keep_head_sound(self))
             await self.listening.wait()
             await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
-
-    @property
-    def unverified(self) -> Mapping[str, str]:
-        """By the site: why the rounds that it has and we lack do not count here."""
-        return self._exchange.unverified
 
     @property
     def last_error(self) -> str:
@@ -374,10 +369,10 @@ class Node:
             case do.ApplySum():
                 self._start(effect, effect, "open", self._work.apply_sum(effect))
             case do.FetchVersion():
-                fetching = self._exchange.fetch_version(effect, self.transport)
+                fetching = self.exchange.fetch_version(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
             case do.FetchCertificates():
-                fetching = self._exchange.fetch_certificates(effect, self.transport)
+                fetching = self.exchange.fetch_certificates(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
             case do.Accuse():
                 await self._at_once(effect, self._accuse(effect))
@@ -477,7 +472,7 @@ class Node:
         await self.unbooked.look()
         if self.privacy.committed():
             self._start_task(self.refresh_situation())
-        await self._exchange.forget_old_versions(
+        await self.exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
         run = self.protocol.run
@@ -545,7 +540,7 @@ class Node:
 
     async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
         """What a peer may pull: committed certificates, model versions by name."""
-        return await self._exchange.source(sender, name)
+        return await self.exchange.source(sender, name)
 
     async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
         """Embeddings near a peer's queries; raises Declined."""
@@ -601,7 +596,7 @@ class Node:
         except* _EXPECTED as group:
             causes = causes_of(group)
             if any(isinstance(cause, VersionError) for cause in causes):
-                self._exchange.suspect_head()
+                self.exchange.suspect_head()
             reason = "; ".join(str(cause) for cause in causes)
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
             told = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
