@@ -44,6 +44,7 @@ TOO_MANY_DRAWS = (
     "collecting them; find out why attempts fail, then at every site fedctl site forget-round "
     "--sums"
 )
+OTHER_RUN = "take part: another run is in force here, or the one of this attempt was stopped"
 RESTARTED = "this site was started while the attempt was under way: it signs nothing in it"
 
 
@@ -138,6 +139,11 @@ class Attending(Recalling):
             self._note(pb.TWO_PROMISES, signed)
         if message.HasField("stated"):
             self._note(pb.TWO_STATEMENTS, message.stated)
+        if self._is_of_another_run(bundle):
+            lost = pb.AttemptFailed(round=self._round, attempt=message.attempt, reason=OTHER_RUN)
+            self._emit(do.Send(sender, lost))
+            self._progress("waiting", message=f"{self.site} could not {OTHER_RUN}")
+            return
         self._bundle = bundle
         for site, promise in sorted(bundle.promises.items()):
             if promise.reason and not promise.willing and site != self.site:
@@ -147,6 +153,14 @@ class Attending(Recalling):
             self._take_plan(sender, bundle)
         if self._state_early is not None:
             self._on_state(sender, self._state_early)
+
+    def _is_of_another_run(self, bundle: Bundle) -> bool:
+        """Whether it begins what the run in force does not ask for.
+
+        What was promised by a run that was stopped since may be shown at any later time.
+        """
+        ours = self.durable.signed_run
+        return bundle.lock is None and (ours is None or bundle.run_digest != name_of(ours))
 
     def _take_plan(self, sender: str, bundle: Bundle) -> None:
         """Derive the plan, and take our part in it unless our policy is against it."""

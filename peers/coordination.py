@@ -83,11 +83,6 @@ class Coordination(Preparing):
                 return self.voted(message, now)
 
     @property
-    def is_before_the_sum(self) -> bool:
-        """Whether sites still train, or promise: nothing that was disclosed is given up."""
-        return self.phase in ("prepare", "plan", "train")
-
-    @property
     def stating(self) -> Known | None:
         """What sites are asked to sign, or have."""
         return self._tally.known

@@ -381,7 +381,10 @@ class Send:
 
 @dataclass(frozen=True)
 class BeginAttempt(OfAttempt):
-    """Forget what belonged to other attempts: spool, keys, training under way."""
+    """Forget what belonged to other attempts: spool, keys, training under way.
+
+    Of an attempt that may never be entered, too: the one under way was left.
+    """
 
 
 @dataclass(frozen=True)

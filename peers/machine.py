@@ -98,7 +98,6 @@ class Machine:
         self._promises: dict[str, Promised] = {}
         self._attempts: dict[str, int] = {}  # the latest that each site has promised
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
-        self._numbered = durable.run.generation if durable.run is not None else 0  # at the start
         self._heard = evidence.Heard()
         self._answered: dict[str, tuple[bytes, bytes]] = {}  # whose run, with which of ours
         self._too_early: list[do.Received] = []
@@ -116,7 +115,6 @@ class Machine:
         self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
         self._recalling: set[str] = set()  # whom we wait for
         self._unanswered: set[str] = set()  # who may answer yet, later than that
-        self._unread: dict[str, pb.Remembered] = {}  # told of a manifest that is not here yet
         self._ahead: set[str] = set()  # who has said that it is in a later round
         self._recall_until = math.inf
 
@@ -162,6 +160,12 @@ class Machine:
         """Nothing of an earlier attempt counts any more."""
         self._coordination = self._bundle = self._plan = self._part = None
         self._question = self._pending = self._state_early = self._scaled = None
+
+    def _drop(self) -> None:
+        """Leave the attempt; what is trained, hidden or sent for it ends at once."""
+        if self._plan is not None:
+            self._emit(do.BeginAttempt(self._round, self.durable.promised + 1))
+        self._leave()
 
     # ---- evidence ----------------------------------------------------------------
 

@@ -58,6 +58,7 @@ MESSAGE_BYTES: Final = 2 * MIB  # what the transport parses at most, frames incl
 TEXT_LENGTH: Final = 500
 MAX_SITES: Final = 256
 MAX_COMPARED: Final = 64
+MANIFESTS_A_ROUND: Final = 16  # one step a round; before the first one any that a site has seen
 
 # A training loss is clipped to 64 before it is shared; far above that is nonsense.
 _LOSS_MAX: Final = 1000.0
@@ -419,9 +420,13 @@ _RULES: dict[type[Message], dict[str, Rule | Part]] = {
         "applied": _all(0, MAX_SITES),
         "tried": _ATTEMPT,
         "drawn": _all(0, 8 * MAX_SITES),
-        **dict.fromkeys(("began", "lock_named", "sum_named", "signed_under"), _COUNT),
-        "over": Part("optional"),
+        **dict.fromkeys(("began", "lock_named", "sum_named"), _COUNT),
+        "signed_under": each(_COUNT, 0, MANIFESTS_A_ROUND),
+        "unread": _all(0, MAX_SITES),
+        "over": _all(0, MAX_SITES),
+        "put_aside": _all(0, MAX_SITES),
     },
+    pb.Unread: {"site": _SITE, "remembered": Part()},
     pb.Drawn: {
         "attempt": _ATTEMPT,
         "sites": each(_SITE, 1, MAX_SITES, ordered=True),

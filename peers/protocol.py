@@ -103,6 +103,7 @@ class Protocol(Attending):
         """Begin after a (re)start of the daemon: ask what we have said, and go on."""
         self._now = now
         self._effects = []
+        self._read_again()  # the manifest that was missing may have come with this start
         self._ask()
         if self._active:
             # A moment later, when peers can be reached; unless we hear of progress before.
@@ -213,11 +214,19 @@ class Protocol(Attending):
 
     def _announce(self, run: pb.Run) -> None:
         self._take_run(sign(self._keys, Kind.RUN, run), run)
+        if self.run != run:
+            raise runs.RunRefused(f"it does not take the place of {runs.in_words(self.run)}")
 
     def _on_wish(self, sender: str, wish: pb.RunWish) -> None:
-        if wish.HasField("over") and (run := self._new_over(sender, wish.over)) is not None:
-            self._take_run(wish.over, run)
+        refused: Exception | None = None
+        try:
+            if wish.HasField("over") and (run := self._new_over(sender, wish.over)) is not None:
+                self._take_run(wish.over, run)
+        except (RemoteProtocolError, CertificateError) as error:
+            refused = error  # of a site, perhaps, that is not in our manifest: the run is another's
         self._on_run(sender, wish.run)
+        if refused is not None:
+            raise refused
 
     def _on_run(self, sender: str, signed: pb.Signed) -> None:
         """A run that we missed, or that the sender missed."""
@@ -227,24 +236,35 @@ class Protocol(Attending):
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
         if not self._stands_over(run, self.run):
             return
-        was_active, by = self._active, run.requested_by
-        under_way = self._part is not None or self._coordination is not None
-        self._keep_run(signed, runs.last_over(self.durable, self.manifest))
-        entered = self.durable.promised >= 0 and not self._pace.idle and not self._pace.over
-        if not self._active and entered and not under_way:
-            self._progress("failed", message=f"{by} has stopped the run")
+        was_active, entered = self._active, self.durable.promised >= 0 and not self._pace.idle
+        self._keep_run(signed)
         if was_active:
-            said = f"{by}'s run takes its place: to round {run.target_round}, by its own plan"
-            stopped = f"{by} has stopped the run (fedctl train --stop)"
-            self._progress("waiting", message=said if self._active else stopped)
-        if not self._active and self._coordination and self._coordination.is_before_the_sum:
-            self._fail_attempt(f"{by} has stopped the run")
-        if under_way:
-            return  # the attempt goes on: its end decides what is next
-        if self._active and not was_active and not self._pace.part_lost:
+            by, stopped = run.requested_by, "has stopped the run (fedctl train --stop)"
+            said = f"'s run takes its place: to round {run.target_round}, by its own plan"
+            reason = f"{by}{said}" if self._active else f"{by} {stopped}"
+            stays = entered and self._has_stated
+            if entered and not stays and not self._pace.over:
+                self._progress("failed", message=reason)
+                self._fail_attempt(reason)  # where we lead it
+            self._progress("waiting", message=reason)
+            if stays:
+                return  # what we have signed may be opened: the end of the attempt decides
+        if not self._active:
+            self._rest()
+        elif not self._pace.part_lost and (entered or not was_active):
+            self._drop()
             self._go_on_to(max(0, self.durable.promised + 1))
-        elif not self._active:
-            self._pace.nothing()
+
+    @property
+    def _has_stated(self) -> bool:
+        """Whether we have signed what the attempt under way is about, and our part with it.
+
+        A sum without us, shown before we have sent our update, does not make us send it.
+        """
+        signed = [Known.parse(one.body) for one in self.durable.state.statements]
+        stated = [one for one in signed if one.message.attempt == self.durable.promised]
+        ours = any(self.site in one.contributors for one in stated)
+        return bool(stated) and (self._part is None or ours)
 
     # ---- which attempt ---------------------------------------------------------
 
@@ -302,7 +322,7 @@ class Protocol(Attending):
 
     def _rest(self) -> None:
         """The run is over, and so is our part in what it had begun."""
-        self._leave()
+        self._drop()
         self._pace.nothing()
 
     def _enter(self, attempt: int) -> None:
@@ -589,11 +609,10 @@ class Protocol(Attending):
         if last.HasField("report"):
             last = self._as_signed(last)
             commits = (*commits[:-1], last)
-        over = self.durable.state.over if self.durable.state.HasField("over") else None
         durable = Durable(
             body.round,
             body.model_digest,
-            state=pb.RoundState(over=over),
+            state=runs.kept(self.durable.state),
             signed_run=self.durable.signed_run,
         )
         self.durable = durable
@@ -602,8 +621,6 @@ class Protocol(Attending):
         self._leave()
         self._promises.clear()
         self._attempts.clear()
-        self._unanswered.clear()
-        self._unread.clear()
         self._heard.forget()
         self._manifests.new_round(last.certificate)
         self._ground = self._ground_of(0)

@@ -18,10 +18,14 @@ from peers import effects as do
 from peers.certificates import CertificateError, vote_payload
 from peers.errors import RemoteProtocolError
 from peers.machine import LATER_THAN_ANY
+from peers.messages import MANIFESTS_A_ROUND
 from peers.run_in_force import RunInForce
 from peers.signing import Kind, must_be, name_of, read, signature_of
 from peers.statement import HeldLock, Known, read_lock
 from proto import federation_pb2 as pb
+
+# On a busy machine the last of three honest peers answered 0.65 s behind the second.
+GREETED_S = 1.0
 
 FORGOTTEN = (
     "this site's state went back, and of the sites that answer none knows what it has promised: "
@@ -53,7 +57,7 @@ class Recalling(RunInForce):
 
     def _owes(self, state: pb.RoundState) -> bool:
         """Whether we have named what we do not have: our next promise would hide it."""
-        if self._lacks_manifest(state):
+        if self._lacks_manifest(state) or state.unread:
             return True  # what that was can't be read yet
         locked, stated = self._locked_in(state) + 1, stated_last(state) + 1
         return locked < state.lock_named or stated < state.sum_named
@@ -63,14 +67,15 @@ class Recalling(RunInForce):
         state = self.durable.state
         if not self._lacks_manifest(state):
             return FORGOTTEN
+        lacked = ", ".join(str(v) for v in state.signed_under if self._manifests.lacks(v))
         return (
-            f"this site's state went back behind manifest {state.signed_under}, under which it has "
-            "signed in this round: it stands still until that one is installed (SIGHUP)"
+            f"this site's state went back behind manifest {lacked}, under which it has signed in "
+            "this round: it stands still until that one is installed (SIGHUP)"
         )
 
     def _lacks_manifest(self, state: pb.RoundState) -> bool:
         """Whether we have signed something under one that our state, put back, does not have."""
-        return state.signed_under > self._manifests.newest.version
+        return any(self._manifests.lacks(version) for version in state.signed_under)
 
     def _locked_in(self, state: pb.RoundState) -> int:
         """The attempt of the lock that counts; -1: there is none."""
@@ -86,6 +91,10 @@ class Recalling(RunInForce):
     def _ask_again(self) -> None:
         """Another round begins: its disk, put back, may be of a round that comes later yet."""
         self._told_by.clear()
+        self._unanswered.clear()
+        self._recalling.clear()
+        self._ahead.clear()
+        self._recall_until = math.inf
         self._since = LATER_THAN_ANY if self._asks else 0
         if self._asks:
             self._ask()
@@ -158,8 +167,9 @@ class Recalling(RunInForce):
             self._recalled()
         elif len(self._recalling) <= others - (self.manifest.quorum - 1):
             # Of those who have answered all but one may know nothing, and that one lie. Half
-            # of what a coordinator waits for the last promises: we are to be among them.
-            moment = self._timing.straggler(0) / 2
+            # of what a coordinator waits for the last promises: we are to be among them. But
+            # peers that greet one another again take a moment, whatever the deadlines are.
+            moment = max(GREETED_S, self._timing.straggler(0) / 2)
             self._recall_until = min(self._recall_until, self._now + moment)
 
     def _recall_over(self) -> None:
@@ -185,6 +195,9 @@ class Recalling(RunInForce):
         told: list[tuple[int, str]] = []
         state = pb.RoundState()
         state.CopyFrom(self.durable.state)
+        others = [one for one in state.unread if one.site != sender]
+        del state.unread[:]
+        state.unread.extend(others)
         refused: Exception | None = None
         shown = message.promise
         takes: list[Callable[[], list[tuple[int, str]]]] = [
@@ -202,7 +215,7 @@ class Recalling(RunInForce):
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
         if self._lacks_manifest(state):
-            self._unread[sender] = message
+            state.unread.add(site=sender, remembered=message)
         if _is_hidden(self.durable.state, state):
             # The attempt under way goes by a promise that does not tell: we do nothing in it.
             told.append((self.durable.promised + 1, "named a lock or a sum in an earlier promise"))
@@ -223,12 +236,11 @@ class Recalling(RunInForce):
 
     def _read_again(self) -> None:
         """Another manifest is here: what could not be read without it may be read now."""
-        for sender, message in list(self._unread.items()):
-            del self._unread[sender]  # kept again, where it lacks another one still
+        for one in list(self.durable.state.unread):  # kept again, where it lacks another one still
             try:
-                self._take_back(sender, message)
+                self._take_back(one.site, one.remembered)
             except (RemoteProtocolError, CertificateError) as error:
-                self._progress("waiting", message=f"of what {sender} remembers: {error}")
+                self._progress("waiting", message=f"of what {one.site} remembers: {error}")
 
     def _make_whole(self, state: pb.RoundState, promised: int) -> None:
         """A promise that was told is repeated with what it names, or not at all."""
@@ -275,7 +287,7 @@ class Recalling(RunInForce):
             state.lock_named = max(state.lock_named, promise.lock.attempt + 1)
         if promise.HasField("stated"):
             state.sum_named = max(state.sum_named, promise.stated.attempt + 1)
-        state.signed_under = max(state.signed_under, promise.manifest_version)
+        _add_version(state, promise.manifest_version)
         if not state.began or promise.manifest_version < state.began:
             state.began = promise.manifest_version
         self._manifests.began_under(promise.manifest_version)
@@ -294,14 +306,14 @@ class Recalling(RunInForce):
             return []
         vote, under = message.vote, message.vote.body.manifest_version
         must_be(vote.site == self.site, sender, "remembers another's vote")
-        if under > self._manifests.newest.version:  # that it was we who cast it can be seen
+        if self._manifests.lacks(under):  # that it was we who cast it can be seen
             payload = vote_payload(vote.body, vote.attempt)
             self._keys.verify(payload, signature_of(vote), self.manifest, past=True)
         else:
             self._verify_vote(vote)
         if vote.body.round != self._round:
             return []
-        state.signed_under = max(state.signed_under, under)
+        _add_version(state, under)
         # Read before it is owed: what is no lock, nobody could ever show.
         shown = [self._read(lock) for lock in (message.promise.lock, message.lock)]
         if any(lock is not None and lock.name.attempt >= vote.attempt for lock in shown):
@@ -339,6 +351,7 @@ class Recalling(RunInForce):
         must_be(signed.site == self.site, sender, "remembers another's statement")
         if statement.round != self._round:
             return []
+        _add_version(state, statement.manifest_version)
         attempt = statement.attempt
         if statement.kind == pb.SUM and attempt > stated_last(state):
             state.stated.CopyFrom(signed)
@@ -362,6 +375,10 @@ def _is_hidden(before: pb.RoundState, told: pb.RoundState) -> bool:
     # A lock of this attempt was voted for behind the promise.
     hides_lock = locked < told.lock_named <= promise.attempt
     return hides_lock or summed < told.sum_named <= promise.attempt
+
+
+def _add_version(state: pb.RoundState, version: int) -> None:
+    state.signed_under[:] = sorted({*state.signed_under, version})[-MANIFESTS_A_ROUND:]
 
 
 def stated_last(state: pb.RoundState) -> int:

@@ -36,10 +36,12 @@ class RunInForce(Machine):
         run = self._read_run(sender, signed)
         if run.target_round > self.head_round:
             return None  # we are behind; once we are not, it is told again
+        if self._is_far(run):
+            return None
         if self._stands_over(run, self.run):
             return run
         if ours is not None and self._stands_over(run, None):
-            self._keep_run(ours, over=signed)
+            self._keep_run(ours, signed)
         return None
 
     def _new_run(self, sender: str, signed: pb.Signed) -> pb.Run | None:
@@ -51,17 +53,19 @@ class RunInForce(Machine):
         run = self._read_run(sender, signed)
         if known is not None and known.body == signed.body:
             return None
-        if self._stands_over(run, self.run):
+        far = self._is_far(run)
+        if not far and self._stands_over(run, self.run):
             return run
+        gone = far or not self._stands_over(run, None)
+        # Once: two that know other rounds or manifests, and take neither's, would not end.
+        pair = (signed.body, known.body if known is not None else b"")
+        again, self._answered[sender] = self._answered.get(sender) == pair, pair
+        if far and not again:
+            self._progress("waiting", message=_too_far(run, self.run))
         if known is None or self.run is None:
             return None
-        gone = not self._stands_over(run, None)
-        if gone or self._stands_over(self.run, run):
-            # Once: two that know other rounds or manifests, and take neither's, would not end.
-            pair = (signed.body, known.body)
-            if self._answered.get(sender) != pair:
-                self._answered[sender] = pair
-                self._emit(Send(sender, self.wish))
+        if (gone or self._stands_over(self.run, run)) and not again:
+            self._emit(Send(sender, self.wish))
         why = runs.weakens(run, self.run, self.head_round, self.manifest)
         if why and not gone:
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
@@ -77,17 +81,29 @@ class RunInForce(Machine):
         return run
 
     def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
-        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
-        usual = max(self._numbered, reached(told, self.manifest.tolerated))
         over = runs.last_over(self.durable, self.manifest)
         last = pb.Run.FromString(over.body) if over is not None else None
-        return runs.stands_over(run, known, self.head_round, self.manifest, over=last, usual=usual)
+        aside = [pb.Run.FromString(one.body) for one in self.durable.state.put_aside]
+        return runs.stands_over(
+            run, known, self.head_round, self.manifest, over=last, put_aside=aside
+        )
 
-    def _keep_run(self, signed: pb.Signed, over: pb.Signed | None) -> None:
+    def _is_far(self, run: pb.Run) -> bool:
+        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
+        usual = max(0, reached(told, self.manifest.tolerated))
+        return runs.is_far(run, usual)
+
+    def _keep_run(self, signed: pb.Signed, *over: pb.Signed) -> None:
         """It goes to all: sites that know of different runs share no attempt."""
-        state = pb.RoundState()
-        state.CopyFrom(self.durable.state)
-        if over is not None:
-            state.over.CopyFrom(over)
+        state = runs.left_behind(self.durable, self.manifest, signed, *over)
         self._persist(replace(self.durable, signed_run=signed, state=state))
         self._tell_others(self.wish)
+
+
+def _too_far(run: pb.Run, known: pb.Run | None) -> str:
+    ours = known.generation if known is not None else 0
+    return (
+        f"the run of {run.requested_by} is not taken: it is number {run.generation}, ours is "
+        f"{ours}, and no second site has told of such a one. Who lies numbers runs like that; "
+        "a site that goes by it forgets it with fedctl site forget-round"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from peers import comparison
 from peers import effects as do
 from peers.manifest import FederationManifest
@@ -24,7 +26,7 @@ def stands_over(
     manifest: FederationManifest,
     *,
     over: pb.Run | None = None,
-    usual: int = 0,
+    put_aside: Iterable[pb.Run] = (),
 ) -> bool:
     """Whether ``run`` takes the place of the one known, at every site that sees both alike.
 
@@ -37,19 +39,16 @@ def stands_over(
     Where each weakens what the other protects, the one that came first stays: under any
     other rule a site could choose its run so that it takes over. Stopping is always
     possible, and what is ``over`` (`last_over`) stays over: nobody can say a run again that
-    was stopped, or put aside by one that is over. So a site goes from run to run in one
+    was stopped. Nor one that was ``put_aside`` for the protection of another: that may be
+    numbered below it, and be over. So a site goes from run to run in one
     order, never in a circle. The run of a site that was expelled stands over none of a site
     that takes part.
-    A number that is absurdly far ahead is no run: of what is ``usual`` (what f + 1 sites
-    have reached, one of them honest), or of another site's run that is known. Of its own it
-    does not count, or a site that lies could lead one that hears only from it so far away,
-    step by step, that the others could not follow.
+    A number that is absurdly far ahead (`is_far`) is no run here.
     """
-    others = known is not None and known.requested_by != run.requested_by
-    ours = known.generation if known is not None and others else 0
-    if run.generation > max(usual, ours) + FARTHEST:
-        return False
     if over is not None and _rank(run) <= _rank(over):
+        return False
+    own = [one for one in put_aside if one.requested_by == run.requested_by]
+    if any(_rank(run) <= _rank(one) for one in own):
         return False
     if known is None:
         return can_go_on(run, head_round, manifest)
@@ -65,6 +64,16 @@ def stands_over(
     if weakens(run, known, head_round, manifest):
         return False
     return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))
+
+
+def is_far(run: pb.Run, usual: int) -> bool:
+    """Whether a run of another site is numbered absurdly far ahead of what is usual.
+
+    ``usual``: what f + 1 other sites have reached, one of them honest. No run that is known
+    counts: a site that lies could lead one that hears from nobody else so far away, step by
+    step, that the others could not follow.
+    """
+    return run.generation > usual + FARTHEST
 
 
 def can_go_on(run: pb.Run, head_round: int, manifest: FederationManifest) -> bool:
@@ -85,21 +94,58 @@ def _rank(run: pb.Run) -> tuple[int, int, str, bytes]:
     return run.generation, run.target_round, run.run_id, whole
 
 
+def all_over(head: do.Durable, manifest: FederationManifest, *others: pb.Signed) -> list[pb.Signed]:
+    """Of each site in the manifest the last of its runs that are over here, by name.
+
+    Of each: what one site signs, which may be expelled, hides nothing that another has stopped.
+    """
+    known = [] if head.signed_run is None else [head.signed_run]
+    ended = (
+        one
+        for one in (*known, *head.state.over, *others)
+        if pb.Run.FromString(one.body).target_round <= head.head_round
+    )
+    return last_of_each(ended, manifest)
+
+
+def last_of_each(signed: Iterable[pb.Signed], manifest: FederationManifest) -> list[pb.Signed]:
+    """Of each site that the manifest lists the last one of these runs, by name."""
+    last: dict[str, tuple[pb.Run, pb.Signed]] = {}
+    listed = {site.id for site in manifest.sites}
+    for one in signed:
+        run, site = pb.Run.FromString(one.body), one.site
+        if site in listed and (site not in last or _rank(run) > _rank(last[site][0])):
+            last[site] = run, one
+    return [last[site][1] for site in sorted(last)]
+
+
+def left_behind(
+    head: do.Durable, manifest: FederationManifest, taken: pb.Signed, *over: pb.Signed
+) -> pb.RoundState:
+    """The state of a site that takes a run, with the runs that it never takes again."""
+    state = pb.RoundState()
+    state.CopyFrom(head.state)
+    del state.over[:], state.put_aside[:]
+    state.over.extend(all_over(head, manifest, *over))
+    aside = list(head.state.put_aside)
+    if is_active(head, manifest) and head.signed_run is not None:
+        aside += [head.signed_run] if head.signed_run.body != taken.body else []
+    state.put_aside.extend(last_of_each(aside, manifest))
+    return state
+
+
+def kept(state: pb.RoundState) -> pb.RoundState:
+    """What of a round's state goes on to the next round."""
+    return pb.RoundState(over=state.over, put_aside=state.put_aside)
+
+
 def last_over(head: do.Durable, manifest: FederationManifest) -> pb.Signed | None:
-    """Of the runs that are over here the one that stands over the others."""
-    kept = head.state.over if head.state.HasField("over") else None
-    over: list[tuple[pb.Run, pb.Signed]] = []
-    for signed in (head.signed_run, kept):
-        run = pb.Run.FromString(signed.body) if signed is not None else None
-        # Of a site that was expelled nobody else would take it.
-        if (
-            signed
-            and run
-            and run.target_round <= head.head_round
-            and manifest.enabled(run.requested_by)
-        ):
-            over.append((run, signed))
-    return max(over, key=lambda one: _rank(one[0]), default=(None, None))[1]
+    """Of the runs that are over here the one that stands over the others.
+
+    Not of a site that was expelled: nobody else would take it.
+    """
+    over = [one for one in all_over(head, manifest) if manifest.enabled(one.site)]
+    return max(over, key=lambda one: _rank(pb.Run.FromString(one.body)), default=None)
 
 
 def is_active(head: do.Durable, manifest: FederationManifest) -> bool:
@@ -138,6 +184,11 @@ def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManife
     """The end of the run under way, as a run to where we are. Raises RunRefused."""
     if head.run is None or not is_active(head, manifest):
         raise RunRefused("no run is under way")
+    if not manifest.enabled(site):
+        raise RunRefused(
+            f"manifest {manifest.version} does not let this site take part: stop the run at "
+            "another site"
+        )
     run = head.run
     stop = following(run, site, run.federation_id, run_id, head.head_round, run.plan)
     return _above_what_is_over(stop, head)
@@ -145,8 +196,8 @@ def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManife
 
 def _above_what_is_over(run: pb.Run, head: do.Durable) -> pb.Run:
     """Numbered so that it is taken, also where the run known is not the last one numbered."""
-    last = pb.Run.FromString(head.state.over.body).generation
-    run.generation = max(run.generation, last + 1)
+    last = [pb.Run.FromString(one.body).generation for one in head.state.over]
+    run.generation = max([run.generation, *(one + 1 for one in last)])
     return run
 
 
@@ -187,6 +238,13 @@ def objection(plan: pb.TrainingPlan, manifest: FederationManifest) -> str:
             "lower robust.byzantine_sites or add sites"
         )
     return comparison.objection(plan, sites)
+
+
+def in_words(run: pb.Run | None) -> str:
+    """A run, for people."""
+    if run is None:
+        return "no run"
+    return f"run {run.run_id} of {run.requested_by}, to round {run.target_round}"
 
 
 def _under_way(run: pb.Run | None) -> str:

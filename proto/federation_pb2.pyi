@@ -2983,6 +2983,8 @@ class RoundState(_message.Message):
     SUM_NAMED_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
     SIGNED_UNDER_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    PUT_ASIDE_FIELD_NUMBER: _builtins.int
     tried: _builtins.int
     """as in its promises"""
     began: _builtins.int
@@ -2991,8 +2993,6 @@ class RoundState(_message.Message):
     """one more than the highest attempt of a lock that peers show it has named, or voted by"""
     sum_named: _builtins.int
     """one more than the highest attempt of a SUM that peers show it has named"""
-    signed_under: _builtins.int
-    """the newest manifest that peers show it has signed under; 0: none"""
     @_builtins.property
     def promise(self) -> Global___Promised:
         """of the attempt that is promised"""
@@ -3022,8 +3022,20 @@ class RoundState(_message.Message):
         """sums of fresh draws that it signed, or saw certified, by attempt"""
 
     @_builtins.property
-    def over(self) -> Global___Signed:
-        """the last Run that was over here; kept from round to round"""
+    def over(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """of each site the last of its Runs that were over here, other than the one in force; kept from round to round"""
+
+    @_builtins.property
+    def signed_under(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """manifests that peers show it has signed under"""
+
+    @_builtins.property
+    def unread(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unread]:
+        """what peers remember and can't be read without a manifest that is not here"""
+
+    @_builtins.property
+    def put_aside(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """of each site the last of its Runs whose place one with more protection took; as `over`"""
 
     def __init__(
         self,
@@ -3039,16 +3051,46 @@ class RoundState(_message.Message):
         began: _builtins.int = ...,
         lock_named: _builtins.int = ...,
         sum_named: _builtins.int = ...,
-        over: Global___Signed | None = ...,
-        signed_under: _builtins.int = ...,
+        over: _abc.Iterable[Global___Signed] | None = ...,
+        signed_under: _abc.Iterable[_builtins.int] | None = ...,
+        unread: _abc.Iterable[Global___Unread] | None = ...,
+        put_aside: _abc.Iterable[Global___Signed] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "over", b"over", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lock", b"lock", "promise", b"promise", "stated", b"stated", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "over", b"over", "promise", b"promise", "signed_under", b"signed_under", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "vote", b"vote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "began", b"began", "drawn", b"drawn", "lock", b"lock", "lock_named", b"lock_named", "over", b"over", "promise", b"promise", "put_aside", b"put_aside", "signed_under", b"signed_under", "stated", b"stated", "statements", b"statements", "sum_named", b"sum_named", "tried", b"tried", "unread", b"unread", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundState: _TypeAlias = RoundState  # noqa: Y015
+
+@_typing.final
+class Unread(_message.Message):
+    """What a peer remembers of a site's round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    REMEMBERED_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    """the peer"""
+    @_builtins.property
+    def remembered(self) -> Global___Remembered:
+        """as it was told"""
+
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+        remembered: Global___Remembered | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["remembered", b"remembered"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remembered", b"remembered", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unread: _TypeAlias = Unread  # noqa: Y015
 
 @_typing.final
 class Drawn(_message.Message):

@@ -46,6 +46,7 @@ class SimulatedWork:
                 started = do.MaskedSumStarted(*at, world.masking.roster(at))
                 self._work(name, "key", effect.plan, world._feed, name, started)
             case do.Train(plan):
+                world.watch.begins_part(name, plan)
                 done = do.LocalTrained(plan.round, plan.attempt, (1, 2))
                 self._work(name, "train", plan, world._feed, name, done)
             case do.EncryptUpdate():
@@ -142,6 +143,7 @@ class SimulatedWork:
     def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
         """Integers that were drawn in a round once are sent again, bit by bit."""
         world, at = self._world, (effect.round, effect.attempt)
+        world.watch.begins_part(name, world.plans[at])
         drawn = (name, effect.round, effect.draw)
         if world.plans[at].scale_exponents and drawn not in self._kept:
             world._feed(name, do.WorkFailed(*at, "encrypt", "nothing is kept"))

@@ -172,11 +172,9 @@ async def settle(live: LiveFederation, history: History) -> int:
 
     await until("all sites have one head", equal, 90)
     for site in live.sites.values():
-        rounds = await site.rounds()
-        history.see(
-            site.id,
-            {r.certificate.body.round: r.certificate.body.model_digest for r in rounds},
-        )
+        parts = site.stub.Chain(control.ChainRequest(), timeout=60)  # a slow machine has many
+        bodies = [one.body async for part in parts for one in part.certificates]
+        history.see(site.id, {body.round: body.model_digest for body in bodies})
     return history.heads[SITES[0]]
 
 

@@ -89,6 +89,15 @@ def _nothing(*_: object, **__: object) -> None:
     """A check that is not made."""
 
 
+def _none(*_: object) -> list[Any]:
+    """Of what would be kept, nothing."""
+    return []
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
 def _blind(*checks: str) -> tuple[Plant, ...]:
     """Invariants that are not looked at."""
     return tuple((Watch, name, _nothing) for name in checks)
@@ -456,7 +465,9 @@ BUGS = (
     Bug("a run that weakens", "takes over a run", 300, (
         (runs, "weakens", _no_weakening),), draw_with_liar),
     Bug("what was stopped begins again", "takes up ", 300, (
-        (runs, "last_over", _nothing),), draw_with_liar),
+        (runs, "last_of_each", _none),), draw_with_liar),
+    Bug("a promise outlives its run", "by no run that is in force", 300, (
+        (Protocol, "_is_of_another_run", _never),), draw_with_liar),
 )  # fmt: skip
 
 # ---- what is hardly ever drawn, and scripted (tests/scenarios/scripts.py) ----------------
@@ -583,7 +594,7 @@ ENDS_FOR_ITSELF: tuple[Plant, ...] = ((Protocol, "_tell_others", _tell_no_end),)
 ENTER_WHEN_PREPARED: tuple[Plant, ...] = (
     (Protocol, "_on_prepare", _enter_what_is_prepared), *_blind("_not_ahead"))  # fmt: skip
 WEAKER: tuple[Plant, ...] = ((runs, "weakens", _no_weakening),)
-NOTHING_IS_OVER: tuple[Plant, ...] = ((runs, "last_over", _nothing), *_blind("_stays_over"))
+NOTHING_IS_OVER: tuple[Plant, ...] = ((runs, "last_of_each", _none), *_blind("_stays_over"))
 
 
 @contextmanager

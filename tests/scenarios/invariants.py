@@ -17,6 +17,7 @@ together are a quorum.
 * a site signs one sum and one question an attempt, on disk before it is said, with the
   plan that follows from the promises and the contributions that sites have made for it;
 * an attempt number is used once, by the site whose turn it is;
+* a site trains, and sends its update, only by the run that it goes by;
 * a sum is opened only when a quorum has signed it; whatever a quorum has signed is of as
   many updates as agreed, no site stands out in it, and of the integers of one draw there
   is one sum; what may have been opened is made again;
@@ -440,6 +441,14 @@ class Watch:
             for digest, one in self._statements.items()
         )
         claim(certain or site in self.liars, f"{site}: opens what no quorum signed")
+
+    def begins_part(self, site: str, plan: pb.Plan) -> None:
+        """A site is about to train, or to hide and send its update."""
+        durable = self._disks[site].durable
+        run = durable.run
+        under_way = run is not None and run.target_round > durable.head_round
+        right = under_way and run is not None and not weakening(plan.training, run.plan)
+        claim(right or site in self.liars, f"{site}: has a part by no run that is in force")
 
     def uploaded(self, site: str, round_: int, attempt: int, upload: Upload) -> None:
         """A site sends its update."""

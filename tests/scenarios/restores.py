@@ -16,6 +16,7 @@ from proto import federation_pb2 as pb
 from tests.scenarios.rows import _first_of_c, _less
 from tests.scenarios.scripts import LIAR, Script, among, to_attempt
 from tests.simulated_proofs import SimulatedProofs
+from tests.simulation import HEARTBEAT_S
 
 
 def _voted_for_c(unseen: Any) -> tuple[Script, list[pb.Vote]]:
@@ -117,6 +118,7 @@ def a_copy_of_the_round_before() -> None:
     _forgets(script, do.Durable(1, head, signed_run=run))
     script.proofs = SimulatedProofs(script.plans, script.random)  # of a worker that is new, too
     script.passes = among(*"acd")
+    script.run_for(HEARTBEAT_S - script.now % HEARTBEAT_S + 0.1)  # it has waited before the next
     script.start("d")
     script.start("a")
     script.tell(LIAR, "a", pb.Remembered(round=1))
