@@ -195,9 +195,6 @@ class Recalling(RunInForce):
         told: list[tuple[int, str]] = []
         state = pb.RoundState()
         state.CopyFrom(self.durable.state)
-        others = [one for one in state.unread if one.site != sender]
-        del state.unread[:]
-        state.unread.extend(others)
         refused: Exception | None = None
         shown = message.promise
         takes: list[Callable[[], list[tuple[int, str]]]] = [
@@ -214,8 +211,7 @@ class Recalling(RunInForce):
                 told += take()
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
-        if self._lacks_manifest(state):
-            state.unread.add(site=sender, remembered=message)
+        self._keep_unread(state, sender, message, refused=refused is not None)
         if _is_hidden(self.durable.state, state):
             # The attempt under way goes by a promise that does not tell: we do nothing in it.
             told.append((self.durable.promised + 1, "named a lock or a sum in an earlier promise"))
@@ -233,6 +229,22 @@ class Recalling(RunInForce):
             self._emit(do.WentBack(self._round, sender, max(told, key=lambda one: one[0])[1]))
         if refused is not None:
             raise refused
+
+    def _keep_unread(
+        self, state: pb.RoundState, sender: str, message: pb.Remembered, *, refused: bool
+    ) -> None:
+        """Of each peer the last that waits for a manifest. What it says later takes none back:
+
+        it may itself have forgotten what it has heard of us.
+        """
+        unread = {one.site: one.remembered for one in state.unread}
+        if refused and self._lacks_manifest(state):
+            unread[sender] = message
+        elif unread.get(sender) == message:
+            del unread[sender]
+        kept = [pb.Unread(site=site, remembered=unread[site]) for site in sorted(unread)]
+        del state.unread[:]
+        state.unread.extend(kept)
 
     def _read_again(self) -> None:
         """Another manifest is here: what could not be read without it may be read now."""

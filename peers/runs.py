@@ -177,7 +177,7 @@ def requested(
         raise RunRefused(refusal)
     target = head.head_round + wish.rounds
     run = following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
-    return _above_what_is_over(run, head)
+    return _above_what_is_gone(run, head)
 
 
 def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManifest) -> pb.Run:
@@ -191,12 +191,13 @@ def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManife
         )
     run = head.run
     stop = following(run, site, run.federation_id, run_id, head.head_round, run.plan)
-    return _above_what_is_over(stop, head)
+    return _above_what_is_gone(stop, head)
 
 
-def _above_what_is_over(run: pb.Run, head: do.Durable) -> pb.Run:
+def _above_what_is_gone(run: pb.Run, head: do.Durable) -> pb.Run:
     """Numbered so that it is taken, also where the run known is not the last one numbered."""
-    last = [pb.Run.FromString(one.body).generation for one in head.state.over]
+    gone = [*head.state.over, *head.state.put_aside]
+    last = [pb.Run.FromString(one.body).generation for one in gone]
     run.generation = max([run.generation, *(one + 1 for one in last)])
     return run
 

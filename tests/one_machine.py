@@ -59,11 +59,18 @@ class Alone:
         return self.takes(do.Received(sender, body))
 
     def takes(self, event: do.Event) -> list[do.Effect]:
-        effects = self.machine.step(event, self.now)
+        try:
+            effects = self.machine.step(event, self.now)
+        except Exception:
+            self._persists(self.machine.wished)  # before it was refused, as the driver does
+            raise
+        self._persists(effects)
+        return effects
+
+    def _persists(self, effects: list[do.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, do.Persist):
                 self.world.disks["a"].durable = effect.durable
-        return effects
 
     def begins(self, sender: str = "b") -> list[do.Effect]:
         """A run is under way: a promises attempt 0."""

@@ -8,6 +8,7 @@ import pytest
 
 from peers import effects as do
 from peers.certificates import CertificateError, sign_vote
+from peers.errors import RemoteProtocolError
 from peers.manifest import FederationManifest, ManifestSite
 from peers.recalling import GREETED_S
 from peers.signing import Kind, sign
@@ -364,6 +365,62 @@ def test_who_has_signed_under_a_manifest_that_it_lacks_promises_nothing_until_it
     alone.takes(do.ManifestChanged(newer))
     assert alone.state.lock == lock.message, "read as soon as it can be, whoever is there to ask"
     assert not alone.machine._owes(alone.state)
+
+
+def lacking_manifest(version: int = 2) -> tuple[Alone, FederationManifest, HeldLock]:
+    """d has told a that it has voted for this lock, under a manifest that a does not have."""
+    alone = Alone(unheard="d")
+    newer = replace(alone.stage.manifest, version=version)
+    stage = Stage(manifest=newer)
+    lock = stage.lock()
+    vote = sign_vote(stage.keys["a"].sign, value_of(lock, newer), 0)
+    with refused(f"manifest {version}, which is not known here"):
+        alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
+    return alone, newer, lock
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["without it", "with it"])
+def test_what_could_not_be_read_is_kept_over_a_restart(here: bool) -> None:
+    """People install a manifest and start the daemon: nobody may be there to ask again."""
+    alone, newer, lock = lacking_manifest()
+    if here:
+        alone.world.manifests[2] = alone.world.installed["a"] = newer
+    alone.restarts()
+    assert (alone.state.lock == lock.message) == here
+    assert alone.machine._owes(alone.state) != here
+    alone.begins()
+    for _ in range(4):
+        assert here or not sent(alone.goes_on(), pb.Promised)
+    alone.world.manifests[2] = newer
+    alone.takes(do.ManifestChanged(newer))
+    assert alone.state.lock == lock.message, "whatever d, restarted too, does not know any more"
+
+
+def test_the_manifest_behind_one_that_is_missing_does_not_make_up_for_it() -> None:
+    """What was signed under the one in between can't be read by a newer one either."""
+    alone, _, lock = lacking_manifest()
+    newest = replace(alone.stage.manifest, version=3)
+    alone.world.manifests[3] = newest
+    alone.takes(do.ManifestChanged(newest))
+    assert alone.state.lock != lock.message
+    alone.begins()
+    for _ in range(4):
+        assert not sent(alone.goes_on(), pb.Promised)
+
+
+def test_nobody_makes_a_site_wait_for_a_manifest_that_there_is_not() -> None:
+    """Of a vote under one that can't be read its own signature is all that says that it is so."""
+    absurd = 2**40
+    for site, by in (("a", "d"), ("d", "d")):
+        alone = Alone(unheard="d")
+        lock = alone.stage.lock()
+        body = value_of(lock, replace(alone.stage.manifest, version=absurd))
+        vote = sign_vote(alone.stage.keys[by].sign, body, 1)
+        vote.site = site
+        with pytest.raises((CertificateError, RemoteProtocolError)):
+            alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
+        assert not alone.state.signed_under
+        assert not alone.machine._owes(alone.state)
 
 
 def test_a_site_that_was_only_restarted_is_told_its_promise_and_goes_on() -> None:

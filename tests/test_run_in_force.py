@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peers import effects as do
 from peers import runs
 from peers.certificates import CertificateError
 from peers.signing import Kind, sign
+from peers.statement import Known
 from proto import federation_pb2 as pb
-from tests.one_machine import Alone, refused, sent
+from tests.one_machine import Alone, refused, sent, stated
 from tests.simulation import FEDERATION, World
 
 
@@ -71,7 +74,10 @@ def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
         alone.hears("b", pb.RunWish(run=far))
     assert alone.machine.run is None
     alone.begins()
+    over = wished(alone, "b", runs.FARTHEST + 1, target=0)
+    alone.hears("b", pb.RunWish(run=alone.stage.run, over=over))
     assert alone.promised == 0
+    assert alone.machine._active
 
 
 def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie() -> None:
@@ -259,3 +265,223 @@ def test_a_stop_fails_no_attempt_that_was_never_entered() -> None:
     alone.restarts()
     effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     assert [one.phase for one in effects if isinstance(one, do.Progress)] == ["waiting"]
+
+
+# ---- what a run had begun, when it is over -------------------------------------------------
+
+
+def more_protection(alone: Alone, generation: int = 2) -> pb.Signed:
+    """A run of d's that takes the place of a's."""
+    run = pb.Run.FromString(wished(alone, "d", generation).body)
+    run.plan.min_participants += 1
+    return sign(alone.stage.keys["d"], Kind.RUN, run)
+
+
+def taking_part() -> Alone:
+    """Site a, which can train, has promised attempt 0."""
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    return alone
+
+
+def nothing_of_ours(effects: list[do.Effect]) -> bool:
+    """Whether no part begins and nothing is signed in an attempt."""
+    ours = (do.Coordinate, do.DealKey, do.Train, do.EncryptUpdate)
+    said = (pb.Trained, pb.Contributed, pb.Stated)
+    return not any(isinstance(one, ours) for one in effects) and not any(
+        sent(effects, kind) for kind in said
+    )
+
+
+@pytest.mark.parametrize("by", ["a stop", "more protection"])
+def test_what_was_promised_for_another_run_begins_nothing_whenever_it_is_shown(by: str) -> None:
+    """A coordinator that lies holds the promises back until the run that they are of is over."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    later = wished(alone, "c", 2, target=0) if by == "a stop" else more_protection(alone)
+    alone.hears(later.site, pb.RunWish(run=later))
+    for _ in range(2):
+        effects = alone.hears("b", bundle.message)
+        assert nothing_of_ours(effects)
+        [answer] = sent(effects, pb.AttemptFailed)
+        assert "another run is in force here" in answer.body.reason
+        assert nothing_of_ours(alone.hears("b", alone.state_of(alone.stage.statement(bundle))))
+        alone.restarts()
+    assert not alone.state.statements
+
+
+def test_what_a_site_has_begun_ends_with_a_stop() -> None:
+    alone = taking_part()
+    assert any(
+        isinstance(one, do.Coordinate) for one in alone.hears("b", alone.everybody(0).message)
+    )
+    effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
+    assert ended == [do.BeginAttempt(1, 1)], "workers drop what they do"
+    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+
+
+def test_a_sum_that_a_site_has_signed_it_votes_for_behind_a_stop() -> None:
+    """It may be opened: to make the version of it costs nothing more."""
+    alone = Alone()
+    known = stated(alone)
+    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    lock = alone.stage.lock(known)
+    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
+    assert sent(alone.takes(do.VersionHere(lock.applied.model_digest)), pb.Vote)
+
+
+def test_a_sum_without_a_site_does_not_make_it_go_on_behind_a_stop() -> None:
+    """Signed while it trains yet; the others could be shown one with its update."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    known = Known.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
+    assert sent(alone.hears("b", alone.state_of(known)), pb.Stated)
+    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+
+
+# ---- what stays over ------------------------------------------------------------------------
+
+
+def expelled(alone: Alone, site: str) -> None:
+    """The next manifest does not let this one take part."""
+    known = alone.stage.manifest
+    sites = tuple(replace(one, enabled=one.id != site) for one in known.sites)
+    newer = replace(known, version=2, sites=sites)
+    alone.world.manifests[2] = alone.world.installed["a"] = newer
+    alone.takes(do.ManifestChanged(newer))
+
+
+def test_what_a_person_has_stopped_stays_stopped_when_others_that_stopped_it_are_expelled() -> None:
+    """A liar says two stops of its own behind a person's, and is expelled: they count no more."""
+    alone = Alone(sites=5)
+    stop = wished(alone, "c", 2, target=0)
+    alone.hears("c", pb.RunWish(run=stop))
+    for number in (3, 4):
+        alone.hears("e", pb.RunWish(run=wished(alone, "e", number, target=0)))
+    expelled(alone, "e")
+    alone.restarts()
+    assert "e" not in alone.machine.manifest.enabled_ids
+    for again in (wished(alone, "b", 1), wished(alone, "b", 1, less=True)):
+        alone.hears("d", pb.RunWish(run=again))
+        assert not alone.machine._active
+
+
+def test_a_run_that_was_put_aside_for_more_protection_does_not_come_back_behind_it() -> None:
+    """That one was numbered below it: its end alone says nothing of it."""
+    alone = Alone()
+    weak, strong = wished(alone, "b", 3, less=True), wished(alone, "c", 2)
+    for said in (weak, strong):
+        alone.hears(said.site, pb.RunWish(run=said))
+        assert alone.machine.durable.signed_run == said
+    end = wished(alone, "c", 2, target=0)
+    run = pb.Run.FromString(end.body)
+    run.generation, run.run_id = 3, "c-end"
+    alone.hears("c", pb.RunWish(run=sign(alone.stage.keys["c"], Kind.RUN, run)))
+    assert not alone.machine._active
+    alone.hears("d", pb.RunWish(run=weak))
+    assert not alone.machine._active
+    alone.hears("b", pb.RunWish(run=wished(alone, "b", 4, less=True)))
+    assert alone.machine._active, "what is asked for anew is taken"
+
+
+def test_a_person_whose_run_was_put_aside_may_ask_again() -> None:
+    """For what is numbered above it, though the last run known is not."""
+    alone = Alone()
+    alone.hears("d", pb.RunWish(run=wished(alone, "b", 3, target=0)))
+    alone.takes(do.RunRequested("ours", 5, alone.world.training))
+    stronger = more_protection(alone, generation=3)
+    alone.hears("d", pb.RunWish(run=stronger))
+    assert alone.machine.durable.signed_run == stronger
+    for again in ("stop", "ours again"):
+        if again == "stop":
+            alone.takes(do.StopRequested(again))
+        else:
+            alone.takes(do.RunRequested(again, 5, alone.world.training))
+        assert alone.machine.run is not None and alone.machine.run.run_id == again
+
+
+def federation() -> World:
+    """Four sites, of which one may lie."""
+    return World(sites=4, seed=1, faulty_sites=1, min_participants=3)
+
+
+def says_again(world: World, run: pb.Signed | None) -> pb.Run | None:
+    """Somebody says this run to d; by which it goes then."""
+    assert run is not None
+    machine = world.site("d")
+    machine.step(do.Received("b", pb.RunWish(run=run)), world.now)
+    return machine.run
+
+
+def test_what_was_put_aside_is_remembered_from_round_to_round() -> None:
+    world = federation()
+    world.blocked = dict.fromkeys((("b", site) for site in "acd"), 1)
+    world.training.min_participants = 2
+    world.train("b", rounds=50)
+    weak = world.disks["b"].durable.signed_run
+    world.training.min_participants = 3
+    world.train("a", rounds=2)
+    world.blocked.clear()
+    world.run_until_committed(1)
+    assert world.site("b").run == world.site("a").run, "it protects more"
+    world.run_until_committed(2)
+    assert world.site("d").head_round == 2
+    assert says_again(world, weak) == world.site("a").run
+
+
+def test_a_stop_of_a_run_that_a_site_has_never_heard_of_is_remembered_too() -> None:
+    world = federation()
+    world.crash("d")
+    world.train("a", rounds=50)
+    old = world.disks["a"].durable.signed_run
+    world.run_for(1.0)
+    world.stop("b")
+    world.run_for(10.0)
+    world.start("d")
+    world.run_for(30.0)
+    world.training.min_participants = 2
+    world.train("c", rounds=3)
+    world.run_until_committed(max(disk.durable.head_round for disk in world.disks.values()) + 1)
+    assert not world.disks["d"].durable.state.put_aside
+    run = says_again(world, old)
+    assert run is not None and run.requested_by == "c"
+
+
+def test_a_stop_ends_an_attempt_in_which_nothing_is_signed_and_no_other() -> None:
+    """What is signed may be opened: thrown away, it has cost everybody what it tells."""
+    for signs in (False, True):
+        world = federation()
+        world.train("a", rounds=5)
+        while not any(name for name in "abcd" if world.site(name)._part is not None):
+            world.step()
+        while signs and not all(disk.durable.state.statements for disk in world.disks.values()):
+            world.step()
+        world.stop("d")
+        world.run_for(100.0)
+        assert [disk.durable.head_round for disk in world.disks.values()] == [signs] * 4
+
+
+# ---- wishes ---------------------------------------------------------------------------------
+
+
+def test_a_wish_counts_also_where_what_it_says_to_be_over_can_not_be_read() -> None:
+    """It is of a site, perhaps, that only the sender's manifest lists."""
+    alone = Alone()
+    over = wished(alone, "c", 1, target=0)
+    over.site = "z"
+    with pytest.raises(CertificateError, match="z is not enabled"):
+        alone.hears("b", pb.RunWish(run=alone.stage.run, over=over))
+    assert alone.machine.durable.signed_run == alone.stage.run
+
+
+def test_a_site_that_may_not_take_part_is_told_that_it_stops_nothing() -> None:
+    """Nobody would take its word, and its person would think that it is done."""
+    alone = Alone(sites=5)
+    alone.hears("b", pb.RunWish(run=wished(alone, "b", 1)))
+    expelled(alone, "a")
+    with pytest.raises(runs.RunRefused, match="stop the run at another site"):
+        alone.takes(do.StopRequested("stop"))
