@@ -237,7 +237,8 @@ class Node:
         failed = await self._carry_out_all(effects)
         # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
         _answer(answer, refused or (self._unable(event, failed) if failed else None))
-        if was_busy and not self.protocol.busy:
+        waits = self.progress.current_phase == "waiting"  # what is said when nothing is under way
+        if (was_busy or waits) and not self.protocol.busy:
             self.progress.stopped(self.protocol.head_round)
         self._say_what_waits()
 

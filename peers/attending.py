@@ -155,12 +155,15 @@ class Attending(Recalling):
             self._on_state(sender, self._state_early)
 
     def _is_of_another_run(self, bundle: Bundle) -> bool:
-        """Whether it begins what the run in force does not ask for.
+        """Whether it begins what the run in force does not let go on.
 
         What was promised by a run that was stopped since may be shown at any later time.
         """
+        if bundle.lock is not None:
+            return False
         ours = self.durable.signed_run
-        return bundle.lock is None and (ours is None or bundle.run_digest != name_of(ours))
+        same = ours is not None and bundle.run_digest == name_of(ours)
+        return not same and not self._goes_on(bundle.run)
 
     def _take_plan(self, sender: str, bundle: Bundle) -> None:
         """Derive the plan, and take our part in it unless our policy is against it."""

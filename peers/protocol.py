@@ -236,19 +236,21 @@ class Protocol(Attending):
     def _take_run(self, signed: pb.Signed, run: pb.Run) -> None:
         if not self._stands_over(run, self.run):
             return
-        was_active, entered = self._active, self.durable.promised >= 0 and not self._pace.idle
+        was_active, before = self._active, self.run
+        entered = self.durable.promised >= 0 and not self._pace.idle
         self._keep_run(signed)
         if was_active:
             by, stopped = run.requested_by, "has stopped the run (fedctl train --stop)"
             said = f"'s run takes its place: to round {run.target_round}, by its own plan"
             reason = f"{by}{said}" if self._active else f"{by} {stopped}"
-            stays = entered and self._has_stated
+            later = before is not None and self._goes_on(before)
+            stays = entered and (later or self._has_stated)
             if entered and not stays and not self._pace.over:
                 self._progress("failed", message=reason)
                 self._fail_attempt(reason)  # where we lead it
             self._progress("waiting", message=reason)
             if stays:
-                return  # what we have signed may be opened: the end of the attempt decides
+                return  # the end of the attempt decides: what we have signed may be opened
         if not self._active:
             self._rest()
         elif not self._pace.part_lost and (entered or not was_active):

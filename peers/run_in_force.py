@@ -80,9 +80,18 @@ class RunInForce(Machine):
             self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
         return run
 
-    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+    @property
+    def _last_over(self) -> pb.Run | None:
         over = runs.last_over(self.durable, self.manifest)
-        last = pb.Run.FromString(over.body) if over is not None else None
+        return pb.Run.FromString(over.body) if over is not None else None
+
+    def _goes_on(self, begun: pb.Run) -> bool:
+        """Whether what was begun by this run goes on, by the one in force now."""
+        run, head = self.run, self.head_round
+        return run is not None and runs.goes_on(begun, run, head, over=self._last_over)
+
+    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+        last = self._last_over
         aside = [pb.Run.FromString(one.body) for one in self.durable.state.put_aside]
         return runs.stands_over(
             run, known, self.head_round, self.manifest, over=last, put_aside=aside

@@ -89,6 +89,24 @@ def weakens(run: pb.Run, unfinished: pb.Run, head_round: int, manifest: Federati
     return weakening(run.plan, unfinished.plan)
 
 
+def goes_on(
+    begun: pb.Run,
+    run: pb.Run,
+    head_round: int,
+    *,
+    over: pb.Run | None = None,
+) -> bool:
+    """Whether an attempt that was begun by one run goes on where another one is in force.
+
+    Where that is merely a later one. Nothing goes on behind a stop, or where the run in force
+    protects more. Else who asks for run after run would end attempt after attempt.
+    """
+    stopped = over is not None and _rank(begun) <= _rank(over)
+    if stopped or run.target_round <= head_round or begun.target_round <= head_round:
+        return False
+    return not weakening(begun.plan, run.plan)
+
+
 def _rank(run: pb.Run) -> tuple[int, int, str, bytes]:
     whole = run.SerializeToString(deterministic=True)
     return run.generation, run.target_round, run.run_id, whole

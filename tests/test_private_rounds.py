@@ -13,7 +13,7 @@ from crypto.privacy import epsilon_of
 from daemon.privacy import Booked, PrivacyLedger
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.federation import LiveFederation, LiveSite
+from tests.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = pytest.mark.federation
 
@@ -139,3 +139,34 @@ async def test_noise_follows_loss_and_norm_follows_updates(tmp_path: Path) -> No
         assert (await live.sites["birch"].privacy()).epsilon_spent == pytest.approx(
             epsilon_of(multipliers, DELTA)
         )
+
+
+async def test_a_stop_ends_what_is_trained_and_nothing_of_it_is_sent_or_booked(
+    tmp_path: Path,
+) -> None:
+    """Birch leads the round, and stands still while all train."""
+    around = Surroundings(program="tests.halting_fedd")
+    async with LiveFederation.start(tmp_path, SITES, surroundings=around) as live:
+        await live.ingest_all()
+        birch, cedar = live.sites["birch"], live.sites["cedar"]
+        (birch.folder / "halt-at").write_text("train")
+        plan = pb.TrainingPlan(privacy=noise(3.0))
+        await cedar.stub.Train(control.TrainRequest(rounds=5, plan=plan), timeout=60)
+        async with asyncio.timeout(60):
+            while not (birch.folder / "halted").exists():
+                await asyncio.sleep(0.01)
+        await cedar.stub.StopTraining(control.StopTrainingRequest(), timeout=30)
+        async with asyncio.timeout(60):
+            while (await live.sites["alder"].status()).phase != "idle":
+                await asyncio.sleep(0.01)
+        (birch.folder / "halt-at").unlink()
+        async with asyncio.timeout(60):
+            for site in live.sites.values():
+                while (status := await site.status()).phase != "idle":
+                    await asyncio.sleep(0.01)
+                assert status.head_round == 0
+        for site in live.sites.values():
+            account = await site.privacy()
+            assert account.updates_noised == account.updates_bare == 0
+        await live.train("cedar", 1, noise(3.0))
+        assert [round_.certificate.body.round for round_ in await cedar.rounds()] == [1]

@@ -294,13 +294,19 @@ def nothing_of_ours(effects: list[do.Effect]) -> bool:
     )
 
 
-@pytest.mark.parametrize("by", ["a stop", "more protection"])
+@pytest.mark.parametrize("by", ["a stop", "a stop, and a new run", "more protection"])
 def test_what_was_promised_for_another_run_begins_nothing_whenever_it_is_shown(by: str) -> None:
     """A coordinator that lies holds the promises back until the run that they are of is over."""
     alone = taking_part()
     bundle = alone.everybody(0)
-    later = wished(alone, "c", 2, target=0) if by == "a stop" else more_protection(alone)
-    alone.hears(later.site, pb.RunWish(run=later))
+    stop, anew = wished(alone, "c", 2, target=0), wished(alone, "d", 3)
+    runs_after = {
+        "a stop": (stop,),
+        "a stop, and a new run": (stop, anew),
+        "more protection": (more_protection(alone),),
+    }
+    for later in runs_after[by]:
+        alone.hears(later.site, pb.RunWish(run=later))
     for _ in range(2):
         effects = alone.hears("b", bundle.message)
         assert nothing_of_ours(effects)
@@ -320,6 +326,20 @@ def test_what_a_site_has_begun_ends_with_a_stop() -> None:
     ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
     assert ended == [do.BeginAttempt(1, 1)], "workers drop what they do"
     assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+
+
+def test_an_attempt_goes_on_where_another_run_is_merely_later() -> None:
+    """Who asks for run after run ends none; nor is what it shows late weaker than the last."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    later = wished(alone, "d", 2)
+    alone.hears("d", pb.RunWish(run=later))
+    assert any(isinstance(one, do.Coordinate) for one in alone.hears("b", bundle.message))
+    last = wished(alone, "d", 3)
+    effects = alone.hears("d", pb.RunWish(run=last))
+    assert alone.machine.durable.signed_run == last
+    assert not any(isinstance(one, do.BeginAttempt) for one in effects)
+    assert sent(alone.takes(do.LocalTrained(1, 0, (1, 2))), pb.Trained)
 
 
 def test_a_sum_that_a_site_has_signed_it_votes_for_behind_a_stop() -> None:

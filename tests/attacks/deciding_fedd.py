@@ -13,6 +13,7 @@ from __future__ import annotations
 import peers.tls_floor  # noqa: F401  before anything imports grpc
 
 # isort: split
+import math
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -323,6 +324,37 @@ def said_again(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     return [*effects, *wishes]
 
 
+held_back: list[do.Event] = []
+
+
+def holds_back(liar: Protocol, event: do.Event) -> bool:
+    """Row 12: whether this is kept until later, or not heard at all.
+
+    What others promise for our attempt is kept for as long as the lie is "holds back"; its
+    bundle, and all that follows, comes with the lie "shows". A stop is not heard meanwhile.
+    """
+    if lie() not in ("holds back", "shows"):
+        return False
+    if liar._coordination is not None:
+        liar._coordination.deadline = liar._pace.until = math.inf
+    if not isinstance(event, do.Received) or event.sender == liar.site:
+        return False
+    if isinstance(event.body, pb.Promised) and lie() == "holds back":
+        told = pb.Promise.FromString(event.body.promise.body)
+        if coordinator_of(liar.manifest, told.round, told.attempt) == liar.site:
+            held_back.append(event)
+            (FOLDER / "holding").write_text(str(len(held_back)))
+            return True
+    return isinstance(event.body, pb.RunWish) and (FOLDER / "holding").exists()
+
+
+def shows(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
+    """What was kept is heard now."""
+    while held_back:
+        effects = [*effects, *Protocol.step(liar, held_back.pop(0), liar._now)]
+    return effects
+
+
 def cheap_loss(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 14: the version is the true one, its loss and next clip norm are what we like."""
     leading = liar._coordination
@@ -393,6 +425,7 @@ LIES: dict[str, Callable[[Protocol, do.Event, Effects], Effects]] = {
     "for one alone": for_one_alone,
     "weakening": weakening,
     "said again": said_again,
+    "shows": shows,
     "cheap loss": cheap_loss,
     "other loss": other_loss,
     "nobody's run": nobodys_run,
@@ -468,8 +501,13 @@ def without_comparison_of_runs() -> None:
 
 
 def without_what_is_over() -> None:
-    """Nobody remembers which runs were over."""
-    runs.last_over = lambda *_: None
+    """Nobody remembers which runs were over, or put aside."""
+    runs.last_of_each = lambda *_: []
+
+
+def without_the_run_in_force() -> None:
+    """What was promised once is begun whenever it is shown."""
+    Protocol._is_of_another_run = lambda *_: False  # type: ignore[method-assign]
 
 
 def without_newest_certificate() -> None:
@@ -497,6 +535,7 @@ DEFENCES: dict[str, Callable[[], None]] = {
     "company": without_company,
     "weakening": without_comparison_of_runs,
     "what is over": without_what_is_over,
+    "the run in force": without_the_run_in_force,
     "newest certificate": without_newest_certificate,
     "signed runs": without_signed_runs,
 }
@@ -511,6 +550,8 @@ def _lie_in_steps() -> None:
     must_be_current = membership.Signatures._must_be_current
 
     def lying(self: Protocol, event: do.Event, now: float) -> Effects:
+        if holds_back(self, event):
+            return []
         effects = step(self, event, now)
         if told := LIES.get(lie()):
             effects = told(self, event, effects)
@@ -561,6 +602,8 @@ def _say_what_the_test_says() -> None:
         await look(self)
         for site, envelope in _told_to_say():
             self._out.put(site, getattr(envelope, envelope.WhichOneof("body") or ""))
+        if held_back and lie() == "shows":
+            await self.feed(do.Tick())
 
     Node._look_at_peers = looking  # type: ignore[method-assign]
 

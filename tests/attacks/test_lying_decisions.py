@@ -370,59 +370,6 @@ async def test_where_sites_go_on_alone_they_are_parted(
         assert (await live.sites["alder"].status()).head_round == 0
 
 
-# ---- row 12: a run that takes the protection away ------------------------------------
-
-
-@pytest.mark.parametrize(
-    "without", ["", pytest.param("weakening", marks=UNDEFENDED)], ids=["defended", "undefended"]
-)
-async def test_a_run_that_asks_for_less_privacy_does_not_supersede_another_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
-) -> None:
-    async with federation(tmp_path, monkeypatch, THREE, without=without) as live:
-        tell(live, "cedar", "weakening")
-        privacy = pb.PrivacyPlan(clip_norm=1.0, noise_multiplier=1.0)
-        await ask(live.sites["alder"], 2, privacy)
-        await heads(live, THREE, 2)
-        last = await agreed(live, THREE)
-        run = (await live.sites["birch"].status()).run
-        if without:
-            assert (last.report.noise_multiplier, run.requested_by) == (0.0, "cedar")
-            return
-        assert (last.report.noise_multiplier, run.requested_by) == (1.0, "alder")
-        # birch may hear of it before it hears of alder's, which then takes its place.
-        await logged(live, ["alder"], "the run of cedar is not taken")
-
-
-@pytest.mark.parametrize(
-    "without", ["", pytest.param("what is over", marks=UNDEFENDED)], ids=["defended", "undefended"]
-)
-async def test_a_run_that_a_person_has_stopped_is_not_said_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str
-) -> None:
-    """It protects more than the one asked for since, and would take its place."""
-    async with federation(tmp_path, monkeypatch, FOUR, without=without) as live:
-        alder, birch = live.sites["alder"], live.sites["birch"]
-        tell(live, "dogwood", "said again")
-        privacy = pb.PrivacyPlan(clip_norm=1.0, noise_multiplier=1.0)
-        await ask(live.sites["cedar"], 100, privacy)
-        await heads(live, FOUR, 1)
-        await alder.stub.StopTraining(control.StopTrainingRequest(), timeout=60)
-        async with asyncio.timeout(200):
-            while (await birch.status()).run.requested_by != "alder":
-                await asyncio.sleep(0.1)
-        target = await ask(alder, 20)
-        if without:
-            async with asyncio.timeout(200):
-                while (await birch.status()).run.requested_by != "cedar":
-                    await asyncio.sleep(0.1)
-            return
-        await heads(live, THREE, target)
-        last = await agreed(live, THREE)
-        run = (await birch.status()).run
-        assert (last.report.noise_multiplier, run.requested_by) == (0.0, "alder")
-
-
 # ---- row 14 --------------------------------------------------------------------------
 
 
