@@ -258,8 +258,8 @@ def _to_be_repeated(promises: Mapping[str, pb.Promise], tolerated: int) -> bytes
 
     A sum that may have been opened is made again, once, by the same sites: that tells
     nothing new. When f + 1 sites have seen that fail, or two sums are named for one
-    attempt, it is drawn anew. They say so by the attempt of the sum, also who never signed
-    it: a site that lies may be the only one that names it.
+    attempt, it is drawn anew. They say so by the attempt in which that failed, also who never
+    signed it: a site that lies may be the only one that names it.
     """
     named = [promise.stated for promise in promises.values() if promise.HasField("stated")]
     locked = any(promise.HasField("lock") for promise in promises.values())

@@ -70,8 +70,8 @@ class Durable:
     """What a site must still know after a crash.
 
     ``promised`` is the greatest attempt entered in round ``head_round + 1`` (-1: none).
-    ``state`` is what it has signed in that round; ``signed_run`` the run under way, or
-    the last one, as the site that wanted it signed it.
+    ``state`` is what it has signed in that round, and which runs it never takes again;
+    ``signed_run`` the run under way, or the last one, as the site that wanted it signed it.
     """
 
     head_round: int

@@ -93,10 +93,10 @@ _MORE_IS_WEAKER = ("loss_threshold", "clip_norm", "clip_quantile")
 
 
 def weakening(new: pb.TrainingPlan, old: pb.TrainingPlan) -> str:
-    """Why a run with plan ``new`` may not supersede another site's unfinished one, of plan ``old``.
+    """Why a run with plan ``new`` may not supersede an unfinished one, of plan ``old``.
 
-    Sites agreed to what ``old`` protects, and nobody else is to take that from them in
-    passing. Names everything that is weakened, from what to what; empty when nothing is.
+    Sites agreed to what ``old`` protects, and nobody is to take that from them in passing.
+    Names everything that is weakened, from what to what; empty when nothing is.
     """
     changes = [
         *_changes_of_sums(new, old),

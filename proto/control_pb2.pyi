@@ -454,7 +454,7 @@ class RoundsRequest(_message.Message):
     first: _builtins.int
     """0: from the start"""
     limit: _builtins.int
-    """0: all; otherwise the newest so many"""
+    """the newest so many, 500 at most; 0: 500"""
     def __init__(
         self,
         *,

@@ -1116,7 +1116,7 @@ Global___PrivacyPlan: _TypeAlias = PrivacyPlan  # noqa: Y015
 class Run(_message.Message):
     """A wish to train up to a round, signed by the site where a person asked. Of two runs
     the one with the greater (generation, target_round, run_id) stands, unless it would weaken what
-    another site's unfinished run protects; target_round <= head round means "stop".
+    an unfinished run protects; target_round <= head round means "stop".
     """
 
     DESCRIPTOR: _descriptor.Descriptor
