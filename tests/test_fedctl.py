@@ -120,6 +120,9 @@ def test_status_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert "north of hanse-test" in out
     assert "1 of 2 connected" in out
     assert "EXPIRED" in out  # the canned certificate ended in 1970
+    assert "none; the last run ended with round 2, by " in out
+    daemon.run = federation.Run(run_id="run", target_round=9, requested_by="west")
+    assert "to round 9, by west" in fedctl("status").out
     # Markup and control characters from elsewhere are shown, not obeyed.
     assert "east [did not answer]\N{REPLACEMENT CHARACTER}[31m" in out
 
@@ -130,6 +133,13 @@ def test_status_for_machines(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert plain["run"]["target_round"] == 2
     assert plain["run"]["plan"] is None  # unset, and told to be
     assert plain["uptime_s"] == 0.0  # unset fields are there, too
+
+
+def test_a_stop_says_where_the_run_ends_and_what_may_follow(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    out = " ".join(fedctl("train", "--stop").out.split())
+    assert "The run ends with round 2; stopped at site north. Only a sum that is signed" in out
 
 
 def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:

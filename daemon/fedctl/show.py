@@ -58,6 +58,8 @@ def _status_table(reply: StatusReply) -> Table:
     grid = facts()
     run = reply.run
     training = "none" if not run.run_id else f"to round {run.target_round}, by {run.requested_by}"
+    if run.run_id and run.target_round <= reply.head_round:
+        training = f"none; the last run ended with round {run.target_round}, by {run.requested_by}"
     index = short(reply.index_digest.hex())
     if reply.index_digest != reply.model_digest:
         index += "  (the newer version is being embedded)"

@@ -140,7 +140,10 @@ def _say_run(session: Session, reply: TrainReply, what: str, site: str) -> Exit:
         "watch it: fedctl train --attach"
     )
     if what == "stopped":
-        text = f"The run ends with round {reply.run.target_round}; stopped at site {site}."
+        text = (
+            f"The run ends with round {reply.run.target_round}; stopped at site {site}. Only a sum "
+            "that is signed already may still be committed behind that."
+        )
     session.result({**as_plain(reply), "site": site}, lambda console: console.print(text))
     return Exit.OK
 
