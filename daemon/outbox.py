@@ -30,8 +30,8 @@ log = structlog.get_logger()
 _MESSAGES_AT_MOST: Final = 1000
 _BYTES_AT_MOST: Final = 8 * MIB  # four messages of the largest size that a peer takes
 
-# These say how things stand at this site, and that only moves on: runs by
-# (generation, run id), attempts and heads by number. So the newest of a kind says
+# These say how things stand at this site, and that only moves on: runs in one order
+# (peers/runs.py), attempts and heads by number. So the newest of a kind says
 # whatever an older one said. A promise is not among them, nor is what follows from
 # one: each is a step of its own attempt, and the one that a quorum still lacks may be
 # the older one.

@@ -163,7 +163,7 @@ class Attending(Recalling):
             return False
         ours = self.durable.signed_run
         same = ours is not None and bundle.run_digest == name_of(ours)
-        return not same and not self._goes_on(bundle.run)
+        return not self._active or not (same or self._goes_on(bundle.run))
 
     def _take_plan(self, sender: str, bundle: Bundle) -> None:
         """Derive the plan, and take our part in it unless our policy is against it."""
@@ -217,6 +217,17 @@ class Attending(Recalling):
             if (statement.attempt, statement.kind == pb.QUESTION) == (attempt, question):
                 return signed
         return None
+
+    @property
+    def _has_stated(self) -> bool:
+        """Whether we have signed what the attempt under way is about, and our part with it.
+
+        A sum without us, shown before we have sent our update, does not make us send it.
+        """
+        signed = [Known.parse(one.body) for one in self.durable.state.statements]
+        stated = [one for one in signed if one.message.attempt == self.durable.promised]
+        ours = any(self.site in one.contributors for one in stated)
+        return bool(stated) and (self._part is None or ours)
 
     def _on_state(self, sender: str, message: pb.State) -> None:
         """Sign what the attempt is about: once, and only what follows from its promises."""
@@ -435,7 +446,7 @@ class Attending(Recalling):
         if not any(one.root_digest == lock.root.digest for one in state.applied):
             state.applied.append(lock.applied)
         if attempt > durable.promised:  # a vote counts as a promise of its attempt
-            self._leave()
+            self._drop()
             self._ground = ground
             state.ClearField("promise")
         self._persist(replace(durable, promised=attempt, state=state))

@@ -99,7 +99,7 @@ class Machine:
         self._attempts: dict[str, int] = {}  # the latest that each site has promised
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
         self._heard = evidence.Heard()
-        self._answered: dict[str, tuple[bytes, bytes]] = {}  # whose run, with which of ours
+        self._answered: dict[str, tuple[bytes, bytes, float]] = {}  # its run, ours, and when
         self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []
         self._adoption = Adoption(site, verify_certificate)

@@ -51,9 +51,8 @@ class ManifestInForce:
         return self.newest if version == self.newest.version else self._past(version)
 
     def lacks(self, version: int) -> bool:
-        """Whether what was signed under it may count in this round, and can't be read here."""
-        left = self._base is not None and version <= self._base.version
-        return not left and self._known(version) is None
+        """Whether what this site has signed under it in this round can't be read here."""
+        return self._known(version) is None
 
     def began(self) -> None:
         """This site promises in the round under way: from now on one step may be made."""

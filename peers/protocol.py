@@ -148,9 +148,11 @@ class Protocol(Attending):
             case do.Situation():
                 self._situation = event
             case do.RunRequested():
+                runs.must_take_part(self.site, self._manifests.newest)
                 wish = runs.requested(event, self.durable, self.site, self._policy, self.manifest)
                 self._announce(wish)
             case do.StopRequested(run_id):
+                runs.must_take_part(self.site, self._manifests.newest)
                 self._announce(runs.stopped(run_id, self.durable, self.site, self.manifest))
             case do.ManifestChanged():
                 self._change_manifest(event)
@@ -239,34 +241,23 @@ class Protocol(Attending):
         was_active, before = self._active, self.run
         entered = self.durable.promised >= 0 and not self._pace.idle
         self._keep_run(signed)
+        later = was_active and before is not None and self._goes_on(before)
+        stays = entered and (later or self._has_stated)
         if was_active:
             by, stopped = run.requested_by, "has stopped the run (fedctl train --stop)"
             said = f"'s run takes its place: to round {run.target_round}, by its own plan"
             reason = f"{by}{said}" if self._active else f"{by} {stopped}"
-            later = before is not None and self._goes_on(before)
-            stays = entered and (later or self._has_stated)
             if entered and not stays and not self._pace.over:
                 self._progress("failed", message=reason)
                 self._fail_attempt(reason)  # where we lead it
             self._progress("waiting", message=reason)
-            if stays:
-                return  # the end of the attempt decides: what we have signed may be opened
+        if stays:
+            return  # the end of the attempt decides: what we have signed may be opened
         if not self._active:
             self._rest()
         elif not self._pace.part_lost and (entered or not was_active):
             self._drop()
             self._go_on_to(max(0, self.durable.promised + 1))
-
-    @property
-    def _has_stated(self) -> bool:
-        """Whether we have signed what the attempt under way is about, and our part with it.
-
-        A sum without us, shown before we have sent our update, does not make us send it.
-        """
-        signed = [Known.parse(one.body) for one in self.durable.state.statements]
-        stated = [one for one in signed if one.message.attempt == self.durable.promised]
-        ours = any(self.site in one.contributors for one in stated)
-        return bool(stated) and (self._part is None or ours)
 
     # ---- which attempt ---------------------------------------------------------
 
@@ -341,10 +332,11 @@ class Protocol(Attending):
             self._progress("failed", message=self.manifest.objection, attempt=max(0, attempt))
             return
         if self._owes(self.durable.state):
-            self._leave()
+            self._drop()
             self._progress("waiting", message=self._what_it_lacks())
             self._pace.entered(self.durable.promised, self._now)
             self._ask()
+            self._read_again()  # a manifest of the past may have come meanwhile
             return
         self._since = min(self._since, attempt)
         tried = self._tried()
@@ -449,8 +441,10 @@ class Protocol(Attending):
             f"committed here is {self.durable.head_digest.hex()[:12]}",
         )
         self._check_turn(sender, message.round, message.attempt)
-        self._on_run(sender, message.run)
-        self._on_promised(sender, message.promise)
+        try:
+            self._on_run(sender, message.run)
+        finally:  # a promise counts also where the run does not
+            self._on_promised(sender, message.promise)
         if not self._active or self._recalling:
             return
         if message.attempt > self.durable.promised:
@@ -480,12 +474,12 @@ class Protocol(Attending):
 
     def _catch_up_for(self, sender: str, message: pb.Prepare) -> None:
         """A commit is still on its way to us: say so, and answer when we have caught up."""
-        self._on_run(sender, message.run)
         self._too_early = [do.Received(sender, message)]
         behind = pb.Behind(round=message.round, attempt=message.attempt, head_round=self.head_round)
         self._emit(do.Send(sender, behind))
         if not self._adoption.under_way:
             self._emit(do.FetchCertificates(sender, self.head_round))
+        self._on_run(sender, message.run)  # of a round that may lie behind a stop of ours
 
     def _on_promised(self, sender: str, message: pb.Promised) -> None:
         """A promise counts for whoever signed it, and tells how far the others are."""
@@ -647,3 +641,6 @@ class Protocol(Attending):
             said = f"manifest {self.manifest.version} is in force now"
             self._progress("failed" if not self._pace.idle else "waiting", message=said)
             self._go_on_to(max(0, self.durable.promised + 1))
+        elif changed and not self._active and not self._has_stated:
+            self._fail_attempt("the manifest does not let who asked for the run take part")
+            self._rest()

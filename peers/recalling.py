@@ -70,7 +70,7 @@ class Recalling(RunInForce):
         lacked = ", ".join(str(v) for v in state.signed_under if self._manifests.lacks(v))
         return (
             f"this site's state went back behind manifest {lacked}, under which it has signed in "
-            "this round: it stands still until that one is installed (SIGHUP)"
+            "this round: it stands still until that one is here (SIGHUP), or the round is committed"
         )
 
     def _lacks_manifest(self, state: pb.RoundState) -> bool:
@@ -219,7 +219,7 @@ class Recalling(RunInForce):
         promised = max([self.durable.promised, self._locked_in(state), *attempts])
         self._make_whole(state, promised)
         if told or promised > self.durable.promised:
-            self._leave()
+            self._drop()
             self._ground = self._ground_of(promised)
             self._since = max(self._since, promised + 1)
             self._pace.restarted(self._now)  # nobody should wait for our part in it

@@ -6,6 +6,7 @@ never go back to one: so a wish says what is over, too, to a site that has misse
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from peers import runs
@@ -57,9 +58,7 @@ class RunInForce(Machine):
         if not far and self._stands_over(run, self.run):
             return run
         gone = far or not self._stands_over(run, None)
-        # Once: two that know other rounds or manifests, and take neither's, would not end.
-        pair = (signed.body, known.body if known is not None else b"")
-        again, self._answered[sender] = self._answered.get(sender) == pair, pair
+        again = self._answered_lately(sender, signed)
         if far and not again:
             self._progress("waiting", message=_too_far(run, self.run))
         if known is None or self.run is None:
@@ -70,6 +69,20 @@ class RunInForce(Machine):
         if why and not gone:
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
         return None
+
+    def _answered_lately(self, sender: str, signed: pb.Signed) -> bool:
+        """Whether this pair of runs was answered within a phase; from now on it was.
+
+        Two that know other rounds or manifests, and take neither's, would answer without end;
+        once for all is too little for a site that was behind, and is not any more.
+        """
+        known = self.durable.signed_run
+        pair = (signed.body, known.body if known is not None else b"")
+        *before, at = self._answered.get(sender, (b"", b"", -math.inf))
+        again = tuple(before) == pair and self._now < at + self._timing.phase(0)
+        if not again:
+            self._answered[sender] = (*pair, self._now)
+        return again
 
     def _read_run(self, sender: str, signed: pb.Signed) -> pb.Run:
         """A run that somebody shows; how far its site's runs are numbered counts."""

@@ -145,9 +145,10 @@ def left_behind(
     state.CopyFrom(head.state)
     del state.over[:], state.put_aside[:]
     state.over.extend(all_over(head, manifest, *over))
-    aside = list(head.state.put_aside)
-    if is_active(head, manifest) and head.signed_run is not None:
-        aside += [head.signed_run] if head.signed_run.body != taken.body else []
+    aside, known = list(head.state.put_aside), head.signed_run
+    # Also of a site that is not in the manifest just now: it may come back to it.
+    if known and head.run and head.run.target_round > head.head_round:
+        aside += [known] if known.body != taken.body else []
     state.put_aside.extend(last_of_each(aside, manifest))
     return state
 
@@ -176,6 +177,16 @@ def is_active(head: do.Durable, manifest: FederationManifest) -> bool:
     )
 
 
+def must_take_part(site: str, manifest: FederationManifest) -> None:
+    """Raises RunRefused where nobody would hear what this site's people want of runs."""
+    if not manifest.enabled(site):
+        raise RunRefused(
+            f"manifest {manifest.version} does not let this site take part, and no other hears of "
+            "it: ask at another site, or the federation's keeper for a manifest that does "
+            "(fedctl manifest show)"
+        )
+
+
 def requested(
     wish: do.RunRequested,
     head: do.Durable,
@@ -184,11 +195,7 @@ def requested(
     manifest: FederationManifest,
 ) -> pb.Run:
     """The run that a person at this site asks for. Raises RunRefused."""
-    if not manifest.enabled(site):
-        raise RunRefused(
-            f"manifest {manifest.version} does not let this site take part: ask the federation's "
-            "keeper for one that does (fedctl manifest show)"
-        )
+    must_take_part(site, manifest)
     if is_active(head, manifest):
         raise RunRefused(_under_way(head.run))
     if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):
@@ -202,11 +209,7 @@ def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManife
     """The end of the run under way, as a run to where we are. Raises RunRefused."""
     if head.run is None or not is_active(head, manifest):
         raise RunRefused("no run is under way")
-    if not manifest.enabled(site):
-        raise RunRefused(
-            f"manifest {manifest.version} does not let this site take part: stop the run at "
-            "another site"
-        )
+    must_take_part(site, manifest)
     run = head.run
     stop = following(run, site, run.federation_id, run_id, head.head_round, run.plan)
     return _above_what_is_gone(stop, head)

@@ -408,6 +408,47 @@ def test_the_manifest_behind_one_that_is_missing_does_not_make_up_for_it() -> No
         assert not sent(alone.goes_on(), pb.Promised)
 
 
+def test_what_was_signed_under_a_missing_manifest_is_kept_behind_a_promise_under_a_newer() -> None:
+    """Which it is told first, and by which it would take the older one to be left behind."""
+    alone = Alone(unheard="cd")
+    first = alone.stage.manifest
+    second, third = replace(first, version=2), replace(first, version=3)
+    alone.world.manifests[3] = alone.world.installed["a"] = third
+    alone.takes(do.ManifestChanged(third))
+    stages = [Stage(manifest=one) for one in (second, third)]
+    lock = stages[0].lock()
+    vote = sign_vote(stages[0].keys["a"].sign, value_of(lock, second), 0)
+    promised = stages[1].promised("a", 1, lock=lock)
+    with refused("manifest 2, which is not known here"):
+        alone.hears("c", pb.Remembered(round=1, promise=promised, vote=vote))
+    assert "behind manifest 2" in alone.machine._what_it_lacks()
+    alone.world.manifests[2] = second
+    alone.machine._read_again()
+    assert alone.state.lock == lock.message
+
+
+def test_a_manifest_of_the_past_that_comes_by_itself_ends_the_wait_for_it() -> None:
+    """Who catches up learns it from a peer, and nobody installs it."""
+    alone, newer, lock = lacking_manifest()
+    alone.begins()
+    alone.world.manifests[2] = newer
+    for _ in range(3):
+        alone.goes_on()
+    assert alone.state.lock == lock.message
+    assert not alone.machine._owes(alone.state)
+
+
+def test_a_vote_under_a_missing_manifest_binds_also_where_nobody_shows_its_lock() -> None:
+    alone = Alone(unheard="d")
+    newer = replace(alone.stage.manifest, version=2)
+    vote = sign_vote(alone.stage.keys["a"].sign, value_of(alone.stage.lock(), newer), 0)
+    alone.hears("d", pb.Remembered(round=1, vote=vote))
+    assert not alone.state.unread
+    alone.begins()
+    for _ in range(4):
+        assert not sent(alone.goes_on(), pb.Promised)
+
+
 def test_nobody_makes_a_site_wait_for_a_manifest_that_there_is_not() -> None:
     """Of a vote under one that can't be read its own signature is all that says that it is so."""
     absurd = 2**40

@@ -10,9 +10,8 @@ from peers import effects as do
 from peers import runs
 from peers.certificates import CertificateError
 from peers.signing import Kind, sign
-from peers.statement import Known
 from proto import federation_pb2 as pb
-from tests.one_machine import Alone, refused, sent, stated
+from tests.one_machine import Alone, refused, sent
 from tests.simulation import FEDERATION, World
 
 
@@ -25,6 +24,15 @@ def wished(
     run.target_round = target
     run.plan.min_participants -= less
     return sign(alone.stage.keys[site], Kind.RUN, run)
+
+
+def expelled(alone: Alone, site: str) -> None:
+    """The next manifest does not let this one take part."""
+    known = alone.stage.manifest
+    sites = tuple(replace(one, enabled=one.id != site) for one in known.sites)
+    newer = replace(known, version=2, sites=sites)
+    alone.world.manifests[2] = alone.world.installed["a"] = newer
+    alone.takes(do.ManifestChanged(newer))
 
 
 def test_without_a_run_that_a_person_has_signed_nothing_is_promised() -> None:
@@ -267,224 +275,6 @@ def test_a_stop_fails_no_attempt_that_was_never_entered() -> None:
     assert [one.phase for one in effects if isinstance(one, do.Progress)] == ["waiting"]
 
 
-# ---- what a run had begun, when it is over -------------------------------------------------
-
-
-def more_protection(alone: Alone, generation: int = 2) -> pb.Signed:
-    """A run of d's that takes the place of a's."""
-    run = pb.Run.FromString(wished(alone, "d", generation).body)
-    run.plan.min_participants += 1
-    return sign(alone.stage.keys["d"], Kind.RUN, run)
-
-
-def taking_part() -> Alone:
-    """Site a, which can train, has promised attempt 0."""
-    alone = Alone()
-    alone.takes(do.Situation(100, willing=True))
-    alone.begins()
-    return alone
-
-
-def nothing_of_ours(effects: list[do.Effect]) -> bool:
-    """Whether no part begins and nothing is signed in an attempt."""
-    ours = (do.Coordinate, do.DealKey, do.Train, do.EncryptUpdate)
-    said = (pb.Trained, pb.Contributed, pb.Stated)
-    return not any(isinstance(one, ours) for one in effects) and not any(
-        sent(effects, kind) for kind in said
-    )
-
-
-@pytest.mark.parametrize("by", ["a stop", "a stop, and a new run", "more protection"])
-def test_what_was_promised_for_another_run_begins_nothing_whenever_it_is_shown(by: str) -> None:
-    """A coordinator that lies holds the promises back until the run that they are of is over."""
-    alone = taking_part()
-    bundle = alone.everybody(0)
-    stop, anew = wished(alone, "c", 2, target=0), wished(alone, "d", 3)
-    runs_after = {
-        "a stop": (stop,),
-        "a stop, and a new run": (stop, anew),
-        "more protection": (more_protection(alone),),
-    }
-    for later in runs_after[by]:
-        alone.hears(later.site, pb.RunWish(run=later))
-    for _ in range(2):
-        effects = alone.hears("b", bundle.message)
-        assert nothing_of_ours(effects)
-        [answer] = sent(effects, pb.AttemptFailed)
-        assert "another run is in force here" in answer.body.reason
-        assert nothing_of_ours(alone.hears("b", alone.state_of(alone.stage.statement(bundle))))
-        alone.restarts()
-    assert not alone.state.statements
-
-
-def test_what_a_site_has_begun_ends_with_a_stop() -> None:
-    alone = taking_part()
-    assert any(
-        isinstance(one, do.Coordinate) for one in alone.hears("b", alone.everybody(0).message)
-    )
-    effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
-    ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
-    assert ended == [do.BeginAttempt(1, 1)], "workers drop what they do"
-    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
-
-
-def test_an_attempt_goes_on_where_another_run_is_merely_later() -> None:
-    """Who asks for run after run ends none; nor is what it shows late weaker than the last."""
-    alone = taking_part()
-    bundle = alone.everybody(0)
-    later = wished(alone, "d", 2)
-    alone.hears("d", pb.RunWish(run=later))
-    assert any(isinstance(one, do.Coordinate) for one in alone.hears("b", bundle.message))
-    last = wished(alone, "d", 3)
-    effects = alone.hears("d", pb.RunWish(run=last))
-    assert alone.machine.durable.signed_run == last
-    assert not any(isinstance(one, do.BeginAttempt) for one in effects)
-    assert sent(alone.takes(do.LocalTrained(1, 0, (1, 2))), pb.Trained)
-
-
-def test_a_sum_that_a_site_has_signed_it_votes_for_behind_a_stop() -> None:
-    """It may be opened: to make the version of it costs nothing more."""
-    alone = Alone()
-    known = stated(alone)
-    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
-    lock = alone.stage.lock(known)
-    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
-    assert sent(alone.takes(do.VersionHere(lock.applied.model_digest)), pb.Vote)
-
-
-def test_a_sum_without_a_site_does_not_make_it_go_on_behind_a_stop() -> None:
-    """Signed while it trains yet; the others could be shown one with its update."""
-    alone = taking_part()
-    bundle = alone.everybody(0)
-    alone.hears("b", bundle.message)
-    known = Known.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
-    assert sent(alone.hears("b", alone.state_of(known)), pb.Stated)
-    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
-    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
-
-
-# ---- what stays over ------------------------------------------------------------------------
-
-
-def expelled(alone: Alone, site: str) -> None:
-    """The next manifest does not let this one take part."""
-    known = alone.stage.manifest
-    sites = tuple(replace(one, enabled=one.id != site) for one in known.sites)
-    newer = replace(known, version=2, sites=sites)
-    alone.world.manifests[2] = alone.world.installed["a"] = newer
-    alone.takes(do.ManifestChanged(newer))
-
-
-def test_what_a_person_has_stopped_stays_stopped_when_others_that_stopped_it_are_expelled() -> None:
-    """A liar says two stops of its own behind a person's, and is expelled: they count no more."""
-    alone = Alone(sites=5)
-    stop = wished(alone, "c", 2, target=0)
-    alone.hears("c", pb.RunWish(run=stop))
-    for number in (3, 4):
-        alone.hears("e", pb.RunWish(run=wished(alone, "e", number, target=0)))
-    expelled(alone, "e")
-    alone.restarts()
-    assert "e" not in alone.machine.manifest.enabled_ids
-    for again in (wished(alone, "b", 1), wished(alone, "b", 1, less=True)):
-        alone.hears("d", pb.RunWish(run=again))
-        assert not alone.machine._active
-
-
-def test_a_run_that_was_put_aside_for_more_protection_does_not_come_back_behind_it() -> None:
-    """That one was numbered below it: its end alone says nothing of it."""
-    alone = Alone()
-    weak, strong = wished(alone, "b", 3, less=True), wished(alone, "c", 2)
-    for said in (weak, strong):
-        alone.hears(said.site, pb.RunWish(run=said))
-        assert alone.machine.durable.signed_run == said
-    end = wished(alone, "c", 2, target=0)
-    run = pb.Run.FromString(end.body)
-    run.generation, run.run_id = 3, "c-end"
-    alone.hears("c", pb.RunWish(run=sign(alone.stage.keys["c"], Kind.RUN, run)))
-    assert not alone.machine._active
-    alone.hears("d", pb.RunWish(run=weak))
-    assert not alone.machine._active
-    alone.hears("b", pb.RunWish(run=wished(alone, "b", 4, less=True)))
-    assert alone.machine._active, "what is asked for anew is taken"
-
-
-def test_a_person_whose_run_was_put_aside_may_ask_again() -> None:
-    """For what is numbered above it, though the last run known is not."""
-    alone = Alone()
-    alone.hears("d", pb.RunWish(run=wished(alone, "b", 3, target=0)))
-    alone.takes(do.RunRequested("ours", 5, alone.world.training))
-    stronger = more_protection(alone, generation=3)
-    alone.hears("d", pb.RunWish(run=stronger))
-    assert alone.machine.durable.signed_run == stronger
-    for again in ("stop", "ours again"):
-        if again == "stop":
-            alone.takes(do.StopRequested(again))
-        else:
-            alone.takes(do.RunRequested(again, 5, alone.world.training))
-        assert alone.machine.run is not None and alone.machine.run.run_id == again
-
-
-def federation() -> World:
-    """Four sites, of which one may lie."""
-    return World(sites=4, seed=1, faulty_sites=1, min_participants=3)
-
-
-def says_again(world: World, run: pb.Signed | None) -> pb.Run | None:
-    """Somebody says this run to d; by which it goes then."""
-    assert run is not None
-    machine = world.site("d")
-    machine.step(do.Received("b", pb.RunWish(run=run)), world.now)
-    return machine.run
-
-
-def test_what_was_put_aside_is_remembered_from_round_to_round() -> None:
-    world = federation()
-    world.blocked = dict.fromkeys((("b", site) for site in "acd"), 1)
-    world.training.min_participants = 2
-    world.train("b", rounds=50)
-    weak = world.disks["b"].durable.signed_run
-    world.training.min_participants = 3
-    world.train("a", rounds=2)
-    world.blocked.clear()
-    world.run_until_committed(1)
-    assert world.site("b").run == world.site("a").run, "it protects more"
-    world.run_until_committed(2)
-    assert world.site("d").head_round == 2
-    assert says_again(world, weak) == world.site("a").run
-
-
-def test_a_stop_of_a_run_that_a_site_has_never_heard_of_is_remembered_too() -> None:
-    world = federation()
-    world.crash("d")
-    world.train("a", rounds=50)
-    old = world.disks["a"].durable.signed_run
-    world.run_for(1.0)
-    world.stop("b")
-    world.run_for(10.0)
-    world.start("d")
-    world.run_for(30.0)
-    world.training.min_participants = 2
-    world.train("c", rounds=3)
-    world.run_until_committed(max(disk.durable.head_round for disk in world.disks.values()) + 1)
-    assert not world.disks["d"].durable.state.put_aside
-    run = says_again(world, old)
-    assert run is not None and run.requested_by == "c"
-
-
-def test_a_stop_ends_an_attempt_in_which_nothing_is_signed_and_no_other() -> None:
-    """What is signed may be opened: thrown away, it has cost everybody what it tells."""
-    for signs in (False, True):
-        world = federation()
-        world.train("a", rounds=5)
-        while not any(name for name in "abcd" if world.site(name)._part is not None):
-            world.step()
-        while signs and not all(disk.durable.state.statements for disk in world.disks.values()):
-            world.step()
-        world.stop("d")
-        world.run_for(100.0)
-        assert [disk.durable.head_round for disk in world.disks.values()] == [signs] * 4
-
-
 # ---- wishes ---------------------------------------------------------------------------------
 
 
@@ -503,5 +293,55 @@ def test_a_site_that_may_not_take_part_is_told_that_it_stops_nothing() -> None:
     alone = Alone(sites=5)
     alone.hears("b", pb.RunWish(run=wished(alone, "b", 1)))
     expelled(alone, "a")
-    with pytest.raises(runs.RunRefused, match="stop the run at another site"):
+    with pytest.raises(runs.RunRefused, match="does not let this site take part"):
         alone.takes(do.StopRequested("stop"))
+
+
+def test_a_site_that_the_newest_manifest_excludes_asks_for_nothing() -> None:
+    """Rounds go by the one before it until one is committed; nobody hears it all the same."""
+    alone = Alone(sites=5)
+    alone.begins()
+    known = alone.stage.manifest
+    sites = tuple(replace(one, enabled=one.id not in "ae") for one in known.sites)
+    alone.takes(do.ManifestChanged(replace(known, version=2, sites=sites)))
+    assert "a" in alone.machine.manifest.enabled_ids, "two steps are not made at once"
+    for event in (do.StopRequested("stop"), do.RunRequested("ours", 3, alone.world.training)):
+        with pytest.raises(runs.RunRefused, match="manifest 2 does not let this site take part"):
+            alone.takes(event)
+
+
+def test_a_promise_counts_and_a_round_is_caught_up_for_where_the_run_beside_it_is_refused() -> None:
+    alone = Alone()
+    alone.begins()
+    weak = wished(alone, "d", 2, less=True)
+    with refused("the run of d is not taken"):
+        alone.hears("c", alone.prepare("c", 1, run=weak))
+    assert alone.machine._promises["c"].promise.attempt == 1
+    with refused("the run of d is not taken"):
+        alone.hears("c", alone.prepare("c", 0, round=2, run=weak))
+    assert sent(alone.machine.wished, pb.Behind)
+    assert any(isinstance(one, do.FetchCertificates) for one in alone.machine.wished)
+
+
+def test_a_run_out_of_reach_is_said_to_people_with_what_to_do() -> None:
+    alone = Alone()
+    alone.begins()
+    far = alone.stage.run_of(alone.world.training, generation=2 * runs.FARTHEST)
+    said = [
+        one.message
+        for _ in range(2)
+        for one in alone.hears("b", pb.RunWish(run=far))
+        if isinstance(one, do.Progress)
+    ]
+    assert len(said) == 1, "once"
+    assert "is not taken: it is number" in said[0]
+    assert "fedctl site forget-round" in said[0]
+
+
+def test_of_each_site_the_last_run_that_is_over_is_kept() -> None:
+    alone = Alone()
+    for number in (1, 3, 2):
+        alone.hears("c", pb.RunWish(run=alone.stage.run, over=wished(alone, "c", number, target=0)))
+    alone.hears("b", pb.RunWish(run=wished(alone, "b", 9)))
+    [over] = [one for one in alone.state.over if one.site == "c"]
+    assert pb.Run.FromString(over.body).generation == 3

@@ -1,0 +1,321 @@
+"""What ends with a run, what goes on, and what never begins again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peers import effects as do
+from peers.signing import Kind, sign
+from peers.statement import Known
+from proto import federation_pb2 as pb
+from tests.one_machine import Alone, sent, stated
+from tests.simulation import World
+from tests.test_run_in_force import expelled, wished
+
+
+def more_protection(alone: Alone, generation: int = 2) -> pb.Signed:
+    """A run of d's that takes the place of a's."""
+    run = pb.Run.FromString(wished(alone, "d", generation).body)
+    run.plan.min_participants += 1
+    return sign(alone.stage.keys["d"], Kind.RUN, run)
+
+
+def taking_part() -> Alone:
+    """Site a, which can train, has promised attempt 0."""
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    return alone
+
+
+def nothing_of_ours(effects: list[do.Effect]) -> bool:
+    """Whether no part begins and nothing is signed in an attempt."""
+    ours = (do.Coordinate, do.DealKey, do.Train, do.EncryptUpdate)
+    said = (pb.Trained, pb.Contributed, pb.Stated)
+    return not any(isinstance(one, ours) for one in effects) and not any(
+        sent(effects, kind) for kind in said
+    )
+
+
+@pytest.mark.parametrize("by", ["a stop", "a stop, and a new run", "more protection"])
+def test_what_was_promised_for_another_run_begins_nothing_whenever_it_is_shown(by: str) -> None:
+    """A coordinator that lies holds the promises back until the run that they are of is over."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    stop, anew = wished(alone, "c", 2, target=0), wished(alone, "d", 3)
+    runs_after = {
+        "a stop": (stop,),
+        "a stop, and a new run": (stop, anew),
+        "more protection": (more_protection(alone),),
+    }
+    for later in runs_after[by]:
+        alone.hears(later.site, pb.RunWish(run=later))
+    for _ in range(2):
+        effects = alone.hears("b", bundle.message)
+        assert nothing_of_ours(effects)
+        [answer] = sent(effects, pb.AttemptFailed)
+        assert "another run is in force here" in answer.body.reason
+        assert nothing_of_ours(alone.hears("b", alone.state_of(alone.stage.statement(bundle))))
+        alone.restarts()
+    assert not alone.state.statements
+
+
+def test_what_a_site_has_begun_ends_with_a_stop() -> None:
+    alone = taking_part()
+    assert any(
+        isinstance(one, do.Coordinate) for one in alone.hears("b", alone.everybody(0).message)
+    )
+    effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
+    assert ended == [do.BeginAttempt(1, 1)], "workers drop what they do"
+    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+
+
+def test_an_attempt_goes_on_where_another_run_is_merely_later() -> None:
+    """Who asks for run after run ends none; nor is what it shows late weaker than the last."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    later = wished(alone, "d", 2)
+    alone.hears("d", pb.RunWish(run=later))
+    assert any(isinstance(one, do.Coordinate) for one in alone.hears("b", bundle.message))
+    last = wished(alone, "d", 3)
+    effects = alone.hears("d", pb.RunWish(run=last))
+    assert alone.machine.durable.signed_run == last
+    assert not any(isinstance(one, do.BeginAttempt) for one in effects)
+    assert sent(alone.takes(do.LocalTrained(1, 0, (1, 2))), pb.Trained)
+
+
+def test_a_sum_that_a_site_has_signed_it_votes_for_behind_a_stop() -> None:
+    """It may be opened: to make the version of it costs nothing more."""
+    alone = Alone()
+    known = stated(alone)
+    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    lock = alone.stage.lock(known)
+    alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
+    assert sent(alone.takes(do.VersionHere(lock.applied.model_digest)), pb.Vote)
+
+
+def test_a_sum_without_a_site_does_not_make_it_go_on_behind_a_stop() -> None:
+    """Signed while it trains yet; the others could be shown one with its update."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    known = Known.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
+    assert sent(alone.hears("b", alone.state_of(known)), pb.Stated)
+    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+
+
+# ---- what stays over ------------------------------------------------------------------------
+
+
+def test_what_a_person_has_stopped_stays_stopped_when_others_that_stopped_it_are_expelled() -> None:
+    """A liar says two stops of its own behind a person's, and is expelled: they count no more."""
+    alone = Alone(sites=5)
+    stop = wished(alone, "c", 2, target=0)
+    alone.hears("c", pb.RunWish(run=stop))
+    for number in (3, 4):
+        alone.hears("e", pb.RunWish(run=wished(alone, "e", number, target=0)))
+    expelled(alone, "e")
+    alone.restarts()
+    assert "e" not in alone.machine.manifest.enabled_ids
+    for again in (wished(alone, "b", 1), wished(alone, "b", 1, less=True)):
+        alone.hears("d", pb.RunWish(run=again))
+        assert not alone.machine._active
+
+
+def test_a_run_that_was_put_aside_for_more_protection_does_not_come_back_behind_it() -> None:
+    """That one was numbered below it: its end alone says nothing of it."""
+    alone = Alone()
+    weak, strong = wished(alone, "b", 3, less=True), wished(alone, "c", 2)
+    for said in (weak, strong):
+        alone.hears(said.site, pb.RunWish(run=said))
+        assert alone.machine.durable.signed_run == said
+    end = wished(alone, "c", 2, target=0)
+    run = pb.Run.FromString(end.body)
+    run.generation, run.run_id = 3, "c-end"
+    alone.hears("c", pb.RunWish(run=sign(alone.stage.keys["c"], Kind.RUN, run)))
+    assert not alone.machine._active
+    alone.hears("d", pb.RunWish(run=weak))
+    assert not alone.machine._active
+    alone.hears("b", pb.RunWish(run=wished(alone, "b", 4, less=True)))
+    assert alone.machine._active, "what is asked for anew is taken"
+
+
+def test_a_person_whose_run_was_put_aside_may_ask_again() -> None:
+    """For what is numbered above it, though the last run known is not."""
+    alone = Alone()
+    alone.hears("d", pb.RunWish(run=wished(alone, "b", 3, target=0)))
+    alone.takes(do.RunRequested("ours", 5, alone.world.training))
+    stronger = more_protection(alone, generation=3)
+    alone.hears("d", pb.RunWish(run=stronger))
+    assert alone.machine.durable.signed_run == stronger
+    for again in ("stop", "ours again"):
+        if again == "stop":
+            alone.takes(do.StopRequested(again))
+        else:
+            alone.takes(do.RunRequested(again, 5, alone.world.training))
+        assert alone.machine.run is not None and alone.machine.run.run_id == again
+
+
+def federation() -> World:
+    """Four sites, of which one may lie."""
+    return World(sites=4, seed=1, faulty_sites=1, min_participants=3)
+
+
+def says_again(world: World, run: pb.Signed | None) -> pb.Run | None:
+    """Somebody says this run to d; by which it goes then."""
+    assert run is not None
+    machine = world.site("d")
+    machine.step(do.Received("b", pb.RunWish(run=run)), world.now)
+    return machine.run
+
+
+def test_what_was_put_aside_is_remembered_from_round_to_round() -> None:
+    world = federation()
+    world.blocked = dict.fromkeys((("b", site) for site in "acd"), 1)
+    world.training.min_participants = 2
+    world.train("b", rounds=50)
+    weak = world.disks["b"].durable.signed_run
+    world.training.min_participants = 3
+    world.train("a", rounds=2)
+    world.blocked.clear()
+    world.run_until_committed(1)
+    assert world.site("b").run == world.site("a").run, "it protects more"
+    world.run_until_committed(2)
+    assert world.site("d").head_round == 2
+    assert says_again(world, weak) == world.site("a").run
+
+
+def test_a_stop_of_a_run_that_a_site_has_never_heard_of_is_remembered_too() -> None:
+    world = federation()
+    world.crash("d")
+    world.train("a", rounds=50)
+    old = world.disks["a"].durable.signed_run
+    world.run_for(1.0)
+    world.stop("b")
+    world.run_for(10.0)
+    world.start("d")
+    world.run_for(30.0)
+    world.training.min_participants = 2
+    world.train("c", rounds=3)
+    world.run_until_committed(max(disk.durable.head_round for disk in world.disks.values()) + 1)
+    assert not world.disks["d"].durable.state.put_aside
+    run = says_again(world, old)
+    assert run is not None and run.requested_by == "c"
+
+
+def test_a_stop_ends_an_attempt_in_which_nothing_is_signed_and_no_other() -> None:
+    """What is signed may be opened: thrown away, it has cost everybody what it tells."""
+    for signs, anew in ((False, False), (True, False), (True, True)):
+        world = federation()
+        world.train("a", rounds=5)
+        while not any(name for name in "abcd" if world.site(name)._part is not None):
+            world.step()
+        while signs and not all(disk.durable.state.statements for disk in world.disks.values()):
+            world.step()
+        world.stop("d")
+        if anew:
+            world.train("d", rounds=1)
+        world.run_for(100.0)
+        assert [disk.durable.head_round for disk in world.disks.values()] == [signs] * 4
+        assert not signs or world.certificate(1).attempt == 0
+
+
+def ended(effects: list[do.Effect]) -> bool:
+    """Whether workers are told to drop what they do for the attempt."""
+    return any(isinstance(one, do.BeginAttempt) for one in effects)
+
+
+def of_one_who_leaves() -> tuple[Alone, pb.Bundle]:
+    """Site a of five has promised attempt 0, for a run of e's; and its bundle."""
+    alone = Alone(sites=5)
+    alone.takes(do.Situation(100, willing=True))
+    alone.stage.run = wished(alone, "e", 1)
+    alone.hears("e", pb.RunWish(run=alone.stage.run))
+    return alone, alone.everybody(0).message
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["held back", "begun"])
+def test_a_run_ends_with_the_expulsion_of_who_asked_for_it_and_what_it_has_begun_too(
+    begun: bool,
+) -> None:
+    alone, bundle = of_one_who_leaves()
+    lead = alone.machine._ground.coordinator
+    if begun:
+        alone.hears(lead, bundle)
+    known = alone.stage.manifest
+    sites = tuple(replace(one, enabled=one.id != "e") for one in known.sites)
+    alone.world.manifests[2] = replace(known, version=2, sites=sites)
+    assert ended(alone.takes(do.ManifestChanged(alone.world.manifests[2]))) == begun
+    assert nothing_of_ours(alone.hears(lead, bundle))
+    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+    assert alone.machine.next_wakeup() > alone.now + 1e6, "it waits for nothing"
+
+
+def test_a_run_of_an_expelled_site_that_another_has_replaced_does_not_come_back_with_it() -> None:
+    """It was neither over nor under way when the other was taken: with the site it would be."""
+    alone = Alone(sites=5)
+    run = pb.Run.FromString(wished(alone, "e", 5).body)
+    run.plan.min_participants = 4
+    strong = sign(alone.stage.keys["e"], Kind.RUN, run)
+    alone.hears("e", pb.RunWish(run=strong))
+    expelled(alone, "e")
+    alone.takes(do.RunRequested("ours", 5, alone.world.training))
+    back = replace(alone.stage.manifest, version=3)
+    alone.world.manifests[3] = back
+    alone.takes(do.ManifestChanged(back))
+    alone.hears("d", pb.RunWish(run=strong))
+    assert alone.machine.run is not None and alone.machine.run.run_id == "ours"
+
+
+def test_what_is_trained_ends_also_with_what_a_site_is_told_late_of_itself() -> None:
+    alone = Alone(unheard="d")
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    alone.hears("b", alone.everybody(0).message)
+    assert ended(alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 3))))
+
+
+def test_a_coordinator_whose_run_is_stopped_says_that_its_attempt_is_over() -> None:
+    """Nobody should wait for what it does not do any more."""
+    alone = taking_part()
+    while alone.machine._coordination is None:
+        alone.goes_on()
+    effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    said = [pb.Ended.FromString(one.body.ended.body) for one in sent(effects, pb.EndedAttempt)]
+    assert {one.attempt for one in said} == {alone.promised}
+    assert all("c has stopped the run" in one.reason for one in said)
+
+
+def test_behind_a_stop_a_version_that_may_be_committed_is_stated_again() -> None:
+    """It costs nothing that was not told before, and somebody may have committed it."""
+    alone = taking_part()
+    lock = alone.stage.lock()
+    while alone.promised < 1:
+        alone.goes_on()
+    bundle = alone.stage.message(
+        [alone.stage.promised(site, 1, lock=lock) for site in "abcd"], attempt=1
+    )
+    alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
+    alone.hears("c", bundle)
+    assert alone.machine._bundle is not None
+
+
+def test_a_site_that_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too() -> None:
+    """The others have told it while it was behind, and could not take it."""
+    world = federation()
+    world.train("b", rounds=50)
+    world.run_until_committed(1)
+    links = tuple((one, "d") for one in "abc") + tuple(("d", one) for one in "abc")
+    world.cut(links)
+    world.stop("c")
+    world.run_for(60.0)
+    world.training.min_participants = 2
+    world.train("a", rounds=1)
+    world.run_for(200.0)
+    world.heal(links)
+    world.run_for(200.0)
+    assert not any(world.site(name)._active for name in "abcd")
