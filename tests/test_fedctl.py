@@ -135,6 +135,20 @@ def test_status_for_machines(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert plain["uptime_s"] == 0.0  # unset fields are there, too
 
 
+@pytest.mark.parametrize(("reached", "code"), [(1, Exit.PARTLY), (0, Exit.FAILED)])
+def test_a_run_that_is_stopped_before_anything_was_committed_was_a_run(
+    fedctl: Fedctl, daemon: CannedDaemon, reached: int, code: Exit
+) -> None:
+    """Its stop is a run to round 0; a sum that was signed may be committed behind it."""
+    daemon.training = [
+        progress(round=1, phase="train", head_round=0),
+        progress(round=1, head_round=reached, target_round=0, message="stopped", finished=True),
+    ]
+    ran = fedctl("train", "--attach")
+    assert ran.code == code
+    assert f"ended at round {reached} of 2. stopped" in ran.err
+
+
 def test_a_stop_says_where_the_run_ends_and_what_may_follow(
     fedctl: Fedctl, daemon: CannedDaemon
 ) -> None:

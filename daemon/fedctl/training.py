@@ -235,7 +235,7 @@ async def _watch(session: Session) -> Exit:
                 last = progress
                 session.line(as_plain(progress))
                 view.show(progress)
-    if last is None or first is None or not last.target_round:
+    if last is None or first is None or not target:
         raise CommandError("nothing is being trained", "`fedctl train --rounds 3` starts a run")
     if last.head_round >= target:
         if not session.json:
