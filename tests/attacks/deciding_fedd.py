@@ -28,7 +28,16 @@ from daemon import main as fedd
 from daemon import membership
 from daemon.node import Node
 from daemon.versions import read_version, write_version
-from peers import adoption, bundle, machine, preparing, protocol, runs, statement, transport_client
+from peers import (
+    adoption,
+    bundle,
+    machine,
+    preparing,
+    run_in_force,
+    runs,
+    statement,
+    transport_client,
+)
 from peers import effects as do
 from peers.bundle import Ground, Promised
 from peers.certificates import certificate_of, sign_vote
@@ -522,7 +531,7 @@ def without_signed_runs() -> None:
         return pb.Run.FromString(signed.body)
 
     vars(bundle)["read_run"] = anyones
-    vars(protocol)["read_run"] = anyones
+    vars(run_in_force)["read_run"] = anyones
 
 
 DEFENCES: dict[str, Callable[[], None]] = {

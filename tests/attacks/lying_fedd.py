@@ -55,9 +55,7 @@ from tests.attacks.planting import without
 HEAVY = 100_000
 COARSER = comparison.MOST_BITS_ABOVE  # bits: what a site may be above the median
 
-_DIFFERENCE = (
-    'must_be(same, self._ground.coordinator, "states another sum of integers stated before")'
-)
+_DIFFERENCE = 'must_be(same, lead, "states another sum of integers stated before")'
 
 _folder = Path(os.environ.get("HANSE_TAPE", "."))
 _for_good = pytest.MonkeyPatch()
@@ -518,10 +516,12 @@ WORKERS_LIES: dict[str, Callable[[], None]] = {
 def without_promises() -> None:
     """What a bundle says that sites have promised, and that a run is, is not verified.
 
-    Nor is it held against what they have said before: that would accuse the victims.
+    Nor is it held against what they have said before (that would accuse the victims), or
+    against the run in force.
     """
     _put(bundle, "read", _unverified)
     _put(Protocol, "_note", lambda *_: None)
+    _put(Protocol, "_is_of_another_run", lambda *_: False)
 
 
 def without_weights() -> None:
