@@ -139,7 +139,8 @@ class Attending(Recalling):
             self._note(pb.TWO_PROMISES, signed)
         if message.HasField("stated"):
             self._note(pb.TWO_STATEMENTS, message.stated)
-        if self._is_of_another_run(bundle):
+        gone = bundle.lock is None and message.attempt <= self._left
+        if gone or self._is_of_another_run(bundle):
             lost = pb.AttemptFailed(round=self._round, attempt=message.attempt, reason=OTHER_RUN)
             self._emit(do.Send(sender, lost))
             self._progress("waiting", message=f"{self.site} could not {OTHER_RUN}")
@@ -153,6 +154,11 @@ class Attending(Recalling):
             self._take_plan(sender, bundle)
         if self._state_early is not None:
             self._on_state(sender, self._state_early)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether what we have begun in this attempt is not to go on any more."""
+        return self._bundle is not None and self._is_of_another_run(self._bundle)
 
     def _is_of_another_run(self, bundle: Bundle) -> bool:
         """Whether it begins what the run in force does not let go on.
@@ -220,12 +226,14 @@ class Attending(Recalling):
 
     @property
     def _has_stated(self) -> bool:
-        """Whether we have signed what the attempt under way is about, and our part with it.
+        """Whether we have signed the version or the sum of this attempt, and our part with it.
 
-        A sum without us, shown before we have sent our update, does not make us send it.
+        A sum without us, shown before we have sent our update, does not make us send it; nor
+        does what was compared before there is a sum.
         """
         signed = [Known.parse(one.body) for one in self.durable.state.statements]
-        stated = [one for one in signed if one.message.attempt == self.durable.promised]
+        sums = [one for one in signed if one.message.kind != pb.QUESTION]
+        stated = [one for one in sums if one.message.attempt == self.durable.promised]
         ours = any(self.site in one.contributors for one in stated)
         return bool(stated) and (self._part is None or ours)
 

@@ -113,6 +113,7 @@ class Machine:
         self._asks = True  # in each round, until in one of them every peer has answered
         self._told_by: set[str] = set()  # who has answered in the round under way
         self._since = LATER_THAN_ANY  # the first attempt of which we know all that we have signed
+        self._left = -1  # the last attempt of this round that we have dropped our part in
         self._recalling: set[str] = set()  # whom we wait for
         self._unanswered: set[str] = set()  # who may answer yet, later than that
         self._ahead: set[str] = set()  # who has said that it is in a later round
@@ -162,7 +163,11 @@ class Machine:
         self._question = self._pending = self._state_early = self._scaled = None
 
     def _drop(self) -> None:
-        """Leave the attempt; what is trained, hidden or sent for it ends at once."""
+        """Leave the attempt, for good; what is trained, hidden or sent for it ends at once.
+
+        It is not on the disk: in an attempt of before its start a site has no part either.
+        """
+        self._left = max(self._left, self.durable.promised)
         if self._plan is not None:
             self._emit(do.BeginAttempt(self._round, self.durable.promised + 1))
         self._leave()

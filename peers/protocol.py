@@ -220,15 +220,15 @@ class Protocol(Attending):
             raise runs.RunRefused(f"it does not take the place of {runs.in_words(self.run)}")
 
     def _on_wish(self, sender: str, wish: pb.RunWish) -> None:
-        refused: Exception | None = None
         try:
             if wish.HasField("over") and (run := self._new_over(sender, wish.over)) is not None:
                 self._take_run(wish.over, run)
-        except (RemoteProtocolError, CertificateError) as error:
-            refused = error  # of a site, perhaps, that is not in our manifest: the run is another's
-        self._on_run(sender, wish.run)
-        if refused is not None:
-            raise refused
+            if self._is_over and not self._has_stated:  # though a later run is in force
+                self._fail_attempt("its run has been stopped")
+                self._drop()
+                self._go_on_to(self.durable.promised + 1)
+        finally:  # what is over may be of a site that is not in our manifest: the run is another's
+            self._on_run(sender, wish.run)
 
     def _on_run(self, sender: str, signed: pb.Signed) -> None:
         """A run that we missed, or that the sender missed."""
@@ -615,6 +615,7 @@ class Protocol(Attending):
         self._emit(do.Persist(durable, commits))
         self._head_certificate = last.certificate
         self._leave()
+        self._left = -1
         self._promises.clear()
         self._attempts.clear()
         self._heard.forget()

@@ -48,7 +48,7 @@ def stands_over(
     if over is not None and _rank(run) <= _rank(over):
         return False
     own = [one for one in put_aside if one.requested_by == run.requested_by]
-    if any(_rank(run) <= _rank(one) for one in own):
+    if run.target_round > head_round and any(_rank(run) <= _rank(one) for one in own):
         return False
     if known is None:
         return can_go_on(run, head_round, manifest)

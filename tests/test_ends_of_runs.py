@@ -12,6 +12,7 @@ from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, sent, stated
 from tests.simulation import World
+from tests.test_robust_rounds import robust_plan
 from tests.test_run_in_force import expelled, wished
 
 
@@ -221,7 +222,13 @@ def test_a_stop_ends_an_attempt_in_which_nothing_is_signed_and_no_other() -> Non
             world.train("d", rounds=1)
         world.run_for(100.0)
         assert [disk.durable.head_round for disk in world.disks.values()] == [signs] * 4
-        assert not signs or world.certificate(1).attempt == 0
+        if signs:
+            assert world.certificate(1).attempt == 0
+            continue
+        world.train("a", rounds=2)
+        world.run_until_committed(2)
+        assert world.certificate(1).attempt > 0, "that one was left for good"
+        assert world.certificate(2).attempt == 0
 
 
 def ended(effects: list[do.Effect]) -> bool:
@@ -319,3 +326,63 @@ def test_a_site_that_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too(
     world.heal(links)
     world.run_for(200.0)
     assert not any(world.site(name)._active for name in "abcd")
+
+
+def test_a_stop_that_is_learned_beside_a_later_run_ends_what_was_begun_before_it() -> None:
+    """A liar says the later run alone, by which the attempt goes on."""
+    alone = taking_part()
+    bundle = alone.everybody(0)
+    alone.hears("b", bundle.message)
+    stop, anew = wished(alone, "c", 2, target=0), wished(alone, "c", 3)
+    assert not ended(alone.hears("b", pb.RunWish(run=anew)))
+    assert ended(alone.hears("c", pb.RunWish(run=anew, over=stop)))
+    assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
+    known = Known.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
+    assert nothing_of_ours(alone.hears("b", alone.state_of(known)))
+
+
+def test_what_a_site_has_left_it_begins_under_no_later_run_either() -> None:
+    """It is in the same attempt still, for the others hide theirs."""
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    alone.stage.run = wished(alone, "b", 100)
+    alone.hears("b", pb.RunWish(run=alone.stage.run))
+    bundle = alone.everybody(0).message
+    stronger = more_protection(alone, generation=2)
+    for later in (stronger, wished(alone, "d", 3, target=0), wished(alone, "c", 101)):
+        alone.hears(later.site, pb.RunWish(run=later))
+        assert alone.machine.durable.signed_run == later
+        assert nothing_of_ours(alone.hears("b", bundle))
+    assert alone.promised == 0
+
+
+def test_of_what_was_only_compared_no_sum_is_made_behind_a_stop() -> None:
+    world = federation()
+    world.training = robust_plan(pb.ROBUST_NORM, 1, 3)
+    world.train("a", rounds=5)
+
+    def asked(name: str) -> bool:
+        signed = world.disks[name].durable.state.statements
+        return [pb.Statement.FromString(one.body).kind for one in signed] == [pb.QUESTION]
+
+    while not all(asked(name) for name in "abcd"):
+        world.step()
+    world.stop("d")
+    world.run_for(100.0)
+    assert not any(disk.durable.head_round for disk in world.disks.values())
+
+
+def test_a_stop_counts_also_of_a_site_whose_own_run_was_put_aside_under_a_higher_number() -> None:
+    """Its state was put back, say: nobody tells it how far its own numbers went."""
+    alone = Alone()
+    run = wished(alone, "c", 1001, less=True)
+    for said in (
+        run,
+        wished(alone, "d", 5),
+        wished(alone, "d", 6, target=0),
+        wished(alone, "b", 8),
+    ):
+        alone.hears(said.site, pb.RunWish(run=said))
+        assert alone.machine.durable.signed_run == said
+    alone.hears("c", pb.RunWish(run=wished(alone, "c", 9, target=0)))
+    assert not alone.machine._active
