@@ -250,14 +250,14 @@ def test_an_interrupt_stops_what_was_started(tmp_path: Path, number: signal.Sign
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert "starting 3 daemons" in process.stderr.readline()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         # Each with at least one worker: then there is something to be left behind.
         while len(_daemons_of(temporary)) < 2 * len(SITES):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(number)
         process.send_signal(number)  # the impatient press it twice
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert process.returncode == Exit.INTERRUPTED
     assert "Traceback" not in err
     assert json.loads(out)["error"].startswith("interrupted")
