@@ -467,7 +467,8 @@ BUGS = (
     Bug("what was stopped begins again", "takes up ", 300, (
         (runs, "last_of_each", _none),), draw_with_liar),
     Bug("a promise outlives its run", "by no run that is in force", 300, (
-        (Protocol, "_is_of_another_run", _never),), draw_with_liar),
+        (Protocol, "_is_of_another_run", _never), (Protocol, "_drop", Protocol._leave)),
+        draw_with_liar),
 )  # fmt: skip
 
 # ---- what is hardly ever drawn, and scripted (tests/scenarios/scripts.py) ----------------
