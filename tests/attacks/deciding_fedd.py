@@ -515,8 +515,10 @@ def without_what_is_over() -> None:
 
 
 def without_the_run_in_force() -> None:
-    """What was promised once is begun whenever it is shown."""
+    """What was promised once is begun whenever it is shown, also where it was left."""
     Protocol._is_of_another_run = lambda *_: False  # type: ignore[method-assign]
+    never = property(lambda _self: -1, lambda _self, _attempt: None)
+    Protocol._left = never  # type: ignore[assignment]
 
 
 def without_newest_certificate() -> None:
