@@ -42,14 +42,18 @@ def stands_over(
     was stopped. Nor one that was ``put_aside`` for the protection of another: that may be
     numbered below it, and be over. So a site goes from run to run in one
     order, never in a circle. The run of a site that was expelled stands over none of a site
-    that takes part.
+    that takes part, and keeps none of them put aside.
     A number that is absurdly far ahead (`is_far`) is no run here.
     """
     if over is not None and _rank(run) <= _rank(over):
         return False
     own = [one for one in put_aside if one.requested_by == run.requested_by]
-    if run.target_round > head_round and any(_rank(run) <= _rank(one) for one in own):
-        return False
+    # With the site of what it was put aside for it is free again, as for who never heard of that.
+    if known is None or manifest.enabled(known.requested_by):
+        if run.target_round > head_round and any(_rank(run) <= _rank(one) for one in own):
+            return False
+        if run in own:  # the head has passed its target since: that is no stop
+            return False
     if known is None:
         return can_go_on(run, head_round, manifest)
     if run == known:
@@ -146,9 +150,12 @@ def left_behind(
     del state.over[:], state.put_aside[:]
     state.over.extend(all_over(head, manifest, *over))
     aside, known = list(head.state.put_aside), head.signed_run
-    # Also of a site that is not in the manifest just now: it may come back to it.
-    if known and head.run and head.run.target_round > head.head_round:
+    # Not of a site that is shut out: where it is let in again its run comes back, for some
+    # may never have heard that it was away, and all have to come to the same run.
+    if known and is_active(head, manifest):
         aside += [known] if known.body != taken.body else []
+    elif known and not manifest.enabled(known.site):
+        aside = [one for one in aside if one.site != taken.site]
     state.put_aside.extend(last_of_each(aside, manifest))
     return state
 
@@ -202,7 +209,7 @@ def requested(
         raise RunRefused(refusal)
     target = head.head_round + wish.rounds
     run = following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
-    return _above_what_is_gone(run, head)
+    return _above_what_is_gone(run, head, manifest)
 
 
 def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManifest) -> pb.Run:
@@ -212,13 +219,17 @@ def stopped(run_id: str, head: do.Durable, site: str, manifest: FederationManife
     must_take_part(site, manifest)
     run = head.run
     stop = following(run, site, run.federation_id, run_id, head.head_round, run.plan)
-    return _above_what_is_gone(stop, head)
+    return _above_what_is_gone(stop, head, manifest)
 
 
-def _above_what_is_gone(run: pb.Run, head: do.Durable) -> pb.Run:
-    """Numbered so that it is taken, also where the run known is not the last one numbered."""
-    gone = [*head.state.over, *head.state.put_aside]
-    last = [pb.Run.FromString(one.body).generation for one in gone]
+def _above_what_is_gone(run: pb.Run, head: do.Durable, manifest: FederationManifest) -> pb.Run:
+    """Numbered so that it is taken, also where the run known is not the last one numbered.
+
+    Not above those of a site that is shut out, which count nowhere: what is numbered above a
+    liar's number that few have heard of would be out of reach of the others.
+    """
+    gone = (*head.state.over, *head.state.put_aside)
+    last = [pb.Run.FromString(one.body).generation for one in gone if manifest.enabled(one.site)]
     run.generation = max([run.generation, *(one + 1 for one in last)])
     return run
 

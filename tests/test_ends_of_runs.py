@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from peers.signing import Kind, sign
 from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, sent, stated
-from tests.simulation import World
+from tests.simulation import FEDERATION, SimulatedKeys, World
 from tests.test_robust_rounds import robust_plan
 from tests.test_run_in_force import expelled, wished
 
@@ -262,20 +263,148 @@ def test_a_run_ends_with_the_expulsion_of_who_asked_for_it_and_what_it_has_begun
     assert alone.machine.next_wakeup() > alone.now + 1e6, "it waits for nothing"
 
 
-def test_a_run_of_an_expelled_site_that_another_has_replaced_does_not_come_back_with_it() -> None:
-    """It was neither over nor under way when the other was taken: with the site it would be."""
-    alone = Alone(sites=5)
-    run = pb.Run.FromString(wished(alone, "e", 5).body)
-    run.plan.min_participants = 4
-    strong = sign(alone.stage.keys["e"], Kind.RUN, run)
-    alone.hears("e", pb.RunWish(run=strong))
-    expelled(alone, "e")
-    alone.takes(do.RunRequested("ours", 5, alone.world.training))
-    back = replace(alone.stage.manifest, version=3)
-    alone.world.manifests[3] = back
-    alone.takes(do.ManifestChanged(back))
-    alone.hears("d", pb.RunWish(run=strong))
-    assert alone.machine.run is not None and alone.machine.run.run_id == "ours"
+def says_all_again(world: World) -> None:
+    """What each site goes by it says to all, as its outbox does when a link is there again."""
+    for site in world.machines:
+        for other in world.machines:
+            if other != site and world.disks[site].durable.signed_run is not None:
+                world._post(site, other, world.site(site).wish)
+
+
+def lets(world: World, version: int, *, out: str = "") -> None:
+    """The next manifest, at all sites: these may not take part."""
+    sites = tuple(replace(one, enabled=one.id not in out) for one in world.manifest.sites)
+    world.manifests[version] = replace(world.manifest, version=version, sites=sites)
+    for site in world.machines:
+        world.install(site, world.manifests[version])
+
+
+def between(some: str, others: str) -> tuple[tuple[str, str], ...]:
+    """The links from either to the other, both ways."""
+    pairs = itertools.product(some, others)
+    return tuple(link for one, other in pairs for link in ((one, other), (other, one)))
+
+
+def commits(world: World, sites: str, rounds: int = 2) -> bool:
+    """Whether these sites come so many rounds further."""
+    wanted = min(world.site(site).head_round for site in sites) + rounds
+    for _ in range(40):
+        if min(world.site(site).head_round for site in sites) >= wanted:
+            return True
+        world.run_for(50.0)
+    return False
+
+
+def test_a_sum_that_was_signed_outlives_the_expulsion_of_who_asked_for_its_run() -> None:
+    world = World(sites=5, seed=1, faulty_sites=1, min_participants=3)
+    world.train("e", rounds=5)
+    while not all(disk.durable.state.statements for disk in world.disks.values()):
+        world.step()
+    lets(world, 2, out="e")
+    world.run_for(100.0)
+    assert [world.site(site).head_round for site in "abcd"] == [1] * 4
+    assert world.certificate(1).attempt == 0
+
+
+def test_a_run_whose_site_was_shut_out_for_a_while_parts_nobody() -> None:
+    """Some took another run meanwhile and others never heard of that: they come to the same."""
+    world = World(sites=5, seed=3, faulty_sites=1, min_participants=4)
+    world.train("b", rounds=30)
+    world.run_for(1.0)
+    lets(world, 2, out="b")
+    world.run_for(5.0)
+    world.cut(between("ad", "bce"))
+    world.training.min_participants = 3
+    world.train("a", rounds=30)
+    world.run_for(20.0)
+    assert {world.site(site).run.requested_by for site in "ad"} == {"a"}  # type: ignore[union-attr]
+    world.heal(between("ad", "bce"))
+    lets(world, 3)
+    says_all_again(world)
+    assert commits(world, "abcde")
+
+
+def test_a_site_that_is_let_in_again_goes_by_what_the_others_do() -> None:
+    """With one more absent it is needed."""
+    world = World(sites=5, seed=3, faulty_sites=1, min_participants=4)
+    world.train("e", rounds=50)
+    world.run_until_committed(1)
+    world.cut(between("e", "abcd"))
+    lets(world, 2, out="e")
+    world.run_for(50.0)
+    world.training.min_participants = 3
+    world.train("a", rounds=200)
+    assert commits(world, "abcd")
+    lets(world, 3)
+    world.heal(between("e", "abcd"))
+    says_all_again(world)
+    world.run_for(50.0)
+    world.crash("d")
+    assert commits(world, "abce")
+
+
+def test_a_stop_that_one_site_has_heard_ends_nothing_once_its_liar_is_expelled() -> None:
+    world = World(sites=5, seed=5, faulty_sites=1, min_participants=3)
+    world.train("a", rounds=50)
+    world.run_until_committed(1)
+    world.cut(between("de", "abc"))
+    world.stop("e")
+    world.run_for(30.0)
+    assert not world.site("d")._active
+    world.crash("e")
+    lets(world, 2, out="e")
+    world.heal(between("de", "abc"))
+    says_all_again(world)
+    world.run_for(50.0)
+    world.crash("b")
+    assert commits(world, "acd")
+
+
+def test_a_run_of_a_liars_that_some_have_heard_leaves_with_it() -> None:
+    world = World(sites=5, seed=5, faulty_sites=1, min_participants=3)
+    world.train("b", rounds=60)
+    world.run_until_committed(1)
+    world.cut(between("ace", "bd"))
+    run = pb.Run.FromString(world.disks["b"].durable.signed_run.body)  # type: ignore[union-attr]
+    run.generation, run.run_id, run.requested_by = 2, "later", "e"
+    later = sign(SimulatedKeys("e"), Kind.RUN, run)
+    for site in "ac":
+        world._post("e", site, pb.RunWish(run=later))
+    world.run_for(5.0)
+    assert world.disks["a"].durable.signed_run == later
+    world.crash("e")
+    lets(world, 2, out="e")
+    world.heal(between("ace", "bd"))
+    says_all_again(world)
+    assert commits(world, "abcd")
+    for site in "abcd":
+        assert not world.disks[site].durable.state.put_aside, "it was taken up again"
+
+
+def test_a_run_that_was_put_aside_is_no_stop_once_its_rounds_are_there() -> None:
+    """Who says it again would stop another, in the name of who asked for it."""
+    world = federation()
+    signed = {}
+    for site, number, target, least in (("b", 7, 2, 2), ("a", 5, 40, 3)):
+        plan = pb.TrainingPlan()
+        plan.CopyFrom(world.training)
+        plan.min_participants = least
+        run = pb.Run(generation=number, run_id=site, requested_by=site, target_round=target)
+        run.plan.CopyFrom(plan)
+        run.federation_id = FEDERATION
+        signed[site] = sign(SimulatedKeys(site), Kind.RUN, run)
+        for other in "abcd":
+            world._post(site, other, pb.RunWish(run=signed[site]))
+        world.run_for(0.5)
+        assert {disk.durable.signed_run.body for disk in world.disks.values()} == {  # type: ignore[union-attr]
+            signed[site].body
+        }
+    world.run_until_committed(3)
+    for said in (pb.RunWish(run=signed["b"]), pb.RunWish(run=signed["a"], over=signed["b"])):
+        machine = world.site("d")
+        machine.step(do.Received("c", said), world.now)
+        assert machine.durable.signed_run == signed["a"]
+        assert machine._active
 
 
 def test_what_is_trained_ends_also_with_what_a_site_is_told_late_of_itself() -> None:
