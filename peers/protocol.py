@@ -215,6 +215,7 @@ class Protocol(Attending):
     # ---- runs ------------------------------------------------------------------
 
     def _announce(self, run: pb.Run) -> None:
+        run.generation = max(run.generation, self._usual + 1)  # above what was not taken here, too
         self._take_run(sign(self._keys, Kind.RUN, run), run)
         if self.run != run:
             raise runs.RunRefused(f"it does not take the place of {runs.in_words(self.run)}")

@@ -110,10 +110,14 @@ class RunInForce(Machine):
             run, known, self.head_round, self.manifest, over=last, put_aside=aside
         )
 
-    def _is_far(self, run: pb.Run) -> bool:
+    @property
+    def _usual(self) -> int:
+        """The number that runs have reached, by what more sites have told than may lie."""
         told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
-        usual = max(0, reached(told, self.manifest.tolerated))
-        return runs.is_far(run, usual)
+        return max(0, reached(told, self.manifest.tolerated))
+
+    def _is_far(self, run: pb.Run) -> bool:
+        return runs.is_far(run, self._usual)
 
     def _keep_run(self, signed: pb.Signed, *over: pb.Signed) -> None:
         """It goes to all: sites that know of different runs share no attempt."""

@@ -11,7 +11,7 @@ from peers import effects as do
 from peers.signing import Kind, sign
 from peers.statement import Known
 from proto import federation_pb2 as pb
-from tests.one_machine import Alone, sent, stated
+from tests.one_machine import Alone, refused, sent, stated
 from tests.simulation import FEDERATION, SimulatedKeys, World
 from tests.test_robust_rounds import robust_plan
 from tests.test_run_in_force import expelled, wished
@@ -379,6 +379,19 @@ def test_a_run_of_a_liars_that_some_have_heard_leaves_with_it() -> None:
     assert commits(world, "abcd")
     for site in "abcd":
         assert not world.disks[site].durable.state.put_aside, "it was taken up again"
+
+
+def test_a_stop_ends_also_a_run_that_others_had_put_aside_and_this_site_had_refused() -> None:
+    """They take it never again; nor may who stops, though it was numbered as that stop would be."""
+    alone = Alone()
+    alone.takes(do.RunRequested("ours", 5, alone.world.training))
+    weak = wished(alone, "d", 2, less=True)
+    for sender in "bcd":
+        with refused("is not taken"):
+            alone.hears(sender, pb.RunWish(run=weak))
+    alone.takes(do.StopRequested("stop"))
+    alone.hears("d", pb.RunWish(run=weak))
+    assert not alone.machine._active
 
 
 def test_a_run_that_was_put_aside_is_no_stop_once_its_rounds_are_there() -> None:
