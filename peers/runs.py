@@ -49,11 +49,10 @@ def stands_over(
         return False
     own = [one for one in put_aside if one.requested_by == run.requested_by]
     # With the site of what it was put aside for it is free again, as for who never heard of that.
-    if known is None or manifest.enabled(known.requested_by):
-        if run.target_round > head_round and any(_rank(run) <= _rank(one) for one in own):
-            return False
-        if run in own:  # the head has passed its target since: that is no stop
-            return False
+    ruled = known is None or manifest.enabled(known.requested_by)
+    begins = run.target_round > head_round
+    if ruled and begins and any(_rank(run) <= _rank(one) for one in own):
+        return False
     if known is None:
         return can_go_on(run, head_round, manifest)
     if run == known:

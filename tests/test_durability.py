@@ -233,6 +233,7 @@ async def test_sites_are_killed_at_every_effect_boundary_and_nothing_is_lost(
         await until_head(live, SITES, before + 2)
         await settle(live, history)
         for site in live.sites.values():
+            await until(f"{site.id} answers", lambda site=site: answers_with_its_head(site))
             assert (await ask(site)).citations
 
 

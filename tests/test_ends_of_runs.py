@@ -12,7 +12,7 @@ from peers.signing import Kind, sign
 from peers.statement import Known
 from proto import federation_pb2 as pb
 from tests.one_machine import Alone, refused, sent, stated
-from tests.simulation import FEDERATION, SimulatedKeys, World
+from tests.simulation import SimulatedKeys, World
 from tests.test_robust_rounds import robust_plan
 from tests.test_run_in_force import expelled, wished
 
@@ -392,32 +392,6 @@ def test_a_stop_ends_also_a_run_that_others_had_put_aside_and_this_site_had_refu
     alone.takes(do.StopRequested("stop"))
     alone.hears("d", pb.RunWish(run=weak))
     assert not alone.machine._active
-
-
-def test_a_run_that_was_put_aside_is_no_stop_once_its_rounds_are_there() -> None:
-    """Who says it again would stop another, in the name of who asked for it."""
-    world = federation()
-    signed = {}
-    for site, number, target, least in (("b", 7, 2, 2), ("a", 5, 40, 3)):
-        plan = pb.TrainingPlan()
-        plan.CopyFrom(world.training)
-        plan.min_participants = least
-        run = pb.Run(generation=number, run_id=site, requested_by=site, target_round=target)
-        run.plan.CopyFrom(plan)
-        run.federation_id = FEDERATION
-        signed[site] = sign(SimulatedKeys(site), Kind.RUN, run)
-        for other in "abcd":
-            world._post(site, other, pb.RunWish(run=signed[site]))
-        world.run_for(0.5)
-        assert {disk.durable.signed_run.body for disk in world.disks.values()} == {  # type: ignore[union-attr]
-            signed[site].body
-        }
-    world.run_until_committed(3)
-    for said in (pb.RunWish(run=signed["b"]), pb.RunWish(run=signed["a"], over=signed["b"])):
-        machine = world.site("d")
-        machine.step(do.Received("c", said), world.now)
-        assert machine.durable.signed_run == signed["a"]
-        assert machine._active
 
 
 def test_what_is_trained_ends_also_with_what_a_site_is_told_late_of_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import psutil
@@ -59,7 +60,9 @@ async def test_two_hundred_rounds_cost_no_more_than_twenty(tmp_path: Path) -> No
             assert len(list((state / "index").iterdir())) <= 2  # and the one being made
             assert len(list((state / "spool" / "attempts").iterdir())) <= 2
             assert list((state / "spool" / "arriving").iterdir()) == []
-            assert list((state / "spool" / "incoming").iterdir()) == []
+            async with asyncio.timeout(60):  # what broke off is swept from time to time
+                while list((state / "spool" / "incoming").iterdir()):
+                    await asyncio.sleep(0.1)
         grown = {name: late_disk[name] - size for name, size in early_disk.items()}
         assert sum(grown.values()) < 40 * 32_000 + 2 * MIB, grown  # certificates and reports stay
         await live.train("oak", rounds=140)

@@ -304,8 +304,11 @@ class Watch:
         lock = durable.state.lock
         claim(_attempt_of(lock) >= attempt, f"{at}: a vote without the lock that it means")
         key = body.SerializeToString(deterministic=True)
+        cast = (site, body.round, attempt) in self._votes
         known = self._votes.setdefault((site, body.round, attempt), key)
         claim(known == key, f"{at}: a site votes once")
+        if cast:
+            return  # a site whose state went back is told of its own, and of what it promised since
         told = self._told.get((site, body.round), -1)
         claim(attempt >= told, f"{at}: breaks its promise of attempt {told}")
         self._told[site, body.round] = attempt
