@@ -644,5 +644,5 @@ class Protocol(Attending):
             self._progress("failed" if not self._pace.idle else "waiting", message=said)
             self._go_on_to(max(0, self.durable.promised + 1))
         elif changed and not self._active and not self._has_stated:
-            self._fail_attempt("the manifest does not let who asked for the run take part")
+            self._fail_attempt(f"its run is over under manifest {self.manifest.version}")
             self._rest()

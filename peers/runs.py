@@ -64,6 +64,8 @@ def stands_over(
     able, was_able = (can_go_on(one, head_round, manifest) for one in (run, known))
     if able != was_able:
         return able
+    if over is not None and _rank(known) <= _rank(over):
+        return True  # over itself, it protects nothing: the stop of a site that is back counts
     if weakens(run, known, head_round, manifest):
         return False
     return _rank(run) > _rank(known) or bool(weakens(known, run, head_round, manifest))
@@ -174,13 +176,18 @@ def last_over(head: do.Durable, manifest: FederationManifest) -> pb.Signed | Non
 
 
 def is_active(head: do.Durable, manifest: FederationManifest) -> bool:
-    """Whether the run that is known has rounds left; it ends with who asked for it."""
+    """Whether the run that is known has rounds left; it ends with who asked for it.
+
+    Also with a site that is let in again, and has stopped it: while that one was shut out its
+    stop counted nowhere, and the run was gone on with.
+    """
     run = head.run
-    return (
-        run is not None
-        and run.target_round > head.head_round
-        and manifest.enabled(run.requested_by)
-    )
+    if run is None or run.target_round <= head.head_round:
+        return False
+    if not manifest.enabled(run.requested_by):
+        return False
+    over = last_over(head, manifest) if head.state.over else None
+    return over is None or _rank(run) > _rank(pb.Run.FromString(over.body))
 
 
 def must_take_part(site: str, manifest: FederationManifest) -> None:

@@ -394,6 +394,38 @@ def test_a_stop_ends_also_a_run_that_others_had_put_aside_and_this_site_had_refu
     assert not alone.machine._active
 
 
+def under_way(alone: Alone) -> bool:
+    """Whether a run is, for site a."""
+    return alone.machine._active
+
+
+def test_a_stop_counts_again_once_its_site_is_let_in_again() -> None:
+    """All go by it then, also who went on with the run while that site was shut out."""
+    alone = Alone(sites=5)
+    ours = wished(alone, "b", 1)
+    stop = wished(alone, "e", 2, target=0)
+    for said in (ours, stop):
+        alone.hears(said.site, pb.RunWish(run=said))
+    assert not under_way(alone)
+    expelled(alone, "e")
+    alone.hears("b", pb.RunWish(run=ours))
+    assert alone.machine.durable.signed_run == ours
+    assert under_way(alone)
+    back = replace(
+        alone.machine.manifest,
+        version=3,
+        sites=tuple(replace(one, enabled=True) for one in alone.machine.manifest.sites),
+    )
+    alone.world.manifests[3] = back
+    alone.takes(do.ManifestChanged(back))
+    assert alone.machine.manifest.version == 3
+    assert not under_way(alone)
+    alone.takes(
+        do.RunRequested("less", 5, pb.Run.FromString(wished(alone, "a", 9, less=True).body).plan)
+    )
+    assert under_way(alone), "what is over protects nothing"
+
+
 def test_what_is_trained_ends_also_with_what_a_site_is_told_late_of_itself() -> None:
     alone = Alone(unheard="d")
     alone.takes(do.Situation(100, willing=True))

@@ -149,6 +149,8 @@ class Watch:
             return
         asked, asks = before.requested_by, now.requested_by
         ended = min(before.target_round, now.target_round) <= head_round
+        last = self._over.get(site)  # of a site that was shut out, and counts again
+        ended |= last is not None and (before.generation, before.target_round) <= last[0]
         gone = not all(manifest.enabled(asked) for manifest in self._manifests.values())
         if ended or gone or asked == asks or asked in self.liars:
             return
