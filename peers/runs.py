@@ -214,7 +214,8 @@ def requested(
     if refusal := policy.objection(wish.plan) or objection(wish.plan, manifest):
         raise RunRefused(refusal)
     target = head.head_round + wish.rounds
-    run = following(head.run, site, manifest.federation_id, wish.run_id, target, wish.plan)
+    known = head.run if head.run and manifest.enabled(head.run.requested_by) else None
+    run = following(known, site, manifest.federation_id, wish.run_id, target, wish.plan)
     return _above_what_is_gone(run, head, manifest)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from peers import effects as do
+from peers import runs
 from peers.signing import Kind, sign
 from peers.statement import Known
 from proto import federation_pb2 as pb
@@ -392,6 +393,19 @@ def test_a_stop_ends_also_a_run_that_others_had_put_aside_and_this_site_had_refu
     alone.takes(do.StopRequested("stop"))
     alone.hears("d", pb.RunWish(run=weak))
     assert not alone.machine._active
+
+
+def test_a_number_of_a_liars_that_few_have_heard_of_leaves_with_it() -> None:
+    """What people ask for next is numbered as the others count, and taken by them."""
+    alone = Alone(sites=5)
+    far = wished(alone, "e", runs.FARTHEST)
+    alone.hears("e", pb.RunWish(run=far))
+    assert alone.machine.durable.signed_run == far
+    expelled(alone, "e")
+    alone.takes(do.RunRequested("ours", 5, alone.world.training))
+    assert alone.machine.run is not None
+    assert alone.machine.run.run_id == "ours"
+    assert alone.machine.run.generation == 1
 
 
 def under_way(alone: Alone) -> bool:
