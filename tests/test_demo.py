@@ -253,6 +253,7 @@ def test_an_interrupt_stops_what_was_started(tmp_path: Path, number: signal.Sign
         deadline = time.monotonic() + 240
         # Each with at least one worker: then there is something to be left behind.
         while len(_daemons_of(temporary)) < 2 * len(SITES):
+            assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(number)

@@ -595,7 +595,11 @@ ENDS_FOR_ITSELF: tuple[Plant, ...] = ((Protocol, "_tell_others", _tell_no_end),)
 ENTER_WHEN_PREPARED: tuple[Plant, ...] = (
     (Protocol, "_on_prepare", _enter_what_is_prepared), *_blind("_not_ahead"))  # fmt: skip
 WEAKER: tuple[Plant, ...] = ((runs, "weakens", _no_weakening),)
-NOTHING_IS_OVER: tuple[Plant, ...] = ((runs, "last_of_each", _none), *_blind("_stays_over"))
+NOTHING_IS_OVER: tuple[Plant, ...] = (
+    (runs, "last_of_each", _none),
+    (Protocol, "_usual", property(lambda _self: 0)),  # a stop is not numbered above what was told
+    *_blind("_stays_over"),
+)
 
 
 @contextmanager
