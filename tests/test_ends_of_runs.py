@@ -286,6 +286,14 @@ def between(some: str, others: str) -> tuple[tuple[str, str], ...]:
     return tuple(link for one, other in pairs for link in ((one, other), (other, one)))
 
 
+def expels(world: World, liar: str, *, parted: tuple[tuple[str, str], ...]) -> None:
+    """It is gone, and those that were parted are together again."""
+    world.crash(liar)
+    lets(world, 2, out=liar)
+    world.heal(parted)
+    says_all_again(world)
+
+
 def commits(world: World, sites: str, rounds: int = 2) -> bool:
     """Whether these sites come so many rounds further."""
     wanted = min(world.site(site).head_round for site in sites) + rounds
@@ -352,10 +360,7 @@ def test_a_stop_that_one_site_has_heard_ends_nothing_once_its_liar_is_expelled()
     world.stop("e")
     world.run_for(30.0)
     assert not world.site("d")._active
-    world.crash("e")
-    lets(world, 2, out="e")
-    world.heal(between("de", "abc"))
-    says_all_again(world)
+    expels(world, "e", parted=between("de", "abc"))
     world.run_for(50.0)
     world.crash("b")
     assert commits(world, "acd")
@@ -373,10 +378,7 @@ def test_a_run_of_a_liars_that_some_have_heard_leaves_with_it() -> None:
         world._post("e", site, pb.RunWish(run=later))
     world.run_for(5.0)
     assert world.disks["a"].durable.signed_run == later
-    world.crash("e")
-    lets(world, 2, out="e")
-    world.heal(between("ace", "bd"))
-    says_all_again(world)
+    expels(world, "e", parted=between("ace", "bd"))
     assert commits(world, "abcd")
     for site in "abcd":
         assert not world.disks[site].durable.state.put_aside, "it was taken up again"
