@@ -37,10 +37,10 @@ test-quick: $(INSTALLED) ## run the tests that are quick each, two minutes toget
 
 SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restored states (SEEDS=100000 ARGS="--first 5000 --jobs 2")
-	@$(BIN)/python -m tests.simulate --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m tests.simulate --liars --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m tests.simulate --restores --seeds $(SEEDS) $(ARGS)
-	@$(BIN)/python -m tests.simulate --liars --restores --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulation --liars --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulation --restores --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulation --liars --restores --seeds $(SEEDS) $(ARGS)
 
 # In network namespaces, which need root or CAP_SYS_ADMIN and CAP_NET_ADMIN; skipped without.
 test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill them
@@ -78,7 +78,7 @@ bench-learning: $(INSTALLED) ## compare recipes on real data (DATA=../shared/dat
 	@QUICK=$(QUICK) $(BIN)/python -m tests.learning_bench --data $(DATA) $(if $(CACHE),--cache $(CACHE)) $(ARGS)
 
 proto: $(INSTALLED) ## write the generated code of proto/*.proto again
-	@$(BIN)/python -m tests.test_wire
+	@$(BIN)/python -m tests.proto.test_wire
 
 # The stamp exists only behind a complete installation: without it the environment is
 # made from nothing, with an old one it is brought up to date.

@@ -25,48 +25,49 @@ from pathlib import Path
 import structlog
 
 from config.settings import LimitsSettings, Settings, SettingsError, load
-from crypto.identity import IdentityError
+from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
-from daemon import faultpoints, round_crypto
-from daemon.attempts import AttemptLog
-from daemon.audit import DAEMON, AuditLog
-from daemon.audit_chain import HEAD_FILE, AuditError
-from daemon.collection import Collection, CollectionSettings
-from daemon.control import Surroundings
-from daemon.control_socket import ControlError, ControlSocket
-from daemon.curve import Curve
-from daemon.embedding_audit import EmbeddingAudit
-from daemon.exchange import Folders
-from daemon.expiry import ExpiryWatch, expiries
-from daemon.learning import jobs as learning_jobs
-from daemon.learning.personal import PersonalStore
-from daemon.learning.personal import sweep as sweep_personal
-from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import DepthOptions, LearningError, RetrieverDescription
-from daemon.membership import Membership
-from daemon.node import Node
-from daemon.observe import LoopLag, Notifier, configure_logging
-from daemon.pairs import PairMaker, WriterSettings
-from daemon.personalising import Personaliser
-from daemon.privacy import LedgerError, PrivacyBudget, PrivacyLedger
-from daemon.retrieval.schema import LibraryError
-from daemon.spreading import Spreading
-from daemon.stage_two import StageTwo
-from daemon.state_lock import StateError, StateInUse, locked
-from daemon.store import Store, StoreError
-from daemon.versions import sweep
-from daemon.witness import WitnessedInbox, WitnessedTransport, of_site
-from daemon.workers import Worker, WorkerCrashed, import_once
-from peers import effects as do
-from peers import robust
-from peers.contacts import Tap
-from peers.manifest import ManifestError
-from peers.messages import INCARNATION_BYTES, SOFTWARE_VERSION
-from peers.policy import Policy
-from peers.protocol import Protocol
-from peers.quotas import Quotas
-from peers.timing import Timing
-from peers.transport import KeepInTouch, Limits, ListenError, Terms, Transport
+from daemon.control.service import Surroundings
+from daemon.control.socket import ControlError, ControlSocket
+from daemon.jobs import ckks
+from daemon.jobs import learning as learning_jobs
+from daemon.learning.options import DepthOptions, LearningError, RetrieverDescription
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.schema import LibraryError
+from daemon.personal.personal import PersonalStore
+from daemon.personal.personal import sweep as sweep_personal
+from daemon.process import faultpoints
+from daemon.process.telemetry import LoopLag, Notifier, configure_logging
+from daemon.process.workers import Worker, WorkerCrashed, import_once
+from daemon.rounds.attempt_log import AttemptLog
+from daemon.rounds.audited import WitnessedInbox, WitnessedTransport, of_site
+from daemon.rounds.catch_up import Folders
+from daemon.rounds.driver import Node
+from daemon.rounds.manifest_gossip import Spreading
+from daemon.services.collection import Collection, CollectionSettings
+from daemon.services.curve import Curve
+from daemon.services.inversion_audit import EmbeddingAudit
+from daemon.services.pair_maker import PairMaker, WriterSettings
+from daemon.services.personaliser import Personaliser
+from daemon.services.stage_two import StageTwo
+from daemon.state.audit import DAEMON, AuditLog
+from daemon.state.audit_format import HEAD_FILE, AuditError
+from daemon.state.expiry import ExpiryWatch, expiries
+from daemon.state.membership import Membership
+from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
+from daemon.state.state_lock import StateError, StateInUse, locked
+from daemon.state.store import Store, StoreError
+from daemon.state.versions import sweep
+from peers.attempts import effects as do
+from peers.attempts import robust
+from peers.attempts.policy import Policy
+from peers.attempts.timing import Timing
+from peers.link.contacts import Tap
+from peers.link.quotas import Quotas
+from peers.link.transport import KeepInTouch, Limits, ListenError, Terms, Transport
+from peers.rounds.protocol import Protocol
+from peers.wire.manifest import ManifestError
+from peers.wire.messages import INCARNATION_BYTES, SOFTWARE_VERSION
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -91,7 +92,7 @@ _FILES_AT_MOST = 65_536  # descriptors that we ask for; more are for whoever set
 
 # What the learning and the answering worker need; and this module, which every process
 # that multiprocessing starts imports again as its main one.
-_IMPORTED_ONCE = ("daemon.main", "daemon.learning.models", "daemon.retrieval.jobs")
+_IMPORTED_ONCE = ("daemon.main", "daemon.learning.retriever.retriever", "daemon.jobs.answering")
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class Daemon:
             log.warning(vacuous)
         try:
             bits, measurable = self._settings.training.bits, rule != robust.NONE
-            await crypto.run(round_crypto.warm_up, max(2, sites), bits, measurable=measurable)
+            await crypto.run(ckks.warm_up, max(2, sites), bits, measurable=measurable)
         except CryptoError as error:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
@@ -290,7 +291,7 @@ class Daemon:
                 learning_jobs.write_initial_version, spec, folders.versions
             )
         shapes = described.shape_manifest
-        workers.crypto.memory_bytes = round_crypto.memory_bound(shapes.total)
+        workers.crypto.memory_bytes = ckks.memory_bound(shapes.total)
         durable = await asyncio.to_thread(
             store.load, membership.identity.federation_id, shapes.digest, genesis
         )

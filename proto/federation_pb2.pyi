@@ -5,7 +5,7 @@ What institutions say to each other.
 
 Every message below crosses a building's wall, so every field says what it
 is, its unit and its bounds. A receiver checks the bounds before it uses a
-field (peers/messages.py); a field out of bounds refuses the whole message.
+field (peers/wire/messages.py); a field out of bounds refuses the whole message.
 
 Conventions: a site id matches [a-z0-9][a-z0-9-]{0,62}; a digest is exactly
 32 bytes of SHA-256; a free text is at most 500 characters and written by
@@ -198,7 +198,7 @@ class _AggregateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregate.V
     """and scaled by a running mean of their squares"""
 
 class Aggregate(_Aggregate, metaclass=_AggregateEnumTypeWrapper):
-    """What becomes of the mean update (daemon/learning/server_side.py)."""
+    """What becomes of the mean update (daemon/learning/server_step.py)."""
 
 AGGREGATE_FEDAVG: Aggregate.ValueType  # 0
 """it is added"""
@@ -246,7 +246,7 @@ class _RobustRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RobustRule
     """the n - f - 2 best scores, at least min_participants"""
 
 class RobustRule(_RobustRule, metaclass=_RobustRuleEnumTypeWrapper):
-    """Which updates may be in the sum (peers/robust.py)."""
+    """Which updates may be in the sum (peers/attempts/robust.py)."""
 
 ROBUST_NONE: RobustRule.ValueType  # 0
 """all of them"""
@@ -300,7 +300,7 @@ class _MaskingStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MaskingSt
     """shares of what opens the certified sum"""
 
 class MaskingStep(_MaskingStep, metaclass=_MaskingStepEnumTypeWrapper):
-    """One step of masking (crypto/masking.py), beside training or behind the sum."""
+    """One step of masking (crypto/masking/site.py), beside training or behind the sum."""
 
 MASKING_STEP_UNSPECIFIED: MaskingStep.ValueType  # 0
 KEYS: MaskingStep.ValueType  # 1
@@ -829,7 +829,7 @@ Global___Envelope: _TypeAlias = Envelope  # noqa: Y015
 @_typing.final
 class Signed(_message.Message):
     """What one site says for good: it is kept, and passed on, byte by byte. The signature
-    covers a label for the kind of message and `body` (peers/signing.py).
+    covers a label for the kind of message and `body` (peers/wire/signing.py).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1537,7 +1537,7 @@ class Participant(_message.Message):
     site: _builtins.str
     """site id; in the manifest, at most once in a plan"""
     num_examples: _builtins.int
-    """its weight: clipped (peers/bundle.py); >= 1"""
+    """its weight: clipped (peers/attempts/bundle.py); >= 1"""
     certificate: _builtins.bytes
     """that its promise was signed with, X.509 DER; <= 4096 bytes"""
     def __init__(
@@ -2583,7 +2583,7 @@ Global___Proven: _TypeAlias = Proven  # noqa: Y015
 @_typing.final
 class VoteBody(_message.Message):
     """What a vote says. The signature covers the encoding defined in
-    peers/certificates.py, not protobuf's.
+    peers/wire/certificates.py, not protobuf's.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

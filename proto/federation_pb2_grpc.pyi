@@ -5,7 +5,7 @@ What institutions say to each other.
 
 Every message below crosses a building's wall, so every field says what it
 is, its unit and its bounds. A receiver checks the bounds before it uses a
-field (peers/messages.py); a field out of bounds refuses the whole message.
+field (peers/wire/messages.py); a field out of bounds refuses the whole message.
 
 Conventions: a site id matches [a-z0-9][a-z0-9-]{0,62}; a digest is exactly
 32 bytes of SHA-256; a free text is at most 500 characters and written by

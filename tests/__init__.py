@@ -1,3 +1,3 @@
 """Tests. TLS 1.3 alone must be settled before anything here imports grpc."""
 
-import peers.tls_floor  # noqa: F401
+import peers.link.tls13  # noqa: F401

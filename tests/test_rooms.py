@@ -26,33 +26,37 @@ MAY_IMPORT = {
     "daemon": {"proto", "config", "crypto", "peers"},
     "tests": {*ROOMS},
 }
+# The rooms whose jobs run models.
+MODELS = tuple(
+    f"daemon/{room}/"
+    for room in ("learning", "personal", "jobs", "pairs", "inversion", "answering")
+)
 # Each heavy dependency has one home, whose files translate its exceptions.
 HOMES = {
-    "tenseal": ("crypto/seal.py",),
+    "tenseal": ("crypto/ckks/seal_library.py",),
     "cryptography.x509": (
-        "crypto/authority.py",
-        "crypto/bundle.py",
-        "crypto/forms.py",
-        "crypto/identity.py",
-        "crypto/trust.py",
+        "crypto/identity/authority.py",
+        "crypto/identity/authorities.py",
+        "crypto/identity/x509.py",
+        "crypto/identity/site.py",
+        "crypto/identity/trust.py",
     ),
     "dp_accounting": ("crypto/privacy.py",),
-    "hnswlib": ("daemon/retrieval/index.py",),
-    "torch": ("daemon/learning/", "daemon/generation/"),
-    "transformers": ("daemon/learning/", "daemon/generation/"),
+    "hnswlib": ("daemon/library/index.py",),
+    "torch": MODELS,
+    "transformers": MODELS,
     "peft": ("daemon/learning/",),
-    "tokenizers": ("daemon/learning/",),
-    "ir_measures": ("daemon/learning/", "daemon/retrieval/"),
+    "tokenizers": MODELS,
+    "ir_measures": ("daemon/evaluation/",),
     "sacrebleu": ("daemon/learning/",),
     "rouge_score": ("daemon/learning/",),
-    "jiwer": ("daemon/learning/",),
+    "jiwer": ("daemon/learning/", "daemon/inversion/"),
     "nltk": ("daemon/learning/",),
     "grpc": (
         "proto/",
-        "peers/transport",
-        "peers/servicer.py",
-        "daemon/control.py",
-        "daemon/control_socket.py",
+        "peers/link/",
+        "daemon/control/service.py",
+        "daemon/control/socket.py",
         "daemon/fedctl/",
     ),
 }
@@ -141,10 +145,12 @@ def test_imports_flow_one_way() -> None:
 
 def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:
     forbidden = ("time", "random", "secrets", "os", "asyncio", "socket", "grpc", "threading")
-    made_of = parts_of("peers/protocol.py")
-    assert {"peers/bundle.py", "peers/pacemaker.py", "peers/statement.py"} <= set(
-        map(name_of, made_of)
-    )
+    made_of = parts_of("peers/rounds/protocol.py")
+    assert {
+        "peers/attempts/bundle.py",
+        "peers/rounds/pacemaker.py",
+        "peers/attempts/statement.py",
+    } <= set(map(name_of, made_of))
     wrong = {
         f"{name_of(path)}:{line} imports {imported}"
         for path in [*made_of, ROOT / "crypto/quantize.py"]
@@ -201,7 +207,7 @@ def test_no_connection_without_tls_but_on_the_control_socket() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute | ast.Name)
         and (name := ast.unparse(node).split(".")[-1]) in ("insecure_channel", "add_insecure_port")
-        and not name_of(path).startswith(("daemon/control_socket.py", "daemon/fedctl/"))
+        and not name_of(path).startswith(("daemon/control/socket.py", "daemon/fedctl/"))
     }
     assert not wrong
 

@@ -35,7 +35,6 @@ from daemon.fedctl import (
     asking,
     auditing,
     chain,
-    demo,
     evaluating,
     exposing,
     ingesting,
@@ -48,6 +47,7 @@ from daemon.fedctl import (
     show,
     training,
 )
+from daemon.fedctl.demo import run
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
 
@@ -67,7 +67,7 @@ def fedctl(_session: Session) -> None:
     """Administer this site's Hanse daemon, and set federations up."""
 
 
-app.command("demo")(demo.demo)
+app.command("demo")(run.demo)
 keeping.join()
 app.add_typer(setup.ca_app, name="ca")
 app.add_typer(setup.site_app, name="site")

@@ -22,7 +22,7 @@ from daemon.fedctl.show import ANSWER_WITHIN_S, asked_status, columns, plain_tex
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.audit_chain import BreakRecord, Chain, Head
+    from daemon.state.audit_format import BreakRecord, Chain, Head
     from proto.control_pb2 import AuditBreak
 
 audit_app = typer.Typer(help="The audit log: is it whole? And what could embeddings tell?")
@@ -111,7 +111,7 @@ def _verified(paths: list[Path], beside: Head | None, noted: bytes | None = None
 
     ``beside``: the head that fedd noted beside the log; ``noted``: one that a person did.
     """
-    from daemon.audit_chain import BEGINNING, Chain, is_at, lost_end, walk
+    from daemon.state.audit_format import BEGINNING, Chain, is_at, lost_end, walk
 
     chain, found, at_head = Chain(), noted in (None, BEGINNING), is_at(None, beside)
     try:
@@ -266,7 +266,7 @@ def show(
 
     A log that is broken is shown as far as it can be read, and then complained of.
     """
-    from daemon.audit_chain import Chain
+    from daemon.state.audit_format import Chain
 
     after, chain = _moment(since) if since else None, Chain()
     chosen = (
@@ -284,7 +284,7 @@ def show(
 
 
 def _entries(paths: list[Path], chain: Chain) -> Iterator[dict[str, Any]]:
-    from daemon.audit_chain import walk
+    from daemon.state.audit_format import walk
 
     try:
         yield from walk(paths, chain)
@@ -315,7 +315,7 @@ def _value(value: object) -> str:
 
 
 def _segments(session: Session, state_dir: Path | None, files: list[Path] | None) -> list[Path]:
-    from daemon.audit_chain import AuditError, number_of, segments
+    from daemon.state.audit_format import AuditError, number_of, segments
 
     try:
         if files:
@@ -349,7 +349,7 @@ def _configured(session: Session) -> Path:
 
 def _beside(paths: list[Path]) -> Head | None:
     """The head that fedd noted beside the log, where it did."""
-    from daemon.audit_chain import HEAD_FILE, AuditError, read_noted
+    from daemon.state.audit_format import HEAD_FILE, AuditError, read_noted
 
     try:
         return read_noted(paths[0].parent.with_name(HEAD_FILE))

@@ -20,8 +20,8 @@ from daemon.fedctl.output import CommandError, Exit, Session, short
 from daemon.fedctl.setup import read_file
 
 if TYPE_CHECKING:
-    from crypto.identity import Trust
-    from peers.manifest import FederationManifest
+    from crypto.identity.site import Trust
+    from peers.wire.manifest import FederationManifest
 
 
 @dataclass
@@ -56,7 +56,7 @@ def verify(
     ] = None,
 ) -> None:
     """Verify every committed round, from the first: signatures, quorums, and no gap."""
-    from crypto.identity import IdentityError, Trust
+    from crypto.identity.site import IdentityError, Trust
 
     try:
         trust = Trust.from_pem(read_file(authority or _configured(session)))
@@ -82,8 +82,8 @@ def _configured(session: Session) -> Path:
 
 
 async def _verify(session: Session, trust: Trust) -> Verified:
-    from peers.certificates import CertificateError, verify_chain
-    from peers.manifest import ManifestError, parse_signed
+    from peers.wire.certificates import CertificateError, verify_chain
+    from peers.wire.manifest import ManifestError, parse_signed
     from proto.control_pb2 import ChainRequest
 
     verified = Verified()

@@ -18,8 +18,8 @@ from daemon.fedctl.show import asked_status
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.retrieval.documents import FileProblem
-    from daemon.retrieval.library import Document, Pair
+    from daemon.library.documents import FileProblem
+    from daemon.library.store import Document, Pair
     from proto.control_pb2 import IngestProgress, IngestRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
@@ -150,7 +150,7 @@ async def _batches(
 
 
 def _read(paths: list[Path]) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.retrieval.documents import read
+    from daemon.library.documents import read
 
     for path in paths:
         yield from read(path)
@@ -160,7 +160,7 @@ def _next_batch(
     items: Iterator[Document | Pair | FileProblem],
 ) -> tuple[IngestRequest, list[dict[str, Any]]]:
     """The next request (empty at the end) and what was refused on the way to it."""
-    from daemon.retrieval.library import Document, Pair
+    from daemon.library.store import Document, Pair
     from proto import control_pb2
 
     batch, problems, size = control_pb2.IngestRequest(), [], 0

@@ -112,7 +112,7 @@ def site_renew(
     ] = False,
 ) -> None:
     """Write a new request for this site's certificate; the daemon goes on with the old one."""
-    from crypto.identity import renew_site
+    from crypto.identity.site import renew_site
 
     with setup.refusing():
         renew_site(directory, new_key=new_key)
@@ -141,7 +141,7 @@ def site_forget_round(
     With --sums all that stays: a site that says that its update is in too many sums takes
     part again, when this was done at every site. It may be done at all of them at once.
     """
-    from daemon.observe import configure_logging
+    from daemon.process.telemetry import configure_logging
 
     state = _state_dir(session)
     _check_state(state)
@@ -203,10 +203,10 @@ def _confirm(session: Session) -> None:
 
 def _forget_round(state: Path, *, sums: bool) -> int:
     """Under the state's lock, with an entry before it and one behind it; the round's number."""
-    from daemon.audit import AuditLog
-    from daemon.audit_chain import HEAD_FILE, AuditError
-    from daemon.state_lock import StateError, locked
-    from daemon.store import StoreError
+    from daemon.state.audit import AuditLog
+    from daemon.state.audit_format import HEAD_FILE, AuditError
+    from daemon.state.state_lock import StateError, locked
+    from daemon.state.store import StoreError
 
     actor = f"uid:{os.getuid()}"
     try:
@@ -225,14 +225,14 @@ def _forget_round(state: Path, *, sums: bool) -> int:
 
 
 def _forget_sums(state: Path) -> int:
-    from daemon.store import Store
+    from daemon.state.store import Store
 
     with closing(Store(state / "state.sqlite3")) as store:
         return store.forget_sums()
 
 
 def _forget(state: Path) -> int:
-    from daemon.store import Store
+    from daemon.state.store import Store
 
     with closing(Store(state / "state.sqlite3")) as store:
         # First this site's integers of the round: those that were in a sum must be in no
@@ -255,7 +255,7 @@ def ca_rotate(
     ] = 90,
 ) -> None:
     """Let a new authority follow the old one, which vouches for it; both are good for a while."""
-    from crypto.identity import rotate_authority
+    from crypto.identity.site import rotate_authority
 
     with setup.refusing():
         end: datetime = rotate_authority(old, new, days=days, window_days=window)
@@ -290,7 +290,7 @@ def ca_adopt(
     key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, mode 0600.")],
 ) -> None:
     """Use an authority that was made elsewhere, if it is what a federation needs."""
-    from crypto.identity import adopt_authority
+    from crypto.identity.site import adopt_authority
 
     with setup.refusing():
         adopt_authority(directory, federation, setup.read_file(certificate), key)

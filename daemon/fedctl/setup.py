@@ -23,7 +23,7 @@ from daemon.fedctl.show import columns, facts, plain_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from peers.manifest import FederationManifest
+    from peers.wire.manifest import FederationManifest
 
 ca_app = typer.Typer(help="The federation's authority: make it, and sign sites with it.")
 site_app = typer.Typer(help="This site's key and certificate.")
@@ -44,8 +44,8 @@ Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
 @contextmanager
 def refusing() -> Iterator[None]:
     """What identity and manifest refuse, as the error of a command."""
-    from crypto.identity import IdentityError
-    from peers.manifest import ManifestError
+    from crypto.identity.site import IdentityError
+    from peers.wire.manifest import ManifestError
 
     try:
         yield
@@ -55,7 +55,7 @@ def refusing() -> Iterator[None]:
 
 def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
     """A new authority: ca.key (0600) and ca.crt."""
-    from crypto.identity import create_authority
+    from crypto.identity.site import create_authority
 
     with refusing():
         create_authority(directory, federation, days=days)
@@ -63,7 +63,7 @@ def make_authority(directory: Path, federation: str, *, days: int = 3650) -> Non
 
 def make_site(directory: Path, federation: str, site: str) -> None:
     """A new site: site.key (0600) and site.csr."""
-    from crypto.identity import create_site
+    from crypto.identity.site import create_site
 
     with refusing():
         create_site(directory, federation, site)
@@ -73,7 +73,7 @@ def sign_site(
     authority: Path, request: Path, *, expect_site: str | None = None, days: int = 365
 ) -> bytes:
     """A certificate (PEM) for a site's request."""
-    from crypto.identity import sign_request
+    from crypto.identity.site import sign_request
 
     with refusing():
         return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
@@ -81,7 +81,7 @@ def sign_site(
 
 def install_site(directory: Path, certificate: bytes, authority: bytes) -> None:
     """Put certificate and authority beside the site's key, once they prove to belong there."""
-    from crypto.identity import install
+    from crypto.identity.site import install
 
     with refusing():
         install(directory, certificate, authority)
@@ -104,11 +104,11 @@ def new_manifest(
     ``addresses`` adds sites or moves them; ``enabled`` says who takes part;
     ``faulty_sites``, how many may lie: by default what the previous one tolerates, or 1.
     More than one step from the previous one is signed only with the ``first_round_to_come``:
-    later no site would put it in force (peers/manifest_in_force.py). One under which no
+    later no site would put it in force (peers/rounds/manifest_in_force.py). One under which no
     round can run, only when ``expelling``: a site is shut out even if those left then wait.
     """
-    from crypto.identity import Trust
-    from peers.manifest import FederationManifest, ManifestSite, parse_signed, signed
+    from crypto.identity.site import Trust
+    from peers.wire.manifest import FederationManifest, ManifestSite, parse_signed, signed
 
     with refusing():
         trust = Trust.from_pem(read_file(authority / "ca.crt"))
@@ -179,8 +179,8 @@ def write_manifest(out: Path, content: bytes, ca: Path) -> FederationManifest:
 
 def _signed_before(out: Path, ca: Path) -> FederationManifest | None:
     """The manifest of this authority that is in the file already; None: nothing, or no such."""
-    from crypto.identity import Trust
-    from peers.manifest import ManifestError, parse_signed
+    from crypto.identity.site import Trust
+    from peers.wire.manifest import ManifestError, parse_signed
 
     if not out.is_file():
         return None
@@ -296,7 +296,7 @@ def ca_sign(
     days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 365,
 ) -> None:
     """Sign a site's request. Know from the site itself that the request is its own."""
-    from crypto.identity import Trust
+    from crypto.identity.site import Trust
 
     certificate = sign_site(ca, request, expect_site=site, days=days)
     with refusing():
@@ -372,7 +372,7 @@ def site_show(
 
 
 def _identity(directory: Path) -> dict[str, Any]:
-    from crypto.identity import Identity
+    from crypto.identity.site import Identity
 
     with refusing():
         identity = Identity.load(
@@ -491,8 +491,8 @@ def _authority_near(manifest: Path) -> Path:
 
 def verified(content: bytes, authority: Path) -> FederationManifest:
     """The manifest in a file; CommandError unless the authority of that ca.crt signed it."""
-    from crypto.identity import Trust
-    from peers.manifest import parse_signed
+    from crypto.identity.site import Trust
+    from peers.wire.manifest import parse_signed
 
     with refusing():
         return parse_signed(content, Trust.from_pem(read_file(authority)))

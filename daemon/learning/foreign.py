@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.disclosure import Projections, chance_from, noisy
-from daemon.learning.mining import NEAR_DUPLICATE
-from daemon.workers import ask
-from peers.negatives import Level, nearest
+from daemon.learning.retriever.mining import NEAR_DUPLICATE
+from daemon.process.workers import ask
+from peers.link.negatives import Level, nearest
 
 Float32 = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from daemon.versions import ShapeManifest
+from daemon.state.versions import ShapeManifest
 
 Float32 = NDArray[np.float32]
 

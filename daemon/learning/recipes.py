@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.recipes import RECIPES, Recipe
 from config.settings import LearningSettings, TrainingSettings
-from daemon.learning.terms import TrainingOptions
+from daemon.learning.options import TrainingOptions
 from proto import federation_pb2 as pb
 
 ADAPT = {"head": pb.HEAD, "lora": pb.LORA, "lora_server": pb.LORA_SERVER, "full": pb.FULL}

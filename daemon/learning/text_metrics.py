@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.terms import EvaluationError
+from daemon.learning.options import EvaluationError
 
 Float64 = NDArray[np.float64]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
-from daemon.learning.models import Retriever, Texts
-from daemon.learning.terms import TrainingError, TrainingOptions
+from daemon.learning.options import TrainingError, TrainingOptions
+from daemon.learning.retriever.retriever import Retriever, Texts
 
 Float32 = NDArray[np.float32]
 Rows = NDArray[np.int64]

@@ -7,7 +7,7 @@ its own people and an honest peer throughout.
 
 from __future__ import annotations
 
-import peers.tls_floor  # noqa: F401  before anything imports grpc
+import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
@@ -25,17 +25,17 @@ import grpc.aio
 import psutil
 import pytest
 
-from daemon import audit_chain
-from daemon.audit import AuditLog
-from daemon.audit_chain import Break, Chain, entries, segments
+from daemon.state import audit_format
+from daemon.state.audit import AuditLog
+from daemon.state.audit_format import Break, Chain, entries, segments
 from proto import control_pb2 as control
-from tests.attacks.crowd import SlowLoris, attack, connect, still_let_in
-from tests.attacks.door import Door, door
-from tests.authority import Federation
-from tests.federation import LiveFederation, Surroundings
-from tests.small_models import small_encoder
-from tests.strangers import calling
-from tests.test_audit import FORGERIES, Forge
+from tests.attacks.programs.crowd import SlowLoris, attack, connect, still_let_in
+from tests.attacks.programs.door import Door, door
+from tests.daemon.learning.small_models import small_encoder
+from tests.daemon.state.test_audit import FORGERIES, Forge
+from tests.live.authority import Federation
+from tests.live.federation import LiveFederation, Surroundings
+from tests.peers.link.strangers import calling
 
 pytestmark = [pytest.mark.attacks, pytest.mark.slow]
 
@@ -241,8 +241,8 @@ def test_a_forged_audit_log_passes_only_where_nothing_is_chained(
     def read_only(line: bytes) -> dict[str, Any] | None:
         return json.loads(line) if line.startswith(b"{") else {"objects": {}, "action": ""}
 
-    monkeypatch.setattr(audit_chain, "parsed", read_only)
-    monkeypatch.setattr(audit_chain, "_follow", lambda *_: None)
+    monkeypatch.setattr(audit_format, "parsed", read_only)
+    monkeypatch.setattr(audit_format, "_follow", lambda *_: None)
     assert list(entries([path])), "an ordinary log tells nothing"
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto import checksum
-from crypto.checksum import (
+from crypto.ckks import sum_proof
+from crypto.ckks.sum_proof import (
     NONCE_BYTES,
     PRIME,
     VALUE_BYTES,
@@ -28,14 +28,14 @@ from crypto.checksum import (
     inner_products,
     size_of_tags,
 )
-from crypto.ckks import RoundKey, RunningSum, choose_parameters
+from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters
 from crypto.quantize import CryptoError, pack, quantise_fraction
-from daemon import round_crypto
-from daemon.integers import LOSS_BOUND
-from daemon.versions import Float32, ShapeManifest, read_version, write_version
-from peers.vectors import read_encrypted, read_trailer, write_encrypted
-from tests.attacks.lattice import short_relation
-from tests.test_checksum import expanded
+from daemon.jobs import ckks
+from daemon.jobs.integers import LOSS_BOUND
+from daemon.state.versions import Float32, ShapeManifest, read_version, write_version
+from peers.wire.vectors import read_encrypted, read_trailer, write_encrypted
+from tests.attacks.programs.lattice import short_relation
+from tests.crypto.ckks.test_sum_proof import expanded
 
 pytestmark = pytest.mark.attacks
 
@@ -69,19 +69,19 @@ class Attempt:
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         self.holder, self.coordinator = (self.number, 0), (self.number, 1)
-        for left in list(round_crypto._attempts):
-            round_crypto.forget(*left)
+        for left in list(ckks._attempts):
+            ckks.forget(*left)
         if self.secret:  # of an earlier attempt, if its dealer is careless
-            round_crypto.hold_context(
+            ckks.hold_context(
                 *self.holder, self.secret, secret=True, contributors=len(SITES), bits=BITS
             )
         else:
-            dealt = round_crypto.deal_key(*self.holder, len(SITES), BITS)
+            dealt = ckks.deal_key(*self.holder, len(SITES), BITS)
             self.secret, self.public = dealt.secret, dealt.public
-        round_crypto.hold_context(
+        ckks.hold_context(
             *self.coordinator, self.public, secret=False, contributors=len(SITES), bits=BITS
         )
-        round_crypto.start_sum(*self.coordinator, self.shape.sizes, self.check(COORDINATOR))
+        ckks.start_sum(*self.coordinator, self.shape.sizes, self.check(COORDINATOR))
         self.parent, _ = write_version(
             self.folder, self.shape.digest, np.zeros(self.shape.total, dtype=np.float32)
         )
@@ -97,7 +97,7 @@ class Attempt:
         update = self.folder / "update.npy"
         np.save(update, np.append(vector, loss / LOSS_BOUND).astype(np.float32))
         self.uploads.append(site)
-        round_crypto.encrypt_update(
+        ckks.encrypt_update(
             *(self.coordinator if site == COORDINATOR else self.holder),
             update,
             self.shape.sizes,
@@ -110,8 +110,8 @@ class Attempt:
     def add(self) -> None:
         """The coordinator adds what was uploaded, and claims that it did."""
         for site in self.uploads:
-            round_crypto.add_update(*self.coordinator, site, self.path(site))
-        finished = round_crypto.finish_sum(*self.coordinator, self.folder / "sum")
+            ckks.add_update(*self.coordinator, site, self.path(site))
+        finished = ckks.finish_sum(*self.coordinator, self.folder / "sum")
         self.nonces, self.digest = finished.nonces, finished.digest
 
     def blocks(self) -> Blocks:
@@ -145,13 +145,13 @@ class Attempt:
 
     def apply(self, holder: str = "b", *, checked: bool = True) -> Float32:
         """What the sum adds to the parent at one key holder."""
-        round_crypto._attempts[self.holder].claimed = None  # another holder's memory
-        asked = round_crypto.challenge(*self.holder, self.check(holder), self.claim())
-        answer = round_crypto.answer_challenge(*self.coordinator, holder, asked)
+        ckks._attempts[self.holder].claimed = None  # another holder's memory
+        asked = ckks.challenge(*self.holder, self.check(holder), self.claim())
+        answer = ckks.answer_challenge(*self.coordinator, holder, asked)
         with pytest.MonkeyPatch.context() as patched:
             if not checked:
-                patched.setattr(round_crypto, "_check_proof", lambda *_: None)
-            applied = round_crypto.apply_sum(
+                patched.setattr(ckks, "_check_proof", lambda *_: None)
+            applied = ckks.apply_sum(
                 *(*self.holder, self.folder / "sum", self.shape.sizes, [EXPONENT]),
                 *(float(len(SITES)), self.parent, self.shape.digest, self.folder),
                 answer=answer,
@@ -331,20 +331,20 @@ def test_the_coordinator_tells_one_site_another_scale(tmp_path: Path) -> None:
 def test_the_coordinator_claims_one_sum_and_sends_another(tmp_path: Path) -> None:
     attempt = uploaded(tmp_path, updates())
     holder = attempt.holder
-    asked = round_crypto.challenge(*holder, attempt.check("b"), attempt.claim())
-    assert asked == round_crypto.challenge(*holder, attempt.check("b"), attempt.claim())
-    answer = round_crypto.answer_challenge(*attempt.coordinator, "b", asked)
+    asked = ckks.challenge(*holder, attempt.check("b"), attempt.claim())
+    assert asked == ckks.challenge(*holder, attempt.check("b"), attempt.claim())
+    answer = ckks.answer_challenge(*attempt.coordinator, "b", asked)
     with pytest.raises(CryptoError, match="a checksum is 8 bytes"):
         apply_as_told(attempt, b"")
     attempt.replace_sum(drops(attempt.blocks()))
     with pytest.raises(CryptoError, match="a second sum after it was told the challenge"):
-        round_crypto.challenge(*holder, attempt.check("b"), attempt.claim())
+        ckks.challenge(*holder, attempt.check("b"), attempt.claim())
     with pytest.raises(UnprovenSum, match="not the one that a claimed"):
         apply_as_told(attempt, answer)
 
 
 def apply_as_told(attempt: Attempt, answer: bytes) -> None:
-    round_crypto.apply_sum(
+    ckks.apply_sum(
         *(*attempt.holder, attempt.folder / "sum", attempt.shape.sizes, [EXPONENT], 3.0),
         *(attempt.parent, attempt.shape.digest, attempt.folder),
         answer=answer,
@@ -437,14 +437,14 @@ def test_a_key_holder_asks_about_the_coordinators_own_update(
     right = CheckKey(attempt.secret, *attempt.holder).challenge("b")
     wrong = bytes(32)
     with pytest.raises(CryptoError, match="another challenge than b, c made tags for"):
-        round_crypto.answer_challenge(*attempt.coordinator, "b", wrong)
+        ckks.answer_challenge(*attempt.coordinator, "b", wrong)
 
-    monkeypatch.setattr(checksum, "commitment", lambda _: attempt_commitment(attempt, right))
+    monkeypatch.setattr(sum_proof, "commitment", lambda _: attempt_commitment(attempt, right))
     answers = [
-        int.from_bytes(round_crypto.answer_challenge(*attempt.coordinator, "b", c), "little")
+        int.from_bytes(ckks.answer_challenge(*attempt.coordinator, "b", c), "little")
         for c in (wrong, right)
     ]
-    tally = round_crypto._attempts[attempt.coordinator].tally
+    tally = ckks._attempts[attempt.coordinator].tally
     assert tally is not None
     assert tally._own is not None
     told = inner_products([wrong, right], tally._own)
@@ -479,7 +479,7 @@ def test_limit_the_coordinators_own_part_may_be_anything(tmp_path: Path) -> None
     attempt = uploaded(tmp_path, updates())
     honest = attempt.apply()
     attempt.replace_sum(with_one_more(attempt))
-    tally = round_crypto._attempts[attempt.coordinator].tally
+    tally = ckks._attempts[attempt.coordinator].tally
     assert tally is not None
     assert tally._own is not None
     tally._own[17] += 1
@@ -493,12 +493,12 @@ def test_limit_with_a_key_holder_the_coordinator_proves_anything(tmp_path: Path)
     attempt.replace_sum(drops(attempt.blocks()))
     holder, check = attempt.holder, attempt.check("b")
     accomplice = CheckKey(attempt.secret, *holder)
-    asked = round_crypto.challenge(*holder, check, attempt.claim())
+    asked = ckks.challenge(*holder, check, attempt.claim())
     values = vectors["b"].size + 2
-    key = round_crypto._attempts[holder]
-    integers = round_crypto._decrypt_sum(key, tmp_path / "sum", values)
+    key = ckks._attempts[holder]
+    integers = ckks._decrypt_sum(key, tmp_path / "sum", values)
     forged = inner_products([asked], integers)[0]
     for site, nonce in attempt.nonces:
         if site != COORDINATOR:
-            forged += accomplice._pad(checksum._terms(check, [EXPONENT]), "b", site, nonce)
+            forged += accomplice._pad(sum_proof._terms(check, [EXPONENT]), "b", site, nonce)
     apply_as_told(attempt, (forged % PRIME).to_bytes(8, "little"))

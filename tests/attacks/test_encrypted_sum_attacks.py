@@ -18,31 +18,33 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from crypto import ckks, quantize
-from crypto.checksum import size_of_tags
-from crypto.ckks import DealtKey, RoundKey, RunningSum
-from crypto.parameters import CkksParameters, choose_parameters
+from crypto import quantize
+from crypto.ckks import sums
+from crypto.ckks.parameters import CkksParameters, choose_parameters
+from crypto.ckks.seal_library import Seal
+from crypto.ckks.sum_proof import size_of_tags
+from crypto.ckks.sums import DealtKey, RoundKey, RunningSum
 from crypto.quantize import FRACTION_INTEGERS, CryptoError, Int64, pack, unpack
-from crypto.seal import Seal
-from daemon import attempt_work, round_crypto
-from daemon.attempt_work import AttemptWork
-from daemon.exchange import Folders
-from daemon.privacy import PrivacyBudget, PrivacyLedger
-from daemon.progress import ProgressBoard
-from daemon.versions import ShapeManifest
-from daemon.workers import Worker
-from peers import effects as do
-from peers import frames, vectors
-from peers.aggregation import CiphertextSum
-from peers.errors import RemoteProtocolError
-from peers.frames import Received, receive_in_memory
-from peers.protocol import Protocol
-from peers.vectors import read_encrypted, write_encrypted
+from daemon.jobs import ckks as round_crypto
+from daemon.jobs.aggregation import CiphertextSum
+from daemon.process.workers import Worker
+from daemon.rounds import work as attempt_work
+from daemon.rounds.catch_up import Folders
+from daemon.rounds.progress import ProgressBoard
+from daemon.rounds.work import AttemptWork
+from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
+from daemon.state.versions import ShapeManifest
+from peers.attempts import effects as do
+from peers.rounds.protocol import Protocol
+from peers.wire import frames, vectors
+from peers.wire.errors import RemoteProtocolError
+from peers.wire.frames import Received, receive_in_memory
+from peers.wire.vectors import read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
-from tests.attacks.planting import without
-from tests.authority import Federation
-from tests.simulation import World, coordinator
-from tests.strangers import framed
+from tests.attacks.programs.planting import without
+from tests.live.authority import Federation
+from tests.peers.link.strangers import framed
+from tests.simulation.network import World, coordinator
 
 pytestmark = pytest.mark.attacks
 
@@ -134,7 +136,7 @@ def spied(attacker: Member, federation: Federation) -> Int64:
             here = round_crypto.sealing_context(federation.federation_id, AT, sender, COORDINATOR)
             keys.append(identity.unseal(data, here))
         if kind == pb.PUBLIC_CONTEXT:  # as a secret one, from each polynomial that is in it
-            header = ckks._context_header(parameters, ckks._SECRET)
+            header = sums._context_header(parameters, sums._SECRET)
             length = len(parameters.primes) * parameters.degree * 8
             keys += [header + data[14 + at : 14 + at + length] for at in (0, length)]
     refused = CryptoError("no key")
@@ -356,7 +358,7 @@ def test_an_update_of_another_round_in_the_sum_of_this_one(
 
     with pytest.raises(CryptoError, match="under another key"):
         replayed(tmp_path / "defended")
-    again = ckks.deal(PARAMETERS)
+    again = sums.deal(PARAMETERS)
     monkeypatch.setattr(round_crypto, "deal", lambda _: again)  # a dealer that keeps its key
     assert np.array_equal(replayed(tmp_path / "undefended"), INTEGERS[0] + INTEGERS[1])
 
@@ -421,14 +423,14 @@ def test_a_ciphertext_of_another_parameter_set(
     eight = choose_parameters(8, 16)
     here = begun(tmp_path, eight)
     assert (eight.primes, eight.seeded_block) == (PARAMETERS.primes, PARAMETERS.seeded_block)
-    header = ckks._context_header(PARAMETERS, ckks._SECRET)
+    header = sums._context_header(PARAMETERS, sums._SECRET)
     key = RoundKey(PARAMETERS, header + here.dealt.secret[len(header) :], secret=True)
     a, b = here.update("a", INTEGERS[0], key), here.update("b", INTEGERS[1])
     with pytest.raises(CryptoError, match="another round's parameters"):
         here.summed(("a", a), ("b", b))
     monkeypatch.setattr(CkksParameters, "identity", property(lambda _: bytes(8)))
     here = begun(tmp_path, eight)
-    header = ckks._context_header(PARAMETERS, ckks._SECRET)
+    header = sums._context_header(PARAMETERS, sums._SECRET)
     key = RoundKey(PARAMETERS, header + here.dealt.secret[len(header) :], secret=True)
     a, b = here.update("a", INTEGERS[0], key), here.update("b", INTEGERS[1])
     counted, sent = here.summed(("a", a), ("b", b)) - INTEGERS[1], INTEGERS[0] != 0
@@ -552,10 +554,10 @@ def test_a_secret_context_where_the_coordinator_expects_the_public_one(
     """A dealer that confuses them, or conspires: the coordinator's own jobs do not take it."""
     with pytest.raises(CryptoError, match="expected a public one"):
         hold(honest.dealt.secret, secret=False)
-    kind = len(ckks._CONTEXT_MAGIC) + 1
+    kind = len(sums._CONTEXT_MAGIC) + 1
 
     def whatever(parameters: CkksParameters, context: bytes, *, secret: bool) -> RoundKey:
-        return RoundKey(parameters, context, secret=context[kind] == ckks._SECRET)
+        return RoundKey(parameters, context, secret=context[kind] == sums._SECRET)
 
     monkeypatch.setattr(round_crypto, "RoundKey", whatever)
     key = hold(honest.dealt.secret, secret=False)
@@ -570,14 +572,14 @@ def test_a_public_context_where_a_key_holder_expects_the_secret_one(
     """Half of it under the right header would load, and everybody who has it could decrypt."""
     with pytest.raises(CryptoError, match="expected a secret one"):
         hold(honest.dealt.public, secret=True)
-    without(monkeypatch, ckks, "_context_body", "if context[: len(expected)] != expected:")
+    without(monkeypatch, sums, "_context_body", "if context[: len(expected)] != expected:")
     with pytest.raises(CryptoError, match="the secret context has 131072 bytes"):
         hold(honest.dealt.public, secret=True)
     without(monkeypatch, Seal, "load", "if len(raw) != frame.size:")
     block = hold(honest.dealt.public, secret=True).encrypt(np.zeros(4096, np.complex128))
     known = RoundKey(
         PARAMETERS,
-        ckks._context_header(PARAMETERS, ckks._SECRET) + honest.dealt.public[14 : 14 + 65536],
+        sums._context_header(PARAMETERS, sums._SECRET) + honest.dealt.public[14 : 14 + 65536],
         secret=True,
     )
     assert np.abs(known.decrypt(block)).max() < quantize.RESIDUAL_LIMIT
@@ -593,7 +595,7 @@ def test_a_context_of_other_parameters(
     round_crypto.forget(9, 0)
     with pytest.raises(CryptoError, match="other parameters or another format version"):
         hold(other, secret=False)
-    without(monkeypatch, ckks, "_context_body", "if context[: len(expected)] != expected:")
+    without(monkeypatch, sums, "_context_body", "if context[: len(expected)] != expected:")
     if choose_parameters(contributors, bits).primes != PARAMETERS.primes:
         with pytest.raises(CryptoError, match="the public context has 262144 bytes"):
             hold(other, secret=False)

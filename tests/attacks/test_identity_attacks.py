@@ -7,7 +7,7 @@ would notice if it were gone.
 
 from __future__ import annotations
 
-import peers.tls_floor  # noqa: F401  before anything imports grpc
+import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
 import asyncio
@@ -23,16 +23,16 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from crypto.identity import create_authority
-from peers.certificate_file import pack_manifests
-from peers.manifest import signed
+from crypto.identity.site import create_authority
+from peers.wire.histories import pack_manifests
+from peers.wire.manifest import signed
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.authority import Federation
-from tests.federation import LiveFederation, LiveSite, Surroundings
-from tests.loopback import QUICK, running
-from tests.small_models import small_encoder
-from tests.strangers import Caller, calling
+from tests.daemon.learning.small_models import small_encoder
+from tests.live.authority import Federation
+from tests.live.federation import LiveFederation, LiveSite, Surroundings
+from tests.peers.link.loopback import QUICK, running
+from tests.peers.link.strangers import Caller, calling
 
 pytestmark = [
     pytest.mark.attacks,
@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 DEFENDED = pytest.mark.parametrize("defended", [True, False], ids=["defended", "undefended"])
-UNDEFENDED = "tests.attacks.undefended_fedd"
+UNDEFENDED = "tests.attacks.programs.undefended_fedd"
 
 
 @asynccontextmanager
@@ -231,7 +231,7 @@ async def test_an_upload_of_a_site_that_is_revoked_meanwhile_does_not_arrive(
     """Its call was let in while it was a member; it has sent every byte and waits for thanks."""
     federation = Federation.found(tmp_path, "alpha", "beta")
     if not defended:
-        monkeypatch.setattr("peers.severing.OpenCalls.end", lambda *_: [])
+        monkeypatch.setattr("peers.link.open_connections.OpenCalls.end", lambda *_: [])
     async with running(federation, "alpha") as alpha, running(federation, "beta") as beta:
         alpha.inbox.gate = gate = Gate()
         name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1)

@@ -10,7 +10,7 @@ import pytest
 
 from crypto.quantize import Float64
 from proto import control_pb2 as control
-from tests.federation import LiveFederation, LiveSite, Surroundings
+from tests.live.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,
@@ -71,7 +71,7 @@ def close(step: Float64, meant: Float64) -> bool:
 async def test_a_coordinator_that_changes_the_sum_is_refused_and_the_next_one_commits(
     tmp_path: Path,
 ) -> None:
-    program = Surroundings(program="tests.attacks.lying_fedd")
+    program = Surroundings(program="tests.attacks.programs.lying_fedd")
     async with LiveFederation.start(
         tmp_path, SITES, surroundings=program, connect_s=500, rounds=ROUNDS
     ) as live:
@@ -105,7 +105,7 @@ async def test_without_the_proof_it_drops_an_update_unseen_and_reads_one(
 ) -> None:
     """What the proof is for: the new version then *is* one site's update, for all to read."""
     monkeypatch.setenv("HANSE_UNDEFENDED", "proof")
-    program = Surroundings(program="tests.attacks.lying_fedd")
+    program = Surroundings(program="tests.attacks.programs.lying_fedd")
     async with LiveFederation.start(
         tmp_path, SITES, surroundings=program, connect_s=500, rounds=ROUNDS
     ) as live:

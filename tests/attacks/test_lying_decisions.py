@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from crypto.identity import install, renew_site, sign_request
-from daemon.versions import version_path, write_version
-from peers.certificates import certificate_of, sign_vote
-from peers.manifest import signed
+from crypto.identity.site import install, renew_site, sign_request
+from daemon.state.versions import version_path, write_version
+from peers.wire.certificates import certificate_of, sign_vote
+from peers.wire.manifest import signed
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.authority import signer
-from tests.federation import LiveFederation, LiveSite, Surroundings
+from tests.live.authority import signer
+from tests.live.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,
@@ -62,7 +62,7 @@ async def federation(
     async with LiveFederation.start(
         root,
         sites,
-        surroundings=Surroundings(program="tests.attacks.deciding_fedd"),
+        surroundings=Surroundings(program="tests.attacks.programs.deciding_fedd"),
         connect_s=500,
         rounds={"phase_deadline_s": phase_s, "heartbeat_s": 1.0},
         faulty_sites=faulty_sites,

@@ -1,9 +1,9 @@
 """Real daemons whose coordinator lies to read one site's update; with each defence, and without.
 
-Each lie is told by the coordinator of a round's first attempt (tests/attacks/lying_fedd.py).
-With all defences nothing of it is opened, or nothing that tells more than an honest sum,
-and the next attempt commits. The cosine that is printed is that of the victim's update
-with what the liar can work out: the sum, without its own update.
+Each lie is told by the coordinator of a round's first attempt (programs/lying_fedd.py). With
+all defences nothing of it is opened, or nothing that tells more than an honest sum, and the
+next attempt commits. The cosine that is printed is that of the victim's update with what the
+liar can work out: the sum, without its own update.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from crypto.quantize import Float64
-from peers.bundle import DOMINANCE, clipped
+from peers.attempts.bundle import DOMINANCE, clipped
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.attacks.lying_fedd import HEAVY
+from tests.attacks.programs.lying_fedd import HEAVY
 from tests.attacks.test_lying_coordinator import shared, update, vector_of
 from tests.benchmarks import poisoning
-from tests.federation import Corpus, LiveFederation, LiveSite, Surroundings
+from tests.live.federation import Corpus, LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,
@@ -35,7 +35,7 @@ pytestmark = [
 
 SITES = ["alder", "birch", "cedar", "dogwood"]
 VICTIM = "alder"
-PROGRAM = Surroundings(program="tests.attacks.lying_fedd")
+PROGRAM = Surroundings(program="tests.attacks.programs.lying_fedd")
 ROUNDS = {"phase_deadline_s": 30.0, "heartbeat_s": 2.0}  # one liar lets a phase pass
 DATA = poisoning.DATA.parent / "medquad_tiny"
 NOISE = pb.PrivacyPlan(clip_norm=0.5, noise_multiplier=1.0)

@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from crypto import masking, roster, shamir
-from crypto.identity import IdentityError
+from crypto.identity.site import IdentityError
 from crypto.keystream import Words, add_masks
-from crypto.masking import Contributor, Opened, Outcome, SiteKeys
+from crypto.masking import roster, shamir
+from crypto.masking import site as masking
+from crypto.masking.coordinator import Unmasking
+from crypto.masking.roster import Roster, smallest_threshold
+from crypto.masking.site import Contributor, Opened, Outcome, SiteKeys
 from crypto.quantize import CryptoError, Int32
-from crypto.roster import Roster, smallest_threshold
-from crypto.unmasking import Unmasking
-from tests.masked import Crowd, exact, random_inputs, sign, terms, verify
+from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
 
 pytestmark = pytest.mark.attacks
 
@@ -512,7 +513,7 @@ def test_limit_with_the_smallest_threshold_a_lying_coordinator_that_is_a_site_wi
 
 def test_limit_a_coordinator_adds_to_the_sum_what_it_fixed_before_anything_was_opened() -> None:
     """As it might have sent it for its own input. It can't choose it by what it then sees:
-    the digest is certified before (tests/test_round_masking.py has what comes after)."""
+    the digest is certified before (tests/daemon/jobs/test_masking.py has what comes after)."""
     crowd, inputs, unmasking = masked_crowd(5)
     assert crowd.total is not None
     crowd.open(unmasking, crowd.terms.sites)

@@ -28,7 +28,7 @@ from tests.attacks.test_lying_decisions import (
     tell,
 )
 from tests.attacks.test_lying_rounds import cosine, step_of
-from tests.federation import LiveFederation, LiveSite, Surroundings
+from tests.live.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,
@@ -50,7 +50,7 @@ async def federation(
     async with LiveFederation.start(
         root,
         SITES,
-        surroundings=Surroundings(program="tests.attacks.second_chance_fedd"),
+        surroundings=Surroundings(program="tests.attacks.programs.second_chance_fedd"),
         connect_s=500,
         rounds={"phase_deadline_s": phase_s, "heartbeat_s": 1.0},
         faulty_sites=1,

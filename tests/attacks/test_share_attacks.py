@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from crypto import masking, roster, shamir
-from crypto.identity import IdentityError
-from crypto.masking import Contributor, Opened, SiteKeys
+from crypto.identity.site import IdentityError
+from crypto.masking import roster, shamir
+from crypto.masking import site as masking
+from crypto.masking.coordinator import Unmasking
+from crypto.masking.roster import Roster
+from crypto.masking.site import Contributor, Opened, SiteKeys
 from crypto.quantize import CryptoError, Int32
-from crypto.roster import Roster
-from crypto.unmasking import Unmasking
-from tests.attacks.planting import without
-from tests.masked import Crowd, exact, random_inputs, sign, terms, verify
+from tests.attacks.programs.planting import without
+from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
 
 pytestmark = pytest.mark.attacks
 

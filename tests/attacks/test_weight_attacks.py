@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon import round_crypto
-from daemon.integers import LOSS_BOUND
-from daemon.versions import ShapeManifest, read_version, write_version
-from peers import attending, bundle, participation, preparing, statement
-from peers import effects as do
-from peers.errors import RemoteProtocolError
-from peers.roles import weights
-from peers.statement import Known
+from daemon.jobs import ckks
+from daemon.jobs.integers import LOSS_BOUND
+from daemon.state.versions import ShapeManifest, read_version, write_version
+from peers.attempts import attending, bundle, participation, preparing, statement
+from peers.attempts import effects as do
+from peers.attempts.roles import weights
+from peers.attempts.statement import Known
+from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
-from tests.attacks.planting import without
-from tests.proofs import LEAD, check_of, proven
-from tests.simulation import World, plan
-from tests.simulation import coordinator as coordinator_of
+from tests.attacks.programs.planting import without
+from tests.daemon.jobs.proofs import LEAD, check_of, proven
+from tests.simulation.network import World, plan
+from tests.simulation.network import coordinator as coordinator_of
 
 pytestmark = pytest.mark.attacks
 
@@ -61,29 +61,29 @@ def version(folder: Path, made: pb.Plan) -> np.ndarray:
 
     Site a's update is 1 everywhere, b's 2, and the liar's -10.
     """
-    round_crypto.deal_key(1, 0, 3, 16)
-    dealt = round_crypto.deal_key(1, 1, 3, 16)  # attempts stand for sites: this is a key holder
-    round_crypto.hold_context(1, 0, dealt.public, secret=False, contributors=3, bits=16)
-    round_crypto.start_sum(1, 0, SHAPE.sizes, check_of(LEAD, "abc"))
+    ckks.deal_key(1, 0, 3, 16)
+    dealt = ckks.deal_key(1, 1, 3, 16)  # attempts stand for sites: this is a key holder
+    ckks.hold_context(1, 0, dealt.public, secret=False, contributors=3, bits=16)
+    ckks.start_sum(1, 0, SHAPE.sizes, check_of(LEAD, "abc"))
     weight, update = weights(made), folder / "update.npy"
     for site, value in (("a", 1.0), ("b", 2.0), ("c", -10.0)):
         vector = np.full(SHAPE.total + 1, value, np.float32)
         vector[-1] = 1.0 / LOSS_BOUND
         np.save(update, vector)
         path = folder / f"encrypted-{site}"
-        round_crypto.encrypt_update(
+        ckks.encrypt_update(
             *(1, 1, update, SHAPE.sizes, weight[site], [4], path), check=check_of(site, "abc")
         )
-        round_crypto.add_update(1, 0, site, path)
-    finished = round_crypto.finish_sum(1, 0, folder / "sum")
+        ckks.add_update(1, 0, site, path)
+    finished = ckks.finish_sum(1, 0, folder / "sum")
     parent, _ = write_version(folder, SHAPE.digest, np.zeros(SHAPE.total, np.float32))
     total = sum(weight.values())
-    applied = round_crypto.apply_sum(
+    applied = ckks.apply_sum(
         *(1, 1, folder / "sum", SHAPE.sizes, [4], total, parent, SHAPE.digest, folder),
         answer=proven((1, 1), (1, 0), check_of("a", "abc"), finished),
     )
     for attempt in (0, 1):
-        round_crypto.forget(1, attempt)
+        ckks.forget(1, attempt)
     return read_version(folder, applied.model_digest, SHAPE.digest).astype(np.float64)
 
 

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning import jobs as learning_jobs
-from daemon.learning.spec import RetrieverSpec
-from daemon.retrieval import jobs
-from daemon.retrieval.answering import OpenVersion
-from daemon.retrieval.documents import Document
-from daemon.retrieval.index import DenseIndex
-from daemon.retrieval.library import Library
-from daemon.retrieval.passages import SentenceSplitter
-from daemon.workers import Worker
+from daemon.answering.answering import OpenVersion
+from daemon.jobs import answering as jobs
+from daemon.jobs import learning as learning_jobs
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import Document
+from daemon.library.index import DenseIndex
+from daemon.library.passages import SentenceSplitter
+from daemon.library.store import Library
+from daemon.process.workers import Worker
 
 PASSAGES = 10_000
 QUESTIONS = 100

@@ -24,13 +24,13 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
-from daemon.learning.encoder import Encoder, locate
-from daemon.learning.heads import ResidualHead
-from daemon.learning.models import Retriever, Texts, adapted
-from daemon.learning.spec import RetrieverSpec
-from daemon.learning.terms import TrainingOptions
-from daemon.learning.tiers import TieredHeadRetriever
+from daemon.learning.options import TrainingOptions
+from daemon.learning.retriever.encoder import Encoder, locate
+from daemon.learning.retriever.heads import ResidualHead
+from daemon.learning.retriever.retriever import Retriever, Texts, adapted
+from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.training import TrainingSet, fit
+from daemon.personal.tiers import TieredHeadRetriever
 
 HEAD_PAIRS, HEAD_BATCH = 5_000, 32
 TEXT_PAIRS, TEXT_BATCH = 64, 16

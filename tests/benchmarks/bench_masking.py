@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.quantize import CryptoError
-from crypto.unmasking import MaskedSum, Unmasking
-from tests.masked import Crowd, random_inputs, terms
+from tests.crypto.masking.masked import Crowd, random_inputs, terms
 
 VALUES = 1_200_000
 SITES = 5

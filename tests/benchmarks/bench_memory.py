@@ -31,14 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from crypto.checksum import Check
-from crypto.masking import Opened, Outcome
+from crypto.ckks.sum_proof import Check
+from crypto.masking.coordinator import MaskedSum, Unmasking
+from crypto.masking.roster import Roster
+from crypto.masking.site import Opened, Outcome
 from crypto.quantize import CryptoError, Int32
-from crypto.roster import Roster
-from crypto.unmasking import MaskedSum, Unmasking
-from daemon import round_crypto
-from daemon.workers import Worker
-from tests.masked import Crowd, terms
+from daemon.jobs import ckks
+from daemon.process.workers import Worker
+from tests.crypto.masking.masked import Crowd, terms
 
 VALUES = 1_200_000
 SITES = 32
@@ -80,7 +80,7 @@ def _row(name: str, bits: int, value: float, update: float, sent: float) -> dict
 async def _encrypted(folder: Path, bits: int, say: Say) -> list[dict[str, Any]]:
     dealer, coordinator = Worker("crypto", threads=1), Worker("crypto", threads=1)
     try:
-        key = await dealer.run(round_crypto.deal_key, *AT, SITES, bits)
+        key = await dealer.run(ckks.deal_key, *AT, SITES, bits)
         uploads = {}
         for number in range(SITES - 1):
             say(f"encrypted update {number + 1} of {SITES - 1}, {bits} bits")
@@ -88,21 +88,21 @@ async def _encrypted(folder: Path, bits: int, say: Say) -> list[dict[str, Any]]:
             sent = await dealer.run(_make_update, path, number + 1)
         await dealer.stop()
         say(f"adding {SITES} encrypted updates of {bits} bits")
-        await coordinator.run(round_crypto.warm_up, SITES, bits)
+        await coordinator.run(ckks.warm_up, SITES, bits)
         await coordinator.run(
-            round_crypto.hold_context, *AT, key.public, secret=False, contributors=SITES, bits=bits
+            ckks.hold_context, *AT, key.public, secret=False, contributors=SITES, bits=bits
         )
-        await coordinator.run(round_crypto.start_sum, *AT, SIZES, _check("own"))
+        await coordinator.run(ckks.start_sum, *AT, SIZES, _check("own"))
         own = folder / "own"
         encrypting, update = await _growth(
             coordinator, lambda: coordinator.run(_make_update, own, 0)
         )
 
         async def add_all() -> int:
-            await coordinator.run(round_crypto.add_update, *AT, "own", own)
+            await coordinator.run(ckks.add_update, *AT, "own", own)
             for site, path in uploads.items():
-                await coordinator.run(round_crypto.add_update, *AT, site, path)
-            written = await coordinator.run(round_crypto.finish_sum, *AT, folder / "sum")
+                await coordinator.run(ckks.add_update, *AT, site, path)
+            written = await coordinator.run(ckks.finish_sum, *AT, folder / "sum")
             return written.size
 
         adding, _ = await _growth(coordinator, add_all)
@@ -122,7 +122,7 @@ def _make_update(path: Path, seed: int) -> int:
     np.save(plain, np.abs(vector, out=vector), allow_pickle=False)
     del vector
     arguments = (*AT, plain, SIZES, 1 / SITES, [0], path)
-    blob = round_crypto.encrypt_update(*arguments, check=_check(path.name))
+    blob = ckks.encrypt_update(*arguments, check=_check(path.name))
     plain.unlink()
     return blob.size
 

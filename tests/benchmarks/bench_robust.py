@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from crypto.ckks import RoundKey, choose_measurable, deal
-from crypto.gram import Sketches, answer, draw_signs
+from crypto.ckks.dot_products import Sketches, answer, draw_signs
+from crypto.ckks.sums import RoundKey, choose_measurable, deal
 from crypto.quantize import pack, quantise, scale_exponents
-from peers.robust import select
+from peers.attempts.robust import select
 
 SITES = 7
 VALUES = 300_000

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from daemon.fedctl import demo_sites
 from daemon.fedctl.connection import connected
+from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.ingesting import send
 from daemon.fedctl.output import CommandError
 from daemon.fedctl.training import watched

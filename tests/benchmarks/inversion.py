@@ -14,9 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from daemon.learning import exposure, hardness, jobs
-from daemon.learning.spec import RetrieverSpec
-from daemon.retrieval.documents import Document, Pair, read
+from daemon.inversion import negative_utility
+from daemon.inversion.exposure import AuditOptions
+from daemon.jobs import learning
+from daemon.jobs.inversion import audit_embeddings, embedded_texts
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import Document, Pair, read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -58,10 +61,8 @@ def main() -> None:
 def audit(source: Path, cache: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     """One site's audit under the version that every site starts from."""
     spec, library, versions, digest = prepared(source, cache, chosen)
-    options = exposure.AuditOptions(
-        noises=(), epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes
-    )
-    return asdict(exposure.audit_embeddings(spec, library, versions, digest, options))
+    options = AuditOptions(noises=(), epsilons=_EPSILONS, bits=_BITS, minutes=chosen.minutes)
+    return asdict(audit_embeddings(spec, library, versions, digest, options))
 
 
 def with_negatives(
@@ -69,11 +70,13 @@ def with_negatives(
 ) -> dict[str, Any]:
     """A site's figures with the columns of what its negatives keep measured again."""
     spec, library, versions, digest = prepared(source, cache, chosen)
-    texts, vectors, queries, _ = exposure.embedded_texts(spec, library, versions, digest)
-    asked = hardness.Asked.of(queries, vectors, texts.right, seed=0)
-    options = exposure.AuditOptions(noises=(), epsilons=_EPSILONS, bits=_BITS)
+    texts, vectors, queries, _ = embedded_texts(spec, library, versions, digest)
+    asked = negative_utility.Asked.of(queries, vectors, texts.right, seed=0)
+    options = AuditOptions(noises=(), epsilons=_EPSILONS, bits=_BITS)
     kept = {
-        (level.epsilon, level.bits): hardness.kept(asked, level, digest, options.table_noise)
+        (level.epsilon, level.bits): negative_utility.kept(
+            asked, level, digest, options.table_noise
+        )
         for level in options.levels
     }
     measured = ("overlap", "cosine", "returned")
@@ -94,9 +97,9 @@ def prepared(
     items = list(read(source))
     documents = [item for item in items if isinstance(item, Document)]
     pairs = [item for item in items if isinstance(item, Pair)]
-    jobs.ingest(spec, library, documents, pairs, passage_tokens=220)
-    jobs.embed_passages(spec, library)
-    return spec, library, versions, jobs.write_initial_version(spec, versions)
+    learning.ingest(spec, library, documents, pairs, passage_tokens=220)
+    learning.embed_passages(spec, library)
+    return spec, library, versions, learning.write_initial_version(spec, versions)
 
 
 def page(audits: list[dict[str, Any]]) -> str:

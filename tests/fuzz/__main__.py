@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.fuzz.campaign import WORK, run
 from tests.fuzz.reach import keep
-from tests.fuzz.targets import CORPUS, TARGETS, Target
+from tests.fuzz.table import CORPUS, TARGETS, Target
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.targets import CORPUS, Target
+from tests.fuzz.table import CORPUS, Target
 
 WORK = Path(".fuzz")  # what a run finds, and goes on from; not in the repository
 

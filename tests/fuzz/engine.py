@@ -14,7 +14,7 @@ import atheris
 
 # What is imported in here is instrumented; it must not have been imported before.
 with atheris.instrument_imports(include=["crypto", "peers", "daemon"]):
-    from tests.fuzz.targets import TARGETS
+    from tests.fuzz.table import TARGETS
 
 _BLIND = 0.3  # of the mutations are libFuzzer's own
 

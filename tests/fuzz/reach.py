@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.fuzz.targets import CORPUS, Target
+from tests.fuzz.table import CORPUS, Target
 
 _ROOT = Path(__file__).parents[2]
 _OURS = tuple(str(_ROOT / room) for room in ("crypto", "peers", "daemon"))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.fuzz.targets import CORPUS, NATIVE, TARGETS
+from tests.fuzz.table import CORPUS, NATIVE, TARGETS
 
 ROOM = 1 << 20  # bytes of the whole corpus
 HERE = sorted(set(TARGETS) - set(NATIVE))

@@ -22,10 +22,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from crypto.identity import Identity, Trust, create_authority, create_site, install, sign_request
-from crypto.keys import key_pem
-from peers.certificates import RULES, certificate_of, plan_digest, sign_vote
-from peers.manifest import FederationManifest, ManifestSite, signed
+from crypto.identity.keys import key_pem
+from crypto.identity.site import (
+    Identity,
+    Trust,
+    create_authority,
+    create_site,
+    install,
+    sign_request,
+)
+from peers.wire.certificates import RULES, certificate_of, plan_digest, sign_vote
+from peers.wire.manifest import FederationManifest, ManifestSite, signed
 from proto import federation_pb2 as pb
 
 FEDERATION = "med"

@@ -20,11 +20,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from daemon.learning.spec import RetrieverSpec
-from tests.learning_bench import cells, compared, pool, report, worlds
+from daemon.learning.retriever.spec import RetrieverSpec
+from tests.learning_bench import cells, pool, report, worlds
 from tests.learning_bench.cells import Cell, Work
-from tests.learning_bench.learning import Part
-from tests.learning_bench.recipes import Recipe
+from tests.learning_bench.recipes import tables
+from tests.learning_bench.recipes.learning import Part
+from tests.learning_bench.recipes.recipes import Recipe
 from tests.learning_bench.worlds import World
 
 ROOT = Path(__file__).parents[2]
@@ -44,13 +45,13 @@ def plan(world: World, seeds: Sequence[int], *, quick: bool) -> Iterator[Work]:
     """Every cell of a world's tables, the most telling ones first."""
     first = Part(world.sites, seed=seeds[0])
     if world.name.startswith(SMALL):
-        chosen = compared.ENCODER_RECIPES[: compared.QUICK_ENCODERS if quick else None]
+        chosen = tables.ENCODER_RECIPES[: tables.QUICK_ENCODERS if quick else None]
         yield from (Work(world, recipe, first) for recipe in chosen)
         return
     if world.name in SPLITS:
-        yield from (Work(world, recipe, first) for recipe in _by_name(compared.SPLIT_NAMES))
+        yield from (Work(world, recipe, first) for recipe in _by_name(tables.SPLIT_NAMES))
         return
-    recipes = compared.fitting(world)
+    recipes = tables.fitting(world)
     for seed in seeds:
         part = Part(world.sites, seed=seed)
         yield from (Work(world, r, part) for r in recipes if r.learns or seed == seeds[0])
@@ -60,25 +61,25 @@ def plan(world: World, seeds: Sequence[int], *, quick: bool) -> Iterator[Work]:
     if quick:
         return
     yield from _left_out(world, seeds[0])
-    yield from (Work(world, recipe, first) for recipe in compared.CONTROLS)
-    yield from (Work(world, recipe, first) for recipe in compared.ABLATIONS)
+    yield from (Work(world, recipe, first) for recipe in tables.CONTROLS)
+    yield from (Work(world, recipe, first) for recipe in tables.ABLATIONS)
     yield from _fewer_sites(world, seeds[0])
     for seed in seeds[1:]:
         part = Part(world.sites, seed=seed)
-        yield from (Work(world, recipe, part) for recipe in compared.CONTROLS)
+        yield from (Work(world, recipe, part) for recipe in tables.CONTROLS)
         yield from (*_curves(world, seed), *_left_out(world, seed))
     if set(world.sites) > set(SMALL_SITES):
-        yield Work(world, compared.LORA, first)
+        yield Work(world, tables.LORA, first)
 
 
 def _by_name(names: Sequence[str]) -> Iterator[Recipe]:
-    return (recipe for recipe in compared.RECIPES if recipe.name in names)
+    return (recipe for recipe in tables.RECIPES if recipe.name in names)
 
 
 def _curves(world: World, seed: int) -> Iterator[Work]:
     """All sites with some of their pairs."""
     for share in SHARES:
-        for recipe in _by_name(compared.CURVE_NAMES):
+        for recipe in _by_name(tables.CURVE_NAMES):
             yield Work(world, recipe, Part(world.sites, share, seed))
 
 
@@ -90,7 +91,7 @@ def _fewer_sites(world: World, seed: int) -> Iterator[Work]:
     joining.sort(key=lambda site: world.library(site).stat().st_size)
     for count in range(len(joining)):
         sites = tuple(sorted((*SMALL_SITES, *joining[:count])))
-        for recipe in _by_name((compared.SHARED.name, "hanse")):
+        for recipe in _by_name((tables.SHARED.name, "hanse")):
             yield Work(world, recipe, Part(sites, seed=seed))
 
 
@@ -98,7 +99,7 @@ def _left_out(world: World, seed: int) -> Iterator[Work]:
     """Each site in turn takes no part, and asks."""
     for site in world.sites:
         others = tuple(other for other in world.sites if other != site)
-        yield Work(world, compared.SHARED, Part(others, seed=seed), held_out=site)
+        yield Work(world, tables.SHARED, Part(others, seed=seed), held_out=site)
 
 
 def run(

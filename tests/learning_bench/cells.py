@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.evaluation import Judged, judge
-from daemon.learning.spec import RetrieverSpec
+from daemon.evaluation.evaluation import Judged, judge
+from daemon.learning.retriever.spec import RetrieverSpec
 from tests.learning_bench.corpora import corpus_at
-from tests.learning_bench.learning import Part
-from tests.learning_bench.recipes import Outcome, Recipe
+from tests.learning_bench.recipes.learning import Part
+from tests.learning_bench.recipes.recipes import Outcome, Recipe
 from tests.learning_bench.sources import code_digest
 from tests.learning_bench.worlds import Question, Test, World, encoder_of
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.intervals import Interval, paired_bootstrap
+from daemon.evaluation.intervals import Interval, paired_bootstrap
 from tests.learning_bench.cells import Cell
 
 Float64 = NDArray[np.float64]

@@ -1,7 +1,7 @@
 """Asking: a corpus held in memory, and the two kinds of rankers that search it.
 
 Dense search here is exact (every cosine), so that a recipe is judged and not the
-index. The daemon's index finds nearly all of it; `tests/test_index.py` says how much.
+index. The daemon's index finds nearly all of it; its tests say how much.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning.models import Retriever
-from daemon.learning.personal import PersonalState
-from daemon.learning.query_encoder import PersonalQueryRetriever
-from daemon.learning.tiering import take_up
-from daemon.learning.tiers import TieredHeadRetriever
-from daemon.retrieval.library import Library
+from daemon.learning.retriever.retriever import Retriever
+from daemon.library.store import Library
+from daemon.personal.personal import PersonalState
+from daemon.personal.query_encoder import PersonalQueryRetriever
+from daemon.personal.tiering import take_up
+from daemon.personal.tiers import TieredHeadRetriever
 from tests.learning_bench.worlds import DataError
 
 Float32 = NDArray[np.float32]

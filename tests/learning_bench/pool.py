@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from daemon.learning.spec import RetrieverSpec
+from daemon.learning.retriever.spec import RetrieverSpec
 from tests.learning_bench import cells
 from tests.learning_bench.cells import Cell, Work
 

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.privacy import epsilon_of
-from daemon.learning.intervals import Interval, bootstrap, paired_bootstrap
+from daemon.evaluation.intervals import Interval, bootstrap, paired_bootstrap
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
-from tests.learning_bench.compared import ABLATIONS, CONTROLS, SPLIT_NAMES, changed
+from tests.learning_bench.recipes.tables import ABLATIONS, CONTROLS, SPLIT_NAMES, changed
 
 Float64 = NDArray[np.float64]
 Cells = Mapping[Work, Cell]

@@ -1,6 +1,6 @@
 """The data sets as worlds: sites with libraries to learn from, and tests to take.
 
-Everything is put into the project's own libraries (`daemon.retrieval.library`),
+Everything is put into the project's own libraries (`daemon.library.store`),
 with frozen features beside it, by the job that a daemon runs. A library's folder
 is named after the digest of what it was made of, so a changed file makes a new
 one; one that was cut short is taken up where it stopped.
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.learning import jobs
-from daemon.learning.encoder import Encoder
-from daemon.learning.spec import RetrieverSpec
-from daemon.retrieval.documents import Document, FileProblem, Item, Pair, read
-from daemon.retrieval.library import Library
+from daemon.jobs import learning
+from daemon.learning.retriever.encoder import Encoder
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import Document, FileProblem, Item, Pair, read
+from daemon.library.store import Library
 
 PASSAGE_TOKENS = 220  # as [retrieval] has it
 SYNONYMS = "synonyms"  # a test of its own: never in "test"
@@ -215,7 +215,7 @@ def encoder_of(spec: RetrieverSpec) -> Encoder:
 
 @cache
 def _encoder(spec: RetrieverSpec) -> Encoder:
-    return jobs.retriever_for(spec).encoder
+    return learning.retriever_for(spec).encoder
 
 
 def _known_elsewhere(world: World, spec: RetrieverSpec) -> dict[str, Float32]:
@@ -408,7 +408,9 @@ def _made(
     for site, source in everything.items():
         if not (folder / f"{site}.whole").exists():
             world.library(site).unlink(missing_ok=True)
-            jobs.ingest(spec, world.library(site), source.documents, source.pairs, PASSAGE_TOKENS)
+            learning.ingest(
+                spec, world.library(site), source.documents, source.pairs, PASSAGE_TOKENS
+            )
             (folder / f"{site}.whole").touch()
     return world
 

@@ -1,6 +1,6 @@
 """A round, without learning, arithmetic or networks: who promises, signs and votes for what.
 
-Site 0 lies and the others keep the rules of peers/protocol.py, each of which can be left
+Site 0 lies and the others keep the rules of peers/rounds/protocol.py, each of which can be left
 out. Messages come in any order, or not at all. A seeded search, no proof: what it finds
 without a rule is what the rule is for.
 

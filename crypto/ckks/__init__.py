@@ -1,0 +1,1 @@
+"""Sums of encrypted integers: CKKS, dot products, the proof of a sum."""

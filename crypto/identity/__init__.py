@@ -1,0 +1,1 @@
+"""Who a site is, and whom it believes."""

@@ -1,0 +1,1 @@
+"""Sums of masked integers: secure aggregation by double masking."""

@@ -1,0 +1,82 @@
+"""The journey of a question: embed, search, generate, cite."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from daemon.answering.extractive import ExtractiveGenerator
+from daemon.answering.generator import Citation, Generator, cite
+from daemon.library.search import USUAL_WORDS_WEIGHT, search
+
+if TYPE_CHECKING:
+    from daemon.learning.retriever.retriever import Retriever
+    from daemon.library.index import DenseIndex
+    from daemon.library.store import Library
+
+MAX_QUESTION_BYTES = 16 << 10
+MAX_TOP_K = 100
+
+
+class QuestionRefusedError(Exception):
+    """A question that is not answered: blank, too long, or with an impossible ``top_k``."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, what it cites, all passages that were found, and who answered."""
+
+    text: str
+    citations: tuple[Citation, ...]
+    passages: tuple[Citation, ...]  # best first, numbered 0
+    model_digest: bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OpenVersion:
+    """A model version ready to answer: its retriever, its index and the library.
+
+    ``words_weight``: as `daemon.library.search.search` has it; found on ``weighed_by``
+    pairs, or the usual one (0).
+    """
+
+    retriever: Retriever
+    index: DenseIndex
+    library: Library
+    model_digest: bytes
+    words_weight: float = USUAL_WORDS_WEIGHT
+    weighed_by: int = 0
+
+    def answer(self, question: str, top_k: int) -> Answered:
+        """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
+        started = time.monotonic()
+        question = checked(question, top_k)
+        vector = self.retriever.embed_queries([question])[0]
+        found = search(self.library, self.index, question, vector, top_k, self.words_weight)
+        answer = self._generator().generate(question, found)
+        return Answered(
+            text=answer.text,
+            citations=answer.citations,
+            passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in found),
+            model_digest=self.model_digest,
+            seconds=time.monotonic() - started,
+        )
+
+    def _generator(self) -> Generator:
+        return ExtractiveGenerator(self.retriever.embed_queries, self.retriever.embed_passages)
+
+
+def checked(question: str, top_k: int) -> str:
+    """The question without white space around it; raises QuestionRefusedError."""
+    question = question.strip()
+    if not question:
+        raise QuestionRefusedError("the question is blank: write one")
+    if len(question.encode(errors="replace")) > MAX_QUESTION_BYTES:
+        raise QuestionRefusedError(
+            f"the question is longer than {MAX_QUESTION_BYTES >> 10} KiB: shorten it"
+        )
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise QuestionRefusedError(f"top_k = {top_k}: choose 1 to {MAX_TOP_K} passages")
+    return question

@@ -1,0 +1,107 @@
+"""The extractive generator: an answer made of the best sentences that were found.
+
+Answer-sentence selection. It invents nothing and needs no language model: each
+sentence stands in a document as it stands in the answer. The retriever that
+found the passages also says which of their sentences are nearest the question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.answering.generator import GeneratedAnswer, cite
+from daemon.library.passages import sentences
+from daemon.library.search import Ranked
+from daemon.library.store import embedding_text
+
+Float32 = NDArray[np.float32]
+Embed = Callable[[Sequence[str]], Float32]
+
+NOTHING_FOUND = "No answer was found in this site's documents."
+
+# Each sentence considered is encoded while a person waits, about 10 ms on one
+# core. Measured on 56 questions of one institution, as the share of answer
+# sentences that come from a right document: 0.50 with 5 passages and 32
+# sentences, 0.49 with these at half the time; with neither share nor rank weight 0.45.
+_PASSAGES = 3
+_CANDIDATES = 12
+_SENTENCES = 3  # in an answer, at most
+_SHARE = 0.9  # of the best sentence's score that another one needs
+_RANK_WEIGHT = 0.97  # a sentence of the next passage counts so much less
+_SAME = 0.8  # shared words (Jaccard) from which two sentences say the same
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    source: Ranked
+    rank: int  # of its passage, from 0
+    position: int  # in its passage, from 0
+    text: str
+
+
+class ExtractiveGenerator:
+    """Selects answer sentences by the embedding similarity of question and sentence.
+
+    ``embed_question`` and ``embed_sentences`` give float32 [n, d], rows of
+    length 1, as the model version in use embeds queries and passages.
+    """
+
+    def __init__(self, embed_question: Embed, embed_sentences: Embed) -> None:
+        self._embed_question = embed_question
+        self._embed_sentences = embed_sentences
+
+    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+        """One to three sentences in reading order, each with its [n] and citation."""
+        candidates = _candidates(passages)
+        if not candidates:
+            return GeneratedAnswer(NOTHING_FOUND, ())
+        scores = self._scores(question, candidates)
+        if scores.max() <= 0.0:  # all there is points away from the question
+            return GeneratedAnswer(NOTHING_FOUND, ())
+        chosen = sorted(_choose(candidates, scores), key=lambda c: (c.rank, c.position))
+        citations = tuple(cite(n, c.source, c.text) for n, c in enumerate(chosen, start=1))
+        text = " ".join(f"{citation.text} [{citation.number}]" for citation in citations)
+        return GeneratedAnswer(text, citations)
+
+    def _scores(self, question: str, candidates: Sequence[_Candidate]) -> Float32:
+        """Cosines [n], 0 .. 1, less for sentences of passages further down."""
+        # With its title, a sentence that says "it" still says what it is about.
+        texts = [embedding_text(c.source.passage.title, c.text) for c in candidates]
+        asked = self._embed_question([question])[0]  # [d]
+        cosines = np.maximum(self._embed_sentences(texts) @ asked, 0.0)  # [n]
+        weights = np.array([_RANK_WEIGHT**c.rank for c in candidates], dtype=np.float32)
+        scores: Float32 = cosines * weights
+        return scores
+
+
+def _candidates(passages: Sequence[Ranked]) -> list[_Candidate]:
+    found = [
+        _Candidate(ranked, rank, position, " ".join(text.split()))
+        for rank, ranked in enumerate(passages[:_PASSAGES])
+        for position, text in enumerate(sentences(ranked.passage.text))
+    ]
+    return found[:_CANDIDATES]
+
+
+def _choose(candidates: Sequence[_Candidate], scores: Float32) -> list[_Candidate]:
+    """The best sentences, none far below the best, no two that say the same."""
+    chosen: list[_Candidate] = []
+    least = _SHARE * float(scores.max())
+    for row in np.argsort(-scores, kind="stable"):
+        candidate = candidates[int(row)]
+        if len(chosen) == _SENTENCES or scores[row] < least:
+            break
+        if not any(_same(candidate.text, other.text) for other in chosen):
+            chosen.append(candidate)
+    return chosen
+
+
+def _same(one: str, other: str) -> bool:
+    words, others = set(_WORD.findall(one.lower())), set(_WORD.findall(other.lower()))
+    return len(words & others) >= _SAME * max(1, len(words | others))

@@ -1,0 +1,44 @@
+"""What a generator is: a question and passages to an answer with citations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from daemon.library.search import Ranked
+
+
+@dataclass(frozen=True)
+class Citation:
+    """Where a statement comes from; ``number`` is its [n] in the answer, 0 for none."""
+
+    number: int
+    document_id: str
+    passage_id: str
+    title: str
+    text: str  # the sentence that is cited, or a whole passage
+    score: float  # of the passage, fused; greater is better
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """An answer whose [n] marks number its citations; without citations nothing was found."""
+
+    text: str
+    citations: tuple[Citation, ...]
+
+
+class Generator(Protocol):
+    """Writes an answer from passages and from nothing else."""
+
+    def generate(self, question: str, passages: Sequence[Ranked]) -> GeneratedAnswer:
+        """Answer from ``passages``, best first; there may be none."""
+
+
+def cite(number: int, ranked: Ranked, text: str) -> Citation:
+    """The citation of a text out of a passage."""
+    passage = ranked.passage
+    return Citation(
+        number, passage.document_id, passage.id, passage.title, text, float(ranked.score)
+    )

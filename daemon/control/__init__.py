@@ -1,0 +1,1 @@
+"""What fedctl may ask of its own daemon."""

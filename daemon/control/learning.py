@@ -1,0 +1,232 @@
+"""The part of control.proto that is about learning: made pairs, evaluation, the curve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import TYPE_CHECKING, Any, Literal
+
+from daemon.control.learning_reply import learning_reply
+from daemon.evaluation.intervals import Interval
+from daemon.jobs.answering import Evaluation
+from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
+from daemon.learning.options import EvaluationProgress, LearningError
+from daemon.process.streams import watched
+from daemon.rounds.driver import Node
+from daemon.services.pair_maker import PairMaker
+from daemon.state.audit import Action
+from proto import control_pb2 as control
+from proto import control_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from daemon.control.service import Surroundings
+
+_How = Literal["inverse-cloze", "title", "keywords", "llm"]
+_HOW: dict[str, _How] = {
+    "cloze": "inverse-cloze",
+    "titles": "title",
+    "keywords": "keywords",
+    "written": "llm",
+}
+_KINDS = {how: kind for kind, how in _HOW.items()}
+_WRITTEN_A_PASSAGE = 2  # of different intent, as pFedRAG (appendix C) has them written
+Context = Any  # grpc's, whose home is control.py
+
+
+class LearningCalls(rpc.ControlServicer):
+    """Mixed into the control service, which says how calls are audited and refused."""
+
+    _around: Surroundings
+    _node: Node
+
+    @property
+    def _pairs(self) -> PairMaker:
+        return self._around.pairs
+
+    def _audited(
+        self, context: Context, action: Action, **asked: Any
+    ) -> AbstractAsyncContextManager[dict[str, Any]]:
+        raise NotImplementedError
+
+    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
+        raise NotImplementedError
+
+    # ---- how this site learns ------------------------------------------------------
+
+    async def Learning(
+        self, _request: control.LearningRequest, context: Context
+    ) -> control.LearningReply:
+        """How this site learns, and the tier of its personal layer."""
+        reply: control.LearningReply = await self._answered(
+            context, asyncio.to_thread(learning_reply, self._around)
+        )
+        return reply
+
+    async def AuditEmbeddings(
+        self, request: control.AuditEmbeddingsRequest, context: Context
+    ) -> AsyncIterator[control.AuditEmbeddingsProgress]:
+        """Attack this site's own embeddings, step by step; ends when the caller hangs up."""
+        async with (
+            self._audited(context, "audit-embeddings", shown=request.show),
+            aclosing(self._around.embeddings.steps(request)) as steps,
+        ):
+            while (step := await self._answered(context, anext(steps, None))) is not None:
+                yield step
+
+    # ---- pairs -------------------------------------------------------------------
+
+    async def BuildPairs(
+        self, request: control.BuildPairsRequest, context: Context
+    ) -> AsyncIterator[control.BuildPairsProgress]:
+        """Make pairs of this site's own documents."""
+        how = await self._answered(context, _how(request.kind))
+        written = _WRITTEN_A_PASSAGE if how == "llm" else 1
+        plan = PairPlan(
+            how=how,
+            a_passage=min(10, request.a_passage) or written,
+            seed=request.seed,
+            top_k=min(100, request.top_k) or 10,
+        )
+        async with self._audited(context, "build-pairs", kind=request.kind) as recorded:
+            steps = self._pairs.build(plan)
+            last = control.BuildPairsProgress()
+            try:
+                while (step := await self._answered(context, anext(steps, None))) is not None:
+                    last = await self._told(step, context)
+                    yield last
+            finally:
+                await steps.aclose()
+            recorded["pairs"] = last.made
+            await self._node.refresh_situation()
+
+    async def _told(
+        self, step: PairProgress | PairCounts, context: Context
+    ) -> control.BuildPairsProgress:
+        if isinstance(step, PairProgress):
+            return control.BuildPairsProgress(done=step.done, total=step.total)
+        now = await self._answered(context, self._pairs.overview())
+        return control.BuildPairsProgress(
+            done=step.passages,
+            total=step.passages,
+            finished=True,
+            made=step.made,
+            repeated=step.repeated,
+            lost=step.lost,
+            seconds=step.seconds,
+            learn_from=self._pairs.learn_from,
+            training_pairs=now.training,
+        )
+
+    async def MadePairs(
+        self, request: control.MadePairsRequest, context: Context
+    ) -> control.MadePairsReply:
+        """What was made so far; examples are texts of documents, and so audited."""
+        how = await self._answered(context, _how(request.kind)) if request.kind else ""
+        examples = min(100, request.examples)
+        if not examples:
+            return await self._made(context, how)
+        async with self._audited(context, "show-pairs", kind=request.kind):
+            return await self._made(context, how, examples)
+
+    async def DropPairs(
+        self, request: control.DropPairsRequest, context: Context
+    ) -> control.MadePairsReply:
+        """Forget the pairs of a kind, or all of them."""
+        how = await self._answered(context, _how(request.kind)) if request.kind else ""
+        async with self._audited(context, "drop-pairs", kind=request.kind):
+            await self._answered(context, self._pairs.drop(how))
+        await self._node.refresh_situation()
+        return await self._made(context)
+
+    async def _made(
+        self, context: Context, how: str = "", examples: int = 0
+    ) -> control.MadePairsReply:
+        found = await self._answered(context, self._pairs.overview(how, examples))
+        return control.MadePairsReply(
+            kinds=[
+                control.MadeKind(kind=_KINDS[kind], pairs=pairs, usable=usable)
+                for kind, (pairs, usable) in found.kinds.items()
+            ],
+            examples=[
+                control.MadePair(
+                    kind=_KINDS[one.how], query=one.query, texts=one.texts, documents=one.documents
+                )
+                for one in found.examples
+            ],
+            learn_from=self._pairs.learn_from,
+            supplied=found.supplied,
+            training_pairs=found.training,
+        )
+
+    # ---- evaluation -----------------------------------------------------------------
+
+    async def Evaluate(
+        self, request: control.EvaluateRequest, context: Context
+    ) -> AsyncIterator[control.EvaluateProgress]:
+        """Judge retrieval on this site's own pairs, step by step."""
+
+        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Evaluation]:
+            return self._node.collection.evaluate(request.split, listener)
+
+        async with self._audited(context, "evaluate") as recorded:
+            async with watched(begin, EvaluationProgress) as (steps, work):
+                async for step in steps:
+                    yield control.EvaluateProgress(**step._asdict())
+                judged = await self._answered(context, work)
+            recorded["questions"] = judged.dense.questions
+        yield control.EvaluateProgress(step="done", result=_evaluated(judged))
+
+    async def LearningCurve(
+        self, request: control.LearningCurveRequest, _context: Context
+    ) -> control.LearningCurveReply:
+        """How the committed versions did here."""
+        points = await asyncio.to_thread(self._node.store.curve, request.metric)
+        return control.LearningCurveReply(
+            points=[
+                control.CurvePoint(
+                    round=point.round,
+                    model_digest=point.model_digest,
+                    metric=point.metric,
+                    value=point.value,
+                    questions=point.questions,
+                    unix_ms=point.unix_ms,
+                    kind=point.kind,
+                    own_digest=point.own_digest,
+                )
+                for point in points
+            ],
+            missing=self._around.curve.missing,
+        )
+
+
+async def _how(kind: str) -> _How:
+    if kind not in _HOW:
+        raise LearningError(f"there are no pairs of kind {kind!r}: use one of {', '.join(_HOW)}")
+    return _HOW[kind]
+
+
+def _evaluated(judged: Evaluation) -> control.EvaluateReply:
+    return control.EvaluateReply(
+        questions=judged.dense.questions,
+        mrr_at_10=judged.dense.mrr_at_10,
+        recall_at_10=judged.dense.recall_at_10,
+        hit_at_1=judged.dense.hit_at_1,
+        ndcg_at_10=judged.dense.ndcg_at_10,
+        model_digest=judged.model_digest,
+        seconds=judged.seconds,
+        retrieval="dense",
+        figures=_figures(judged.figures),
+        over_vanilla=_figures(judged.over_vanilla),
+        split=judged.split,
+        words_weight=judged.words_weight,
+        weighed_by=judged.weighed_by,
+    )
+
+
+def _figures(found: dict[str, dict[str, Interval]]) -> list[control.Figure]:
+    return [
+        control.Figure(ranking=ranking, metric=metric, mean=f.mean, low=f.low, high=f.high)
+        for ranking, figures in found.items()
+        for metric, f in figures.items()
+    ]

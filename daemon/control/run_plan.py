@@ -1,0 +1,103 @@
+"""The plan that a run is proposed with: what was asked for, else the recipe, else settings."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from config.recipes import RECIPES
+from config.settings import LearningSettings, RobustSettings, TrainingSettings, explained
+from daemon.learning.recipes import ADAPT, learning_plan, most_examples
+from peers.attempts.selection import RULES
+from proto import federation_pb2 as pb
+
+
+class ChoiceRefused(Exception):
+    """A recipe or a choice that there is none of; the text says what there is."""
+
+
+def chosen(
+    training: TrainingSettings,
+    learning: LearningSettings,
+    adapt: str,
+    recipe: str,
+    choices: Sequence[str],
+) -> tuple[TrainingSettings, LearningSettings]:
+    """This site's settings, with a recipe and single choices (``axis=value``) in their place.
+
+    Raises ChoiceRefused, also for a recipe that trains something else than this
+    federation exchanges (``adapt``).
+    """
+    tables = {"training": training.model_dump(), "learning": learning.model_dump()}
+    if recipe:
+        if recipe not in RECIPES:
+            raise ChoiceRefused(f"there is no recipe {recipe!r}: there are {', '.join(RECIPES)}")
+        if RECIPES[recipe].adapt != adapt:
+            raise ChoiceRefused(
+                f"the recipe {recipe} trains adapt = {RECIPES[recipe].adapt!r}, and this "
+                f"federation exchanges {adapt!r}: a new federation can begin with it "
+                "([learning] recipe, at every site)"
+            )
+        for name, table in tables.items():
+            table.update(RECIPES[recipe].settings[name])
+        tables["learning"]["recipe"] = recipe
+    for choice in choices:
+        name, _, value = choice.partition("=")
+        if name not in _CHOOSABLE:
+            known = ", ".join(sorted(_CHOOSABLE))
+            raise ChoiceRefused(f"{choice!r} is no choice: say axis=value; axes are {known}")
+        section = "training" if name in TrainingSettings.model_fields else "learning"
+        tables[section][name] = _value(value)
+    try:
+        return TrainingSettings(**tables["training"]), LearningSettings(**tables["learning"])
+    except ValidationError as error:
+        section = "training" if error.title == TrainingSettings.__name__ else "learning"
+        raise ChoiceRefused("; ".join(explained(section, error))) from error
+
+
+# Policy of a site is not for one run to change; bits and mode have options of their own, and
+# what a site trains by itself stands in no plan.
+_CHOOSABLE = frozenset(
+    {*RECIPES["hanse"].settings["training"], *LearningSettings.model_fields}
+    - {"recipe", "own_rounds"}
+)
+
+
+def _value(text: str) -> Any:
+    """As it would stand in a settings file; a bare word is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def make_plan(
+    wanted: pb.TrainingPlan,
+    training: TrainingSettings,
+    learning: LearningSettings,
+    robust: RobustSettings,
+    adapt: str,
+) -> pb.TrainingPlan:
+    """The plan asked for; what it leaves open comes from settings."""
+    mode = pb.MASKING if training.mode == "masking" else pb.CKKS
+    rule = wanted.robust or RULES[robust.rule]
+    return pb.TrainingPlan(
+        adapt=ADAPT[adapt],
+        local_epochs=wanted.local_epochs or training.local_epochs,
+        batch_size=wanted.batch_size or training.batch_size,
+        learning_rate=wanted.learning_rate or training.learning_rate,
+        temperature=wanted.temperature or training.temperature,
+        hard_negatives=wanted.hard_negatives or training.hard_negatives,
+        seed=wanted.seed or int.from_bytes(os.urandom(4)),
+        bits=wanted.bits or training.bits,
+        min_participants=wanted.min_participants or training.min_participants,
+        max_num_examples=wanted.max_num_examples or most_examples(training, learning),
+        mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
+        robust=rule,
+        byzantine_sites=(wanted.byzantine_sites or robust.byzantine_sites) if rule else 0,
+        learning=learning_plan(learning),
+    )

@@ -1,0 +1,107 @@
+"""The control socket: a Unix socket of this machine, and a server for each user who comes.
+
+Its mode (0660) and group are the whole access control: whoever may write to it may
+administer the site (daemon/control/service.py). It is never on a network.
+"""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before grpc, see there
+
+# isort: split
+import asyncio
+import os
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import grpc.aio
+
+from daemon.control.peer_credentials import Doorman
+from daemon.control.service import ControlService, Surroundings
+from proto import control_pb2_grpc as rpc
+
+_MESSAGE_BYTES = 32 << 20
+
+
+class ControlError(Exception):
+    """The control socket can't be served; the text says why and what to do."""
+
+
+class ControlSocket:
+    """The Unix socket, and a server for each user who comes."""
+
+    def __init__(self, path: Path, group: str | None) -> None:
+        self._path = path
+        self._group = group
+        self._around: Surroundings | None = None
+        self._ingesting = asyncio.Lock()
+        self._doorman = Doorman(self._serve)
+        self._servers: list[grpc.aio.Server] = []
+
+    async def start(self, around: Surroundings) -> None:
+        """Serve. Raises ControlError when the socket can't be made."""
+        self._around = around
+        try:
+            await asyncio.to_thread(_clear, self._path)
+            # The mask holds from the moment the file exists, so there is no instant at
+            # which others may enter.
+            old = os.umask(0o117)
+            try:
+                await self._doorman.start(self._path)
+            finally:
+                os.umask(old)
+            if self._group is not None:
+                shutil.chown(self._path, group=self._group)
+        except (OSError, LookupError) as error:
+            raise ControlError(
+                f"cannot serve the control socket {self._path}: {error}; "
+                "check [control] socket and group, and the rights of its folder"
+            ) from error
+
+    async def _serve(self, uid: int, path: Path) -> None:
+        """A server for one user, behind the doorman. Raises OSError."""
+        if self._around is None:
+            raise OSError("not serving")
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+                ("grpc.max_send_message_length", _MESSAGE_BYTES),
+            ]
+        )
+        service = ControlService(self._around, f"uid:{uid}", self._ingesting)
+        rpc.add_ControlServicer_to_server(service, server)
+        # No TLS on purpose: its folder lets nobody in but this daemon.
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+        await server.start()
+        self._servers.append(server)
+
+    async def stop(self) -> None:
+        """End calls under way at once and remove the socket."""
+        await asyncio.gather(*(server.stop(grace=0.2) for server in self._servers))
+        self._servers = []
+        if self._around is not None:
+            await self._doorman.stop()
+            self._around = None
+            with suppress(FileNotFoundError):
+                await asyncio.to_thread(self._path.unlink)
+
+
+def _clear(path: Path) -> None:
+    """Remove the socket of a daemon that is gone; refuse to take a living one's place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_socket():
+        if path.exists():
+            raise OSError(f"{path} exists and is no socket")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        try:
+            knock.connect(str(path))
+        except OSError:
+            path.unlink()
+            return
+    raise OSError("another fedd answers there: stop it first")

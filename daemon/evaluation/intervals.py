@@ -1,0 +1,143 @@
+"""Bootstrap intervals: how far a mean over questions could lie from what was measured.
+
+Questions are drawn anew with replacement (Efron 1979) and percentiles of the
+means taken; for two systems their differences *on the same questions* are drawn,
+so that what makes a question hard for both cancels out (Sakai, SIGIR 2006).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.evaluation.evaluation import Judged
+from daemon.learning.options import EvaluationError
+
+Float64 = NDArray[np.float64]
+Int32 = NDArray[np.int32]
+
+RESAMPLES = 2000
+LEVEL = 0.95
+_DRAWS_AT_ONCE = 1 << 22  # bounds the table of drawn rows to 32 MiB
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and where it lies with ``level`` confidence.
+
+    ``p``: two-sided probability of a mean on the other side of zero, that is
+    twice the share of resamples there, each side counted with zero itself and
+    one more for what was observed; only of interest for differences.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    level: float = LEVEL
+
+
+def bootstrap(
+    values: Float64, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
+) -> Interval:
+    """The mean of ``values`` [n], one a question, with its percentile interval.
+
+    Percentiles are order statistics of the resampled means (no interpolation).
+    The same arguments give the same bits. Raises EvaluationError for no values or
+    for some that are not finite.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+        raise EvaluationError("an interval needs one finite value a question, and at least one")
+    if resamples < 1 or not 0.0 < level < 1.0:
+        raise EvaluationError(f"cannot take {resamples} resamples at level {level}")
+    return _interval(values, resampled_means(values, resamples, seed), level)
+
+
+def _interval(values: Float64, means: Float64, level: float) -> Interval:
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
+    # Differences of equal scores sum to rounding errors: those are zero.
+    noise = 1e-12 * max(1.0, float(np.abs(values).max()))
+    below, above = (int((means <= noise).sum()), int((means >= -noise).sum()))
+    p = min(1.0, 2.0 * (min(below, above) + 1) / (len(means) + 1))
+    return Interval(float(values.mean()), float(low), float(high), p, level)
+
+
+def paired_bootstrap(
+    ours: Float64,
+    theirs: Float64,
+    *,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Interval:
+    """How much ``ours`` is above ``theirs``, both [n] for the same questions in order.
+
+    An interval that leaves out zero means a difference. Raises EvaluationError as
+    `bootstrap`, and when the two differ in length.
+    """
+    if np.shape(ours) != np.shape(theirs):
+        raise EvaluationError(
+            f"a paired comparison needs the same questions: got {np.shape(ours)} "
+            f"and {np.shape(theirs)} scores"
+        )
+    difference = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
+    return bootstrap(difference, resamples=resamples, level=level, seed=seed)
+
+
+def figures_of(judged: Judged, *, seed: int = 0) -> dict[str, Interval]:
+    """Every metric of a judgement with its interval, as an operator is shown them."""
+    return _all_at_once(dict(judged.scores), seed)
+
+
+def differences_of(ours: Judged, theirs: Judged, *, seed: int = 0) -> dict[str, Interval]:
+    """How much each metric of ``ours`` is above that of ``theirs``, as `paired_bootstrap`.
+
+    Both are of the same questions in order, which raises EvaluationError otherwise.
+    """
+    if ours.questions != theirs.questions:
+        raise EvaluationError(
+            f"a paired comparison needs the same questions: got {ours.questions} "
+            f"and {theirs.questions}"
+        )
+    differences = {name: ours.scores[name] - theirs.scores[name] for name in ours.scores}
+    return _all_at_once(differences, seed)
+
+
+def _all_at_once(columns: dict[str, Float64], seed: int) -> dict[str, Interval]:
+    """`bootstrap` of each column on the draws they have in common, hence drawn once."""
+    table = np.stack(list(columns.values()), axis=1)  # [n, metrics]
+    if not table.size or not np.isfinite(table).all():
+        raise EvaluationError("an interval needs one finite value a question, and at least one")
+    count = len(table)
+    means = np.empty((RESAMPLES, table.shape[1]))
+    start = 0
+    for rows in _draws(count, RESAMPLES, seed):
+        # How often each question was drawn, [r, n]: a mean is then a product.
+        cells = np.arange(len(rows))[:, np.newaxis] * count + rows
+        times = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(len(rows), count)
+        means[start : start + len(rows)] = times.astype(np.float64) @ table / count
+        start += len(rows)
+    return {
+        name: _interval(values, means[:, column], LEVEL)
+        for column, (name, values) in enumerate(columns.items())
+    }
+
+
+def resampled_means(values: Float64, resamples: int, seed: int) -> Float64:
+    """Means [resamples] of as many draws of n out of n with replacement."""
+    return np.concatenate(
+        [values[rows].mean(axis=1) for rows in _draws(len(values), resamples, seed)]
+    )
+
+
+def _draws(count: int, resamples: int, seed: int) -> Iterator[Int32]:
+    """Rows drawn with replacement, [r, count] at a time until there are ``resamples`` draws."""
+    chance = np.random.Generator(np.random.Philox(key=seed))
+    at_once = max(1, _DRAWS_AT_ONCE // count)
+    for start in range(0, resamples, at_once):
+        yield chance.integers(0, count, (min(at_once, resamples - start), count), dtype=np.int32)

@@ -1,1 +1,0 @@
-"""Generators: passages and a question to an answer with citations."""

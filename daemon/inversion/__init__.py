@@ -1,0 +1,1 @@
+"""What embeddings tell of texts."""

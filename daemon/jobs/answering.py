@@ -1,0 +1,193 @@
+"""Jobs of the answering worker: open a model version, answer, evaluate.
+
+The worker keeps one open version. A newer one is opened beside it and takes its
+place only when all of it is sound, so a question always meets a whole version.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.answering.answering import Answered, OpenVersion
+from daemon.evaluation.evaluation import Metrics
+from daemon.evaluation.intervals import Interval, differences_of, figures_of
+from daemon.evaluation.rankings import (
+    DEPTH,
+    FEWEST_TO_WEIGH,
+    exact,
+    held_out,
+    judged_rankings,
+    weigh_words,
+)
+from daemon.jobs.learning import load_serving
+from daemon.learning.options import EvaluationError
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.index import load_index
+from daemon.library.store import Library, LibraryCounts
+from daemon.personal.personal import embedded_by
+
+if TYPE_CHECKING:
+    from daemon.learning.retriever.retriever import Retriever
+
+Float32 = NDArray[np.float32]
+
+_WEIGHED_BY = 200  # pairs, at most: opening a version is to take about a second
+
+
+class NotOpenError(Exception):
+    """No model version is open in this worker (it is fresh, or was started anew)."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of the open version on one split.
+
+    ``dense`` is what training changes; ``fused`` is what a question meets.
+    ``figures``: of each ranking of `daemon.evaluation.rankings` every metric of
+    `daemon.evaluation.evaluation` with its interval; ``over_vanilla``: how much it is
+    above that of the encoder before training. They stay at the site.
+    """
+
+    split: str
+    dense: Metrics
+    fused: Metrics
+    figures: dict[str, dict[str, Interval]]
+    over_vanilla: dict[str, dict[str, Interval]]
+    model_digest: bytes
+    seconds: float
+    words_weight: float  # as in `OpenVersion`
+    weighed_by: int
+
+
+_open: OpenVersion | None = None
+
+
+def open_version(
+    spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes, index_path: Path
+) -> None:
+    """Make a model version with its index the one that answers.
+
+    What words count in its answers is found on the site's pairs for validation, of which
+    `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
+    the version that was open before stays open then. Where only the pairs can't be read the
+    new one is open already, with the usual weight.
+    """
+    global _open
+    retriever = _retriever(spec)
+    embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
+    index = load_index(index_path, embedded)
+    library = Library.open(library_path, read_only=True)
+    # Last, all of it or nothing: the encoder is shared with the version before,
+    # its parameters are what changes.
+    try:
+        load_serving(spec, retriever, versions, model_digest)
+    except BaseException:
+        library.close()
+        raise
+    previous, _open = _open, OpenVersion(retriever, index, library, model_digest)
+    if previous is not None:
+        previous.library.close()
+    _open = _weighed(_open)
+
+
+def ask(question: str, top_k: int) -> Answered:
+    """Answer a question from the open version; raises QuestionRefusedError, NotOpenError."""
+    return _opened().answer(question, top_k)
+
+
+def evaluate(split: str) -> Evaluation:
+    """Score the open version on the library's pairs of a split ("": test, or else valid).
+
+    The encoder before training is judged, too, where frozen features of every passage
+    are cached (`daemon.jobs.frozen`). Raises EvaluationError when there
+    are no pairs, NotOpenError.
+    """
+    started = time.monotonic()
+    version = _opened()
+    split, pairs = held_out(version.library, split)
+    queries = [pair.query for pair in pairs]
+    frozen = _frozen(version, queries)
+    nearest, _ = version.index.search(_query_vectors(version, queries, frozen), DEPTH)
+    labels, vectors = version.library.features(version.retriever.encoder.digest)
+    vanilla = None
+    if len(labels) == version.library.counts().passages:
+        vanilla = exact(frozen, labels, vectors)
+    judged = judged_rankings(
+        version.library, pairs, nearest.tolist(), vanilla, version.words_weight
+    )
+    before = judged.get("vanilla")
+    return Evaluation(
+        split=split,
+        dense=judged["dense"].metrics(),
+        fused=judged["fused"].metrics(),
+        figures={name: figures_of(one) for name, one in judged.items()},
+        over_vanilla={
+            name: differences_of(one, before)
+            for name, one in judged.items()
+            if before is not None and name != "vanilla"
+        },
+        model_digest=version.model_digest,
+        seconds=time.monotonic() - started,
+        words_weight=version.words_weight,
+        weighed_by=version.weighed_by,
+    )
+
+
+def counts(library_path: Path) -> LibraryCounts:
+    """Sizes of the library at that path; all zero where there is none yet."""
+    if not library_path.exists():
+        return LibraryCounts()
+    with Library.open(library_path, read_only=True) as library:
+        return library.counts()
+
+
+def _weighed(version: OpenVersion) -> OpenVersion:
+    try:
+        _, pairs = held_out(version.library, "valid", most=_WEIGHED_BY)
+    except EvaluationError:  # there are none: the usual weight stays
+        return version
+    if len(pairs) < FEWEST_TO_WEIGH:
+        return version
+    queries = [pair.query for pair in pairs]
+    frozen = _frozen(version, queries) if version.retriever.uses_features else None
+    nearest, _ = version.index.search(version.retriever.embed_queries(queries, frozen), DEPTH)
+    weight = weigh_words(version.library, pairs, nearest.tolist())
+    return replace(version, words_weight=weight, weighed_by=len(pairs))
+
+
+def _opened() -> OpenVersion:
+    if _open is None:
+        raise NotOpenError("no model version is open yet: ingest documents, then ask again")
+    return _open
+
+
+@functools.lru_cache(maxsize=1)
+def _retriever(spec: RetrieverSpec) -> Retriever:
+    # Here, not at the top: the daemon's main process names these jobs and must
+    # not load torch.
+    from daemon.learning.retriever.retriever import open_retriever
+
+    return open_retriever(spec)
+
+
+def _frozen(version: OpenVersion, queries: list[str]) -> Float32:
+    """[n, d] what the encoder alone makes of queries, cached where the learning worker left it."""
+    encoder = version.retriever.encoder
+    known = version.library.query_features(encoder.digest, queries)
+    missing = [query for query in dict.fromkeys(queries) if query not in known]
+    if missing:
+        known.update(zip(missing, encoder.encode(missing), strict=True))
+    return np.stack([known[query] for query in queries])
+
+
+def _query_vectors(version: OpenVersion, queries: list[str], frozen: Float32) -> Float32:
+    """[n, d] what the open version makes of queries."""
+    retriever = version.retriever
+    return retriever.embed_queries(queries, frozen if retriever.uses_features else None)

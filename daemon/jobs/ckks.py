@@ -1,0 +1,545 @@
+"""Jobs of the crypto worker: what a site does with a round's key.
+
+Plain functions with plain arguments, run in the crypto worker process. Keys,
+and the coordinator's running sum, live in this process's memory under their
+(round, attempt) and nowhere else; at most two attempts are held, older ones are
+forgotten. No key is ever written to a disk; this site's own integers are, for as
+long as the round may have to sum them again (daemon/jobs/kept_integers.py).
+
+The exchanged vector is the shared delta and one trailing value, the site's mean
+training loss divided by LOSS_BOUND: so the others only ever see the loss as a
+sum. It is encoded as two integers, for eight bits would be too few for a number
+that people read. Under differential privacy these two are the loss and the count
+of crypto/privacy.py, clipped and noised like everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from crypto.ckks.dot_products import Sketches, answer, draw_signs
+from crypto.ckks.sum_proof import (
+    NONCE_BYTES,
+    Check,
+    CheckKey,
+    Claim,
+    Tags,
+    Tally,
+    UnprovenSum,
+    size_of_tags,
+)
+from crypto.ckks.sums import (
+    CkksParameters,
+    CryptoError,
+    DealtKey,
+    RoundKey,
+    deal,
+    make_ready,
+    parameters_of,
+)
+from crypto.privacy import (
+    TRAILING_INTEGERS,
+    Mechanism,
+    NoiseTerms,
+    loss_of_sum,
+    next_clip_norm,
+)
+from crypto.quantize import (
+    FRACTION_INTEGERS,
+    Float64,
+    Int64,
+    dequantise_fraction_sum,
+    dequantise_sum,
+    pack,
+    scale_exponents,
+    unpack,
+)
+from daemon.jobs.aggregation import CiphertextSum
+from daemon.jobs.integers import (
+    LOSS_BOUND,
+    agreed_mechanism,
+    integers_of,
+    read_update,
+    with_residual,
+)
+from daemon.learning import server_step
+from daemon.learning.options import LearningError, ServerOptions
+from daemon.process.workers import reads
+from daemon.state.versions import read_whole_version, write_version
+from peers.wire.vectors import BlobInfo, read_encrypted, read_trailer, write_encrypted
+
+# Measured: 110 MiB of data with SEAL's tables loaded, and some 20 bytes a value in an
+# honest round (docs/decisions/0010); several times that, so that only a bomb meets it.
+_MEMORY_BYTES = 1 << 30
+_MEMORY_A_VALUE = 128
+_ATTEMPTS_HELD = 2
+FEDAVG = ServerOptions()
+assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The new version's name, and the contributors' weighted mean training loss.
+
+    ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
+    ``wrong_shares``: in masking mode, what was wrong with shares that could be done
+    without, for the log. They may differ from site to site; all else does not.
+    """
+
+    model_digest: bytes
+    mean_loss: float
+    next_clip_norm: float = 0.0
+    wrong_shares: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What of a round's noise matters for its sum.
+
+    ``quantile``: the share of updates that the next clip norm should leave as they
+    are, of ``contributors``; 0: the norm is fixed.
+    """
+
+    terms: NoiseTerms
+    quantile: float
+    contributors: int
+
+
+@dataclass(frozen=True)
+class Uploaded(BlobInfo):
+    """The update that was written: what a site signs as its contribution.
+
+    ``nonce``: of the tags behind it; at the coordinator, which makes none, empty.
+    """
+
+    nonce: bytes = b""
+
+
+@dataclass(frozen=True)
+class Finished(BlobInfo):
+    """The sum that was written, and whose updates are in it (as `Claim.nonces`)."""
+
+    nonces: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass
+class _Attempt:
+    """A key holder has ``check_key`` and ``claimed``, the coordinator ``total`` and ``tally``."""
+
+    parameters: CkksParameters
+    key: RoundKey
+    total: CiphertextSum | None = None
+    tally: Tally | None = None
+    check_key: CheckKey | None = None
+    claimed: tuple[Check, Claim] | None = None
+
+
+_attempts: dict[tuple[int, int], _Attempt] = {}
+
+
+def memory_bound(values: int) -> int:
+    """Bytes of data that the crypto worker of a site with so many shared values may hold."""
+    return _MEMORY_BYTES + _MEMORY_A_VALUE * values
+
+
+def warm_up(contributors: int, bits: int, *, measurable: bool = False) -> None:
+    """Load what the first round's key will need (a tenth of a second), ahead of it."""
+    make_ready(parameters_of(contributors, bits, measurable=measurable))
+
+
+def deal_key(
+    round: int, attempt: int, contributors: int, bits: int, *, measurable: bool = False
+) -> DealtKey:
+    """Make the attempt's key, at the key dealer, who holds it from then on.
+
+    ``contributors`` is the largest number of updates that may be added; ``measurable``
+    says whether their dot products are wanted. The secret context must be sealed for
+    each key holder before it leaves.
+    """
+    parameters = parameters_of(contributors, bits, measurable=measurable)
+    dealt = deal(parameters)
+    key = RoundKey(parameters, dealt.secret, secret=True)
+    _hold(
+        round,
+        attempt,
+        _Attempt(parameters, key, check_key=CheckKey(dealt.secret, round, attempt)),
+    )
+    return dealt
+
+
+@reads("the key dealer's context")
+def hold_context(
+    round: int,
+    attempt: int,
+    context: bytes,
+    *,
+    secret: bool,
+    contributors: int,
+    bits: int,
+    measurable: bool = False,
+) -> bytes:
+    """Take the dealer's context: the secret one at a key holder, the public one at the coordinator.
+
+    Returns the SHA-256 (32 bytes) of the context that is held from now on, to compare
+    with what the dealer has signed (see `crypto.ckks.sums.DealtKey`). Raises CryptoError
+    unless it is exactly what the round's plan implies, or when a sum was claimed
+    already: to hold the key anew would be to forget that claim.
+    """
+    before = _attempts.get((round, attempt))
+    if before is not None and before.claimed is not None:
+        raise CryptoError("a round context came after a sum was claimed: it was refused")
+    parameters = parameters_of(contributors, bits, measurable=measurable)
+    key = RoundKey(parameters, context, secret=secret)
+    check_key = CheckKey(context, round, attempt) if secret else None
+    _hold(round, attempt, _Attempt(parameters, key, check_key=check_key))
+    return hashlib.sha256(context).digest()
+
+
+def forget(round: int, attempt: int) -> None:
+    """Drop the attempt's key and sum; an attempt that is not held is no error."""
+    _attempts.pop((round, attempt), None)
+
+
+def measure_update(
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    residual_path: Path | None = None,
+    noise: tuple[NoiseTerms, int] | None = None,
+) -> list[int]:
+    """Scale exponents of the shared delta, one a group: what `Trained` tells the others.
+
+    ``residual_path`` as in `encrypt_update`. With ``noise`` (and the plan's bits) they
+    follow from the plan and tell nothing. Raises CryptoError when the update is
+    missing, of the wrong length, or not finite.
+    """
+    delta, _ = read_update(update_path, sizes)
+    if noise is not None:
+        return [Mechanism.of(*noise).exponent] * len(sizes)
+    return scale_exponents(with_residual(delta, residual_path), sizes, weight)
+
+
+def encrypt_update(
+    round: int,
+    attempt: int,
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    out_path: Path,
+    residual_path: Path | None = None,
+    *,
+    check: Check,
+    noise: NoiseTerms | None = None,
+    seeded: bool = True,
+    kept_path: Path | None = None,
+) -> Uploaded:
+    """Quantise and encrypt this site's update under the attempt's key.
+
+    With ``residual_path`` (for bits < 16) what rounding dropped in earlier
+    rounds is added first, and what it drops now is kept beside it until
+    `keep_residual` (error feedback: Karimireddy et al. 2019). ``seeded`` false
+    makes a key holder's update twice as long and quicker to add.
+
+    With ``noise`` the update is clipped, and this site's share of noise is added to
+    the integers before anything is encrypted; there is no error feedback then.
+
+    With ``kept_path`` the integers are written there before anything is encrypted, and
+    where that file exists they are sent again as they are, noise, rounding and what
+    they leave of a residual included: nothing is read of the update then.
+
+    Behind a key holder's update stand its tags (docs/decisions/0014); the coordinator
+    keeps its own integers until the challenges come.
+
+    Raises CryptoError when the update is missing, of the wrong length or not
+    finite, when the agreed scale is too small for it, or when what is kept was made
+    under another scale, weight, bits or noise, or is damaged.
+    """
+    held = _held(round, attempt)
+    bits = held.parameters.packing.bits
+    integers = integers_of(
+        update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
+    )
+    blocks = (
+        held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
+    )
+    tags = nonce = b""
+    if held.check_key is not None:
+        nonce = os.urandom(NONCE_BYTES)
+        tags = held.check_key.tags(check, exponents, integers, nonce)
+    elif held.tally is not None:
+        held.tally.own(integers)
+    written = write_encrypted(out_path, held.parameters, integers.size, blocks, tags)
+    return Uploaded(written.digest, written.size, nonce)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The products of these sites' updates are written; what was malformed, and why."""
+
+    sites: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    digest: bytes
+
+
+def compare_updates(
+    round: int,
+    attempt: int,
+    updates: Sequence[tuple[str, Path, bytes]],
+    values: int,
+    out_path: Path,
+) -> Question:
+    """Sketch the updates, all of which are here, and write their encrypted dot products.
+
+    Each with the nonce that its site has signed: what could not be added later is refused
+    now, while the others can go on without it. Raises CryptoError when fewer than two are
+    well-formed.
+    """
+    held = _held(round, attempt)
+    integers = values + FRACTION_INTEGERS
+    sketches = Sketches(held.key, draw_signs(held.parameters.packing.blocks(integers)))
+    refused: list[tuple[str, str]] = []
+    for site, path, nonce in updates:
+        behind = _tags_behind(held, site)
+        try:
+            if behind:
+                _read_tags(held, site, path, nonce)
+            sketches.add(site, read_encrypted(path, held.parameters, integers, trailer=behind))
+        except CryptoError as error:
+            refused.append((site, str(error)))
+    sites = tuple(site for site, *_ in updates if site not in dict(refused))
+    sketches.ask(sites, out_path)
+    with out_path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return Question(sites, tuple(refused), digest)
+
+
+def decrypt_products(
+    round: int, attempt: int, path: Path, sites: Sequence[str]
+) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """The dot products, row by row up to the diagonal, and the sites with imaginary parts.
+
+    Raises CryptoError when the question is malformed, or this site is no key holder.
+    """
+    found = answer(_held(round, attempt).key, path, len(sites))
+    products = tuple(float(found.products[a, b]) for a in range(len(sites)) for b in range(a + 1))
+    marked = zip(sites, found.imaginary, strict=True)
+    return products, tuple(site for site, imaginary in marked if imaginary)
+
+
+def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check) -> None:
+    """Begin the coordinator's sum of updates of this length, which it will have to prove."""
+    held = _held(round, attempt)
+    held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
+    held.tally = Tally(check)
+
+
+@reads("the update of {site}")
+def add_update(round: int, attempt: int, site: str, path: Path, nonce: bytes | None = None) -> None:
+    """Add a site's update, behind which stand its tags; behind our own there are none.
+
+    ``nonce``: the one that the site has signed, which its tags must have. Raises
+    CryptoError, the sum unchanged, when one of them is refused.
+    """
+    held = _held(round, attempt)
+    total, tally = _sum_of(held, round, attempt)
+    behind = _tags_behind(held, site)
+    if not behind:
+        total.add_file(path, site)
+        return
+    tags = _read_tags(held, site, path, nonce)
+    total.add_file(path, site, trailer=behind)
+    tally.add(site, tags)
+
+
+def _read_tags(held: _Attempt, site: str, path: Path, nonce: bytes | None) -> Tags:
+    """The tags behind a site's update. Raises CryptoError unless it has signed these."""
+    holders = held.tally.check.holders if held.tally is not None else ()
+    tags = Tags.parse(read_trailer(path, _tags_behind(held, site)), len(holders))
+    if nonce is not None and tags.nonce != nonce:
+        raise CryptoError(f"the tags of {site} are not those that it has signed")
+    return tags
+
+
+def _tags_behind(held: _Attempt, site: str) -> int:
+    """Bytes of the tags behind a site's update."""
+    if held.tally is None or site == held.tally.check.coordinator:
+        return 0
+    return size_of_tags(len(held.tally.check.holders))
+
+
+def finish_sum(round: int, attempt: int, out_path: Path) -> Finished:
+    """Write the sum for the key holders. Raises CryptoError below two contributors."""
+    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    written = total.write(out_path)
+    return Finished(written.digest, written.size, tally.nonces(total.contributors))
+
+
+def challenge(round: int, attempt: int, check: Check, claim: Claim) -> bytes:
+    """At a key holder: what it asks about the sum that the coordinator says it made.
+
+    Told once: from then on `apply_sum` takes no other sum. Raises CryptoError when
+    another was claimed before.
+    """
+    held = _held(round, attempt)
+    claim.check(check)
+    if held.check_key is None:
+        raise CryptoError("only a key holder can ask for the proof of a sum")
+    if held.claimed not in (None, (check, claim)):
+        raise CryptoError(
+            f"{check.coordinator} claims a second sum after it was told the challenge: refused"
+        )
+    held.claimed = (check, claim)
+    return held.check_key.challenge(check.site)
+
+
+def answer_challenge(round: int, attempt: int, holder: str, challenge: bytes) -> bytes:
+    """At the coordinator: the answer for one key holder. Raises CryptoError."""
+    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    return tally.answer(total.contributors, holder, challenge)
+
+
+@reads("the coordinator's sum")
+def apply_sum(
+    round: int,
+    attempt: int,
+    sum_path: Path,
+    sizes: Sequence[int],
+    exponents: Sequence[int],
+    total_weight: float,
+    parent_digest: bytes,
+    shape_digest: bytes,
+    versions: Path,
+    summed: Summed | None = None,
+    server: ServerOptions = FEDAVG,
+    *,
+    answer: bytes,
+) -> Applied:
+    """Decrypt the sum and make the new version: parent + sum / total weight.
+
+    Every key holder computes the same bits: the integers are exact, and the rest
+    is one IEEE double operation after the other on each value, rounded to
+    float32 at the end; nothing is added up in an order that a library or the number
+    of threads decides, and nothing is left to a machine's mathematical library.
+    ``summed``: its noise; ``server``: what becomes of the mean.
+    ``answer``: the coordinator's, to our `challenge`. Raises CryptoError when the sum is
+    malformed, is no sum under this key, or this site is no key holder; UnprovenSum,
+    which is one, when it is not what was claimed; VersionError when the parent is
+    missing or damaged.
+    """
+    held = _held(round, attempt)
+    packing = held.parameters.packing
+    if not 0.0 < total_weight <= packing.contributors:
+        raise CryptoError(
+            f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
+        )
+    integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    _check_proof(held, sum_path, exponents, integers, answer)
+    return apply_integers(
+        integers,
+        sizes,
+        exponents,
+        packing.bits,
+        total_weight,
+        parent_digest,
+        shape_digest,
+        versions,
+        summed,
+        server,
+    )
+
+
+def apply_integers(
+    integers: Int64,
+    sizes: Sequence[int],
+    exponents: Sequence[int],
+    bits: int,
+    total_weight: float,
+    parent_digest: bytes,
+    shape_digest: bytes,
+    versions: Path,
+    summed: Summed | None,
+    server: ServerOptions = FEDAVG,
+) -> Applied:
+    """Make the new version from the exact sum of integers; errors as in `apply_sum`."""
+    shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
+    mechanism = agreed_mechanism(summed.terms, bits, exponents) if summed else None
+    mean: Float64 = dequantise_sum(shared, sizes, exponents, bits)
+    mean /= total_weight
+    parent, moments = read_whole_version(versions, parent_digest, shape_digest)
+    try:
+        version, carried = server_step.step(parent, mean, moments, server)
+    except LearningError as error:
+        raise CryptoError(str(error)) from error
+    digest, _ = write_version(versions, shape_digest, version, carried)
+    if summed is None or mechanism is None:
+        loss = dequantise_fraction_sum(int(units), int(rest), bits)
+        # A contributor may send any integer there: what is told is a loss all the same.
+        return Applied(digest, min(max(LOSS_BOUND * loss / total_weight, 0.0), LOSS_BOUND))
+    mean_loss = loss_of_sum(int(units), total_weight, mechanism)
+    if not summed.quantile:
+        return Applied(digest, mean_loss)
+    norm, contributors = summed.terms.clip_norm, summed.contributors
+    adapted = next_clip_norm(norm, summed.quantile, int(rest), contributors, mechanism)
+    return Applied(digest, mean_loss, adapted)
+
+
+def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:
+    packing = held.parameters.packing
+    slots = np.empty((packing.blocks(values), packing.slots), dtype=np.complex128)
+    for row, block in zip(slots, read_encrypted(path, held.parameters, values), strict=True):
+        row[:] = held.key.decrypt(block)
+    return unpack(slots, packing, values)
+
+
+def _check_proof(
+    held: _Attempt,
+    path: Path,
+    exponents: Sequence[int],
+    integers: Int64,
+    answer: bytes,
+) -> None:
+    if held.claimed is None or held.check_key is None:
+        raise CryptoError("nothing was claimed of this sum: it was refused")
+    check, claim = held.claimed
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if digest != claim.sum_digest:
+        raise UnprovenSum(
+            f"the encrypted sum is not the one that {check.coordinator} claimed before it was "
+            "told the challenge"
+        )
+    held.check_key.verify(check, claim, exponents, integers, answer)
+
+
+def _hold(round: int, attempt: int, held: _Attempt) -> None:
+    _attempts[round, attempt] = held
+    for oldest in sorted(_attempts)[:-_ATTEMPTS_HELD]:
+        del _attempts[oldest]
+
+
+def sealing_context(federation: str, at: tuple[int, int], dealer: str, holder: str) -> bytes:
+    """What a sealed key is bound to: it opens nowhere else and in no other attempt."""
+    return "\0".join(("hanse-round-key-v1", federation, *map(str, at), dealer, holder)).encode()
+
+
+def _held(round: int, attempt: int) -> _Attempt:
+    held = _attempts.get((round, attempt))
+    if held is None:
+        raise CryptoError(
+            f"no key is held for round {round}, attempt {attempt}: it was forgotten, never came, "
+            "or the crypto worker was restarted; the next attempt brings a new one"
+        )
+    return held
+
+
+def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, Tally]:
+    if held.total is None or held.tally is None:
+        raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
+    return held.total, held.tally

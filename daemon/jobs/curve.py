@@ -1,0 +1,159 @@
+"""The learning worker's job that judges one committed version on the site's validation pairs.
+
+As what it can be judged, its *kind*:
+
+=============  ======================================================================
+shared         the version as it was committed, and as every site has it
+mixture        with what is this site's own beside it, by which the site answers:
+query_encoder  the names of `retriever.personal`
+tiered_head    likewise; without its layer such a version answers nowhere, so that
+               "shared" is what there was before the site had a layer
+=============  ======================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daemon.jobs import learning
+from daemon.learning import training_data
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.store import Library
+from daemon.personal.personal import PersonalStore, embedded_by, own_digest
+
+if TYPE_CHECKING:
+    from daemon.evaluation.rankings import Labels
+    from daemon.learning.retriever.retriever import Retriever
+    from daemon.library.documents import Pair
+
+SHARED = "shared"
+_LAYERED = "tiered_head"
+
+
+@dataclass(frozen=True)
+class VersionScores:
+    """Means of every metric of `daemon.evaluation.evaluation`, over so many questions.
+
+    ``own_digest`` is that of `kinds_of`.
+    """
+
+    kind: str
+    own_digest: bytes
+    means: dict[str, float]
+    questions: int
+
+
+class NotIndexed(Exception):
+    """The version can't be judged without its index, and that is not there (any more)."""
+
+
+def kinds_of(spec: RetrieverSpec, model_digest: bytes) -> dict[str, bytes]:
+    """As what a version can be judged here, and the digest of the site's own in it.
+
+    That of "shared" is empty. Reads a file.
+    """
+    own = b"" if spec.personal == "none" else own_digest(spec.personal_folder, model_digest)
+    if not own:
+        return {SHARED: b""}
+    if spec.personal == _LAYERED:
+        return {spec.personal: own}
+    return {SHARED: b"", spec.personal: own}
+
+
+def judge_version(
+    spec: RetrieverSpec,
+    library_path: Path,
+    versions: Path,
+    index_root: Path,
+    model_digest: bytes,
+    most: int,
+    known: frozenset[bytes] = frozenset(),
+) -> list[VersionScores]:
+    """Judge a version's own ranking on the pairs of split valid, at most ``most`` of them.
+
+    As each of `kinds_of` whose digest is not among the ``known``. Where features are
+    cached all passages are searched; otherwise the index is that the passages went into,
+    since to embed them anew would take longer than the training did, and a kind without
+    one is left out. Raises NotIndexed when nothing is known then, EvaluationError when
+    there are no such pairs, VersionError, LibraryError.
+    """
+    from daemon.evaluation.rankings import held_out, judged
+
+    retriever = learning.retriever_for(spec)
+    kinds = _sound_kinds(spec, retriever, model_digest)
+    scores: list[VersionScores] = []
+    missing: NotIndexed | None = None
+    with Library.open(library_path) as library:
+        _, pairs = held_out(library, "valid", most=most)
+        document_of = {passage.rowid: passage.document_id for passage in library.passages()}
+        for kind, own in kinds.items():
+            if own in known:
+                continue
+            if kind == SHARED and spec.personal != _LAYERED:
+                learning.load_version(retriever, versions, model_digest)
+            else:
+                learning.load_serving(spec, retriever, versions, model_digest)
+            # The shared one has an index of its own as long as the site's own has none.
+            by_own = kind != SHARED or len(kinds) == 1
+            embedded = _embedded_by(spec, model_digest) if by_own else model_digest
+            try:
+                found = _found(library, retriever, pairs, spec, index_root, embedded)
+            except NotIndexed as error:
+                missing = error
+                continue
+            scored = judged(found, pairs, document_of)
+            scores.append(VersionScores(kind, own, scored.means(), scored.questions))
+    if missing is not None and not scores and not known:
+        raise missing
+    return scores
+
+
+def _sound_kinds(
+    spec: RetrieverSpec, retriever: Retriever, model_digest: bytes
+) -> dict[str, bytes]:
+    """`kinds_of`, without a file of another retriever or another setting: it is not used."""
+    kinds = kinds_of(spec, model_digest)
+    if spec.personal not in kinds:
+        return kinds
+    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+    state = store.serving(model_digest)
+    facts = {} if state is None else state.facts
+    fits = "tier" in facts if spec.personal == _LAYERED else facts.get("kind") == spec.personal
+    return kinds if fits else {SHARED: b""}
+
+
+def _embedded_by(spec: RetrieverSpec, model_digest: bytes) -> bytes:
+    return embedded_by(spec.personal, spec.personal_folder, model_digest)
+
+
+def _found(
+    library: Library,
+    retriever: Retriever,
+    pairs: list[Pair],
+    spec: RetrieverSpec,
+    root: Path,
+    embedded: bytes,
+) -> Labels:
+    queries = [pair.query for pair in pairs]
+    asked = retriever.embed_queries(
+        queries, training_data.query_features(library, retriever, queries)
+    )
+    # A layer is pinned to the version when the index is made, and not known before.
+    if retriever.uses_features and spec.personal != _LAYERED:
+        from daemon.evaluation.rankings import exact
+
+        return exact(asked, *training_data.embedded(library, retriever))
+    from daemon.evaluation.rankings import DEPTH
+    from daemon.library import index
+
+    path = index.index_path(root, embedded, library.content_digest())
+    try:
+        opened = index.load_index(path, embedded)
+    except index.IndexDamaged as error:
+        raise NotIndexed(str(error)) from error
+    labels, _ = opened.search(np.ascontiguousarray(asked), DEPTH)
+    return [list(row) for row in labels.tolist()]

@@ -1,0 +1,196 @@
+"""A site's update as the integers that are hidden and added, and what rounding leaves of it.
+
+Whatever hides them: daemon/jobs/ckks.py encrypts them, daemon/jobs/masking.py masks
+them. Behind the shared delta stand two integers of the site's mean training loss, or,
+under differential privacy, of loss and count (crypto/privacy.py).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from crypto.ckks.sums import (
+    CryptoError,
+)
+from crypto.privacy import (
+    Mechanism,
+    NoiseTerms,
+    clipped_integers,
+    discrete_gaussian,
+)
+from crypto.quantize import (
+    FRACTION_INTEGERS,
+    Float32,
+    Int32,
+    Int64,
+    check_exponents,
+    dequantise_sum,
+    quantise,
+    quantise_fraction,
+    scale_exponents,
+)
+from daemon.jobs.kept_integers import Kept, Making, keep, kept_residual, recall
+
+LOSS_BOUND = 64.0
+
+
+def integers_of(
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+    residual_path: Path | None,
+    noise: NoiseTerms | None,
+    kept_path: Path | None = None,
+) -> Int32 | Int64:
+    """This site's update as the integers that are hidden and added, whatever hides them.
+
+    Of the shared delta, and two of the loss. Arguments, the residual that is written
+    and errors as in `encrypt_update`.
+    """
+    fed_back = residual_path is not None and noise is None
+    check_exponents(sizes, exponents)
+    making = Making(sizes, exponents, weight, bits, noise, fed_back)
+    kept = None if kept_path is None else recall(kept_path, making)
+    if kept is None:
+        kept = _made(update_path, sizes, weight, exponents, bits, residual_path, noise)
+        if kept_path is not None:
+            keep(kept_path, making, kept)
+    if residual_path is not None and kept.residual is not None:
+        # Also when they are sent again: an attempt between may have left its own there.
+        _write_residual(residual_path, kept.residual)
+    return kept.integers
+
+
+def _made(
+    update_path: Path,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+    residual_path: Path | None,
+    noise: NoiseTerms | None,
+) -> Kept:
+    """New integers, and what they leave of the update and of the residual in use."""
+    delta, loss = read_update(update_path, sizes)
+    if noise is not None:
+        mechanism = agreed_mechanism(noise, bits, exponents)
+        clipped = clipped_integers(delta, loss, weight, bits, mechanism)
+        return Kept(_noised(clipped, mechanism), None)
+    delta = with_residual(delta, residual_path)
+    if residual_path is None:
+        _check_scale(scale_exponents(delta, sizes, weight), exponents)
+    integers = _quantised(delta, loss, sizes, weight, exponents, bits)
+    if residual_path is None:
+        return Kept(integers, None)
+    sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
+    return Kept(integers, (delta - sent).astype(np.float32))
+
+
+def _quantised(
+    delta: Float32,
+    loss: float,
+    sizes: Sequence[int],
+    weight: float,
+    exponents: Sequence[int],
+    bits: int,
+) -> Int32:
+    rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
+    integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int32)
+    integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
+    integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
+    return integers
+
+
+def _noised(integers: Int64, mechanism: Mechanism) -> Int64:
+    """With this site's share of noise, from the kernel's cryptographic source."""
+    return integers + discrete_gaussian(integers.size, mechanism.deviation, mechanism.tail)
+
+
+def agreed_mechanism(noise: NoiseTerms, bits: int, exponents: Sequence[int]) -> Mechanism:
+    """On a coarser grid than the plan's, the noise would be less than what is accounted for."""
+    mechanism = Mechanism.of(noise, bits)
+    if any(exponent != mechanism.exponent for exponent in exponents):
+        raise CryptoError(
+            f"under this plan's noise every scale exponent is {mechanism.exponent}, the "
+            f"agreed ones are {sorted(set(exponents))}: this attempt must fail"
+        )
+    return mechanism
+
+
+def keep_residual(residual_path: Path, kept_path: Path | None = None) -> None:
+    """The round is committed with this site's update: its residual replaces the old one.
+
+    ``kept_path``: the integers that are in the committed sum. Where two attempts drew
+    integers of their own, what waits is what the later ones left, and only the file
+    says what those in the sum did. Raises CryptoError, the residual as it was, when
+    that file is damaged.
+    """
+    pending = _pending(residual_path)
+    if kept_path is not None:
+        residual = kept_residual(kept_path)
+        if residual is None:
+            pending.unlink(missing_ok=True)
+        else:
+            _write_residual(residual_path, residual)
+    if pending.exists():
+        pending.rename(residual_path)
+
+
+def read_update(path: Path, sizes: Sequence[int]) -> tuple[Float32, float]:
+    """The shared delta, and the mean loss clipped to 0 .. LOSS_BOUND."""
+    vector = _read_vector(path, sum(sizes) + 1, "the update")
+    share = float(vector[-1])
+    if not math.isfinite(share):
+        raise CryptoError("the training loss is not finite: training diverged; lower its rate")
+    return vector[:-1], min(max(share, 0.0), 1.0) * LOSS_BOUND
+
+
+def _read_vector(path: Path, length: int, what: str) -> Float32:
+    try:
+        vector = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CryptoError(f"{what} {path.name} cannot be read: {error}") from error
+    if vector.dtype != np.float32 or vector.shape != (length,):
+        raise CryptoError(
+            f"{what} {path.name} has {vector.dtype} of shape {vector.shape}; "
+            f"expected {length} float32 values"
+        )
+    checked: Float32 = vector
+    return checked
+
+
+def with_residual(delta: Float32, residual_path: Path | None) -> Float32:
+    """The delta, and what rounding dropped of earlier ones; raises CryptoError."""
+    if residual_path is None or not residual_path.exists():
+        return delta
+    return delta + _read_vector(residual_path, delta.size, "the residual")
+
+
+def _write_residual(residual_path: Path, residual: Float32) -> None:
+    """Beside the one in use: an update that is never added must not change it."""
+    pending = _pending(residual_path)
+    partial = pending.with_name(pending.name + ".partial")
+    with partial.open("wb") as file:
+        np.save(file, residual, allow_pickle=False)
+    partial.rename(pending)
+
+
+def _pending(residual_path: Path) -> Path:
+    return residual_path.with_name(residual_path.name + ".pending")
+
+
+def _check_scale(own: Sequence[int], agreed: Sequence[int]) -> None:
+    """A scale below our own would clip our update: values would be lost without a word."""
+    for group, (ours, theirs) in enumerate(zip(own, agreed, strict=True)):
+        if theirs < ours:
+            raise CryptoError(
+                f"the agreed scale exponent {theirs} for group {group} is below ours, {ours}: "
+                "it is not the largest of all; this attempt must fail"
+            )

@@ -1,0 +1,279 @@
+"""Jobs of the learning worker that make pairs: plain functions with plain arguments.
+
+The daemon's main process names them and never runs them, as those in `jobs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.jobs import learning
+from daemon.learning import training_data
+from daemon.learning.options import LearningError
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.store import Library, Passage
+from daemon.process.workers import report
+
+if TYPE_CHECKING:
+    from daemon.learning.retriever.retriever import Retriever
+    from daemon.pairs.made import Made
+    from daemon.pairs.replies import Remembered
+    from daemon.pairs.writing import Writer
+
+Float32 = NDArray[np.float32]
+
+_SHOWN, _TEXTS_SHOWN = 1000, 3  # characters of a text, and texts of a pair, that people see
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """How pairs are made; ``domain`` and what follows matter to "llm" alone.
+
+    ``a_passage``: sentences or written queries a passage. ``top_k``: of the round
+    trip. ``model``: a folder with a causal model, or ``http://127.0.0.1:PORT/v1#NAME``.
+    """
+
+    how: Literal["inverse-cloze", "title", "keywords", "llm"] = "inverse-cloze"
+    a_passage: int = 1
+    seed: int = 0
+    domain: str = "general"
+    top_k: int = 10
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What was made of how many passages, and what was lost on the way."""
+
+    passages: int
+    made: int
+    repeated: int
+    lost: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PairProgress:
+    """Reported while pairs are made: passages done, passages in all."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """A made pair for people to look at, its texts cut short."""
+
+    how: str
+    query: str
+    texts: tuple[str, ...]
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MadeOverview:
+    """What there is: ``kinds[how]`` are pairs kept, and of those the usable ones.
+
+    ``training``: pairs that the site would train on now, ``supplied``: of these and
+    others those that were ingested.
+    """
+
+    kinds: dict[str, tuple[int, int]]
+    examples: tuple[Example, ...]
+    supplied: int
+    training: int
+
+
+def write_queries(
+    spec: RetrieverSpec, library_path: Path, replies_path: Path, plan: PairPlan, seconds: float
+) -> PairProgress:
+    """Have a language model write for some ``seconds``, from where it was; how far it is.
+
+    What it writes is kept at ``replies_path``, so that `build_pairs` finds all of it.
+    A reply that has begun is waited for. Reports `PairProgress`; raises as `build_pairs`.
+    """
+    until = time.monotonic() + seconds
+    with Library.open(library_path) as library:
+        prompts = _prompts(library.passages(split="train"), plan)
+    writer = _remembered(spec, replies_path, plan)
+    wrote = False  # at least one, or there would be no end to it
+    for done, text in enumerate(prompts):
+        if writer.knows(text):
+            continue
+        if wrote and time.monotonic() > until:
+            return PairProgress(done, len(prompts))
+        list(writer.write([text]))
+        wrote = True
+        report(PairProgress(done + 1, len(prompts)))
+    return PairProgress(len(prompts), len(prompts))
+
+
+def build_pairs(
+    spec: RetrieverSpec,
+    library_path: Path,
+    made_path: Path,
+    plan: PairPlan,
+    *,
+    version: tuple[Path, bytes] | None = None,
+    replies_path: Path | None = None,
+) -> PairCounts:
+    """Make pairs of the documents that may be learned from and keep them at ``made_path``.
+
+    Reports `PairProgress` and `EmbeddingProgress`. Those of this kind that were made
+    before are replaced when all is done, and stay when it fails; other kinds stay.
+    ``version``: the folder of model versions and the one that the round trip is made
+    with, by default the encoder as it is. ``replies_path``: what `write_queries` has
+    left; it goes when the pairs are kept. Raises PairError (unknown domain, a model
+    that can't be had or asked, pairs there are damaged), EncoderError, LibraryError.
+    """
+    from daemon.pairs import cloze, made
+
+    started = time.monotonic()
+    others = [pair for pair in made.read(made_path) if pair.how != plan.how]
+    with Library.open(library_path) as library:
+        passages = library.passages(split="train")  # never what is held out
+        repeated = lost = 0
+        if plan.how == "inverse-cloze":
+            pairs = cloze.inverse_cloze(passages, a_passage=plan.a_passage, seed=plan.seed)
+        elif plan.how == "title":
+            pairs = cloze.titles(passages)
+        elif plan.how == "keywords":
+            pairs = cloze.keywords(passages)
+        elif plan.how == "llm":
+            writer = _remembered(spec, replies_path, plan)
+            pairs, repeated, lost = _written(spec, library, passages, plan, writer, version)
+        else:
+            raise LearningError(f"how = {plan.how!r}: use inverse-cloze, title, keywords or llm")
+    made.write(made_path, [*others, *pairs])
+    if replies_path is not None:
+        replies_path.unlink(missing_ok=True)
+    _writer.cache_clear()  # a language model's memory is not to be held for the next build
+    return PairCounts(len(passages), len(pairs), repeated, lost, time.monotonic() - started)
+
+
+def overview(
+    spec: RetrieverSpec, library_path: Path, made_path: Path, how: str = "", examples: int = 0
+) -> MadeOverview:
+    """What was made so far, with ``examples`` of each kind, or of kind ``how`` alone.
+
+    Raises PairError when the file is damaged, LibraryError.
+    """
+    from daemon.pairs import made
+    from daemon.pairs.learning import training_pairs
+
+    pairs = made.read(made_path)
+    with Library.open(library_path, read_only=True) as library:
+        documents = {passage.document_id for passage in library.passages(split="train")}
+        supplied = library.counts().pairs_train
+        training = training_pairs(replace(spec, made_pairs=str(made_path)), library)
+    kinds: dict[str, tuple[int, int]] = {}
+    shown: list[Example] = []
+    for kind in dict.fromkeys(pair.how for pair in pairs):
+        ours = [pair for pair in pairs if pair.how == kind]
+        kinds[kind] = (len(ours), len(made.learnable(ours, documents)))
+        if how in ("", kind):
+            step = max(1, len(ours) // max(1, examples))
+            shown += [_example(pair) for pair in ours[::step][:examples]]
+    return MadeOverview(kinds, tuple(shown), supplied, training)
+
+
+def drop_pairs(made_path: Path, how: str = "") -> None:
+    """Forget the pairs of a kind; of all kinds, also where the file is damaged."""
+    from daemon.pairs import made
+
+    left = [pair for pair in made.read(made_path) if pair.how != how] if how else []
+    if left:
+        made.write(made_path, left)
+    else:
+        made_path.unlink(missing_ok=True)
+
+
+def trainable(spec: RetrieverSpec, library_path: Path) -> int:
+    """How many pairs the site would train on; raises PairError, LibraryError."""
+    from daemon.pairs.learning import training_pairs
+
+    with Library.open(library_path, read_only=True) as library:
+        return training_pairs(spec, library)
+
+
+def _example(pair: Made) -> Example:
+    texts = tuple(text[:_SHOWN] for text in pair.texts[:_TEXTS_SHOWN])
+    return Example(pair.how, pair.query, texts, pair.documents[: len(texts)])
+
+
+def _prompts(passages: Sequence[Passage], plan: PairPlan) -> list[str]:
+    from daemon.pairs.writing import prompt
+
+    return [prompt(p, domain=plan.domain, count=plan.a_passage) for p in passages]
+
+
+def _remembered(spec: RetrieverSpec, replies_path: Path | None, plan: PairPlan) -> Remembered:
+    from daemon.pairs.replies import Remembered
+
+    return Remembered(replies_path, plan.model, lambda: _writer(plan.model, spec.device))
+
+
+def _written(
+    spec: RetrieverSpec,
+    library: Library,
+    passages: Sequence[Passage],
+    plan: PairPlan,
+    writer: Writer,
+    version: tuple[Path, bytes] | None,
+) -> tuple[list[Made], int, int]:
+    from daemon.pairs.round_trip import round_trip
+    from daemon.pairs.writing import written
+
+    made = written(
+        passages,
+        writer,
+        domain=plan.domain,
+        count=plan.a_passage,
+        told=lambda done, total: report(PairProgress(done, total)),
+    )
+    retriever = learning.retriever_for(spec)
+    # The worker's last job may have left any version in it.
+    if version is None:
+        retriever.load_vector(retriever.initial_vector())
+    else:
+        learning.load_serving(spec, retriever, *version)
+    rowids = [passage.rowid for passage in passages]
+    features = training_data.passage_features(library, retriever, rowids)
+    texts = [passage.embedding_text for passage in passages]
+    filtered = round_trip(
+        made,
+        _embedded(library, retriever, [pair.query for pair in made]),
+        texts,
+        retriever.embed_passages(texts, features),
+        k=plan.top_k,
+    )
+    return filtered.kept, filtered.repeated, filtered.lost
+
+
+def _embedded(library: Library, retriever: Retriever, queries: Sequence[str]) -> Float32:
+    if not queries:
+        return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
+    return retriever.embed_queries(
+        queries, training_data.query_features(library, retriever, queries)
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _writer(model: str, device: str) -> Writer:
+    from daemon.pairs.made import PairError
+    from daemon.pairs.writers import LocalModel, LocalServer
+
+    if not model:
+        raise PairError("how = 'llm' needs a model: a folder, or http://127.0.0.1:PORT/v1#NAME")
+    if model.startswith(("http:", "https:")):
+        url, _, name = model.partition("#")
+        return LocalServer(url, name)
+    return LocalModel.load(Path(model), device="cuda" if device == "cuda" else "cpu")

@@ -1,0 +1,281 @@
+"""The terms of learning: what is asked, what is reported, what is refused.
+
+Plain values and errors that any process may hold. Nothing here imports torch:
+the daemon's main process receives these from its workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from config.recipes import Aggregate, Batches, Distill, Negatives, StartFrom
+from daemon.state.versions import ShapeManifest
+from proto import federation_pb2 as pb
+
+# The mean loss travels as loss / LOSS_BOUND in the vector's last value. InfoNCE
+# with tau = 0.05 is below 2 / 0.05 + ln(candidates), that is 48 at 4096 of them.
+LOSS_BOUND = 64.0
+
+# What the plan's numbers are called in settings.
+_NEGATIVES: Mapping[int, Negatives] = {
+    pb.NEGATIVES_STATIC: "static",
+    pb.NEGATIVES_BM25: "bm25",
+    pb.NEGATIVES_IN_BATCH: "in_batch",
+}
+_BATCHES: Mapping[int, Batches] = {pb.BATCHES_RANDOM: "random", pb.BATCHES_TOPIC: "topic"}
+_DISTILL: Mapping[int, Distill] = {
+    pb.DISTILL_NONE: "none",
+    pb.DISTILL_PAIRS: "pairs",
+    pb.DISTILL_MATRIX: "matrix",
+}
+_START_FROM: Mapping[int, StartFrom] = {
+    pb.START_FROM_GLOBAL: "global",
+    pb.START_FROM_LOCAL: "local",
+}
+_AGGREGATE: Mapping[int, Aggregate] = {
+    pb.AGGREGATE_FEDAVG: "fedavg",
+    pb.AGGREGATE_FEDAVGM: "fedavgm",
+    pb.AGGREGATE_FEDADAM: "fedadam",
+}
+
+
+class LearningError(Exception):
+    """Learning refused or failed; the message says why and what to do."""
+
+
+class EncoderError(LearningError):
+    """The encoder could not be found, is not what it should be, or cannot be run."""
+
+
+class TrainingError(LearningError):
+    """This site cannot train on these pairs with this plan."""
+
+
+class EvaluationError(LearningError):
+    """These rankings cannot be scored."""
+
+
+@dataclass(frozen=True)
+class DepthOptions:
+    """How DATE's depth scheduler and its distillation behave.
+
+    As in pFedRAG's Table 8, but for ``kd_learning_rate`` (docs/decisions/0018).
+
+    ``window``: rounds T_w; ``stable_rounds`` tau_s above the band for an upgrade,
+    ``low_rounds`` tau_l below it for a downgrade; ``cooling_rounds`` T_cool without
+    a change after one; ``momentum_weight`` w_L of Eq. 4 (w_O is what it lacks to 1).
+    ``kd_temperature`` tau_KD, ``kd_epochs`` and ``kd_learning_rate``: of the
+    distillation from the old tier into the new one. ``complexity_range``: lowest
+    and highest score S_i among the sites (Eq. 5), None while unknown: base.
+    """
+
+    window: int = 5
+    stable_rounds: int = 3
+    low_rounds: int = 4
+    cooling_rounds: int = 5
+    momentum_weight: float = 0.8
+    kd_temperature: float = 3.0
+    kd_epochs: int = 50
+    kd_learning_rate: float = 1e-3
+    complexity_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What becomes of the mean update (`server_side.step`).
+
+    ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
+    (momentum); ``fedadam`` scales that by a running mean of their squares.
+    ``learning_rate`` eta, ``momentum`` beta_1, ``second_momentum`` beta_2 and
+    ``floor`` tau (added to the root: the smaller, the larger the steps of values
+    that hardly move).
+    """
+
+    rule: Aggregate = "fedavg"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    floor: float = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a site trains in one round: the part of the plan that concerns learning.
+
+    ``local_epochs``: passes over the pairs; 0 trains nothing (an exchange of zeros).
+    ``batch_size``: pairs a step; more than the site has means one step an epoch.
+    ``learning_rate``: AdamW's at the first step; it falls linearly to a tenth.
+    ``temperature``: InfoNCE's tau, on cosines.
+    ``hard_negatives``: mined passages a pair. ``seed``: of every shuffle and draw.
+
+    ``negatives``: where the hard ones come from: the parent version (``static``),
+    words (``bm25``), or nowhere (``in_batch``). ``random_negatives``: passages a pair
+    drawn anew in each step. ``batches``: of pairs at random or of one neighbourhood.
+    ``distill``: KD-GLE over the pairs or the whole matrix, times ``kd_weight``.
+    ``proximal``: FedProx's mu. ``start_from``: the parent version, or the site's own
+    student of its last round (then the parent only teaches).
+    ``dropout``: of the head's input while it trains. ``weight_decay``: AdamW's.
+    ``bm25_rounds``: rounds, from the first, whose hard negatives come from words.
+    """
+
+    local_epochs: int = 4
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    temperature: float = 0.05
+    hard_negatives: int = 4
+    seed: int = 0
+    negatives: Negatives = "static"
+    random_negatives: int = 0
+    batches: Batches = "random"
+    distill: Distill = "none"
+    kd_weight: float = 1.0
+    proximal: float = 0.0
+    start_from: StartFrom = "global"
+    dropout: float = 0.0
+    weight_decay: float = 0.0
+    bm25_rounds: int = 0
+    server: ServerOptions = ServerOptions()
+    depth: DepthOptions = DepthOptions()
+
+    @property
+    def needs_parent(self) -> bool:
+        """Whether training asks what the parent version makes of the texts."""
+        mined = self.negatives != "in_batch" and self.hard_negatives > 0
+        return mined or self.batches == "topic" or self.distill != "none"
+
+    def in_round(self, round: int) -> TrainingOptions:
+        """The options of one round of the history, counted from 1."""
+        if round <= self.bm25_rounds and self.negatives == "static":
+            return replace(self, negatives="bm25")
+        return self
+
+    @classmethod
+    def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
+        """What a round's plan asks of a site."""
+        learning = plan.learning
+        own = cls(
+            local_epochs=plan.local_epochs,
+            batch_size=plan.batch_size,
+            learning_rate=plan.learning_rate,
+            temperature=plan.temperature,
+            hard_negatives=plan.hard_negatives,
+            seed=plan.seed,
+        )
+        if not plan.HasField("learning"):
+            return own
+        return replace(
+            own,
+            negatives=_NEGATIVES[learning.negatives],
+            bm25_rounds=learning.bm25_rounds,
+            random_negatives=learning.random_negatives,
+            batches=_BATCHES[learning.batches],
+            distill=_DISTILL[learning.distill],
+            kd_weight=learning.kd_weight,
+            proximal=learning.proximal,
+            start_from=_START_FROM[learning.start_from],
+            dropout=learning.dropout,
+            weight_decay=learning.weight_decay,
+            server=ServerOptions(
+                _AGGREGATE[learning.aggregate],
+                learning.server_learning_rate,
+                learning.momentum,
+                learning.second_momentum,
+                learning.floor,
+            ),
+        )
+
+
+class TrainingProgress(NamedTuple):
+    """Reported after each local epoch: ``loss`` is its mean."""
+
+    epoch: int
+    epochs: int
+    loss: float
+
+
+class EmbeddingProgress(NamedTuple):
+    """Reported while passages are embedded: texts done, texts in all."""
+
+    done: int
+    total: int
+
+
+class EvaluationProgress(NamedTuple):
+    """What an evaluation is at: its step, passages done, passages in all.
+
+    ``step``: "index" while it waits for one, "encoder" while passages are embedded as
+    before training, "questions". ``total`` is 0 where nothing is counted.
+    """
+
+    step: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class DepthReport:
+    """The personal layer after a round: its tier, and why it is that one.
+
+    ``api``: the adaptation performance index (pFedRAG, Eq. 4), None while the
+    history is too short; ``decision``: upgrade, downgrade or none; ``reason`` says
+    it to people.
+    """
+
+    tier: str
+    decision: str
+    api: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What the round needs to know of a site's training: never the update itself.
+
+    ``mean_loss`` is that of the last epoch (0 when nothing was trained);
+    ``num_examples`` the pairs trained on. ``depth``: what the depth scheduler saw
+    and did, where the site has a personal layer.
+    """
+
+    mean_loss: float
+    num_examples: int
+    seconds: float
+    depth: DepthReport | None = None
+
+
+@dataclass(frozen=True)
+class RetrieverDescription:
+    """What a site runs: enough to tell whether two sites may add their updates."""
+
+    encoder_digest: bytes
+    dimension: int
+    shape_manifest: ShapeManifest
+
+
+@dataclass(frozen=True)
+class Personalised:
+    """What came of fitting what is a site's own to its pairs.
+
+    ``judged``: pairs kept apart, on which ``mrr_before`` and ``mrr_after`` (with the shared
+    and with this site's own query encoder; NaN where there were too few) were measured.
+    ``changed``: whether the two encoders differ; they don't where none did better.
+    ``share``: of the site's own in its mixture; NaN where there is none. ``in_turn``: the
+    pairs were training pairs, from which the shared version has learned, and what is
+    measured beside it was learned alone from the others of them. ``untrained``: the
+    encoder as it came did better than every mixture, and answers.
+    """
+
+    model_digest: bytes
+    epochs: int
+    loss: float
+    pairs: int
+    judged: int
+    mrr_before: float
+    mrr_after: float
+    changed: bool
+    seconds: float
+    share: float = math.nan
+    in_turn: bool = False
+    untrained: bool = False

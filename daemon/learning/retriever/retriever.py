@@ -1,0 +1,119 @@
+"""Retrievers: an encoder with the parameters a federation trains on top of it.
+
+All kinds exchange one flat float32 vector, described by a `ShapeManifest`, and
+all start as exactly their encoder, so that a fresh site is never worse than
+that. Starting values come from the raw bits of a counter-based generator
+(Philox) by exact arithmetic: every site has the same bits before the first
+round, whatever its machine or its version of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from daemon.learning.adaptations import FullRetriever, LoraRetriever, LoraServerRetriever
+from daemon.learning.options import LearningError
+from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.heads import HeadRetriever
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.retriever.texts import Texts
+from daemon.state.versions import ShapeManifest
+
+__all__ = [
+    "FullRetriever",
+    "HeadRetriever",
+    "LoraRetriever",
+    "LoraServerRetriever",
+    "Retriever",
+    "Texts",
+    "adapted",
+    "open_retriever",
+]
+
+
+class Retriever(Protocol):
+    """What training, indexing and answering use of a retriever."""
+
+    encoder: Encoder
+
+    @property
+    def uses_features(self) -> bool:
+        """Whether cached encoder features stand in for the texts."""
+
+    @property
+    def shape_manifest(self) -> ShapeManifest:
+        """How the flat vector falls into parameter groups."""
+
+    def initial_vector(self) -> Float32:
+        """The starting vector [D], bit-identical on every machine."""
+
+    def load_vector(self, vector: Float32) -> None:
+        """Make a flat vector [D] the current parameters; VersionError if it has another length."""
+
+    def vector(self) -> Float32:
+        """The current parameters as one flat vector [D] (a copy)."""
+
+    def begin(self, *, round: int, dropout: float, seed: int) -> None:
+        """Make ready to train in a round, counted from 1."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimiser trains: shared parameters, and personal ones where there are any."""
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """What of it the others learn of, in the order of the vector's groups."""
+
+    def forward(self, texts: Texts, rows: NDArray[np.int64]) -> Tensor:
+        """Embed some rows of ``texts``, differentiably: [len(rows), d], rows of length 1."""
+
+    def embed_queries(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
+        """Embed queries with the current parameters: float32 [n, d], rows of length 1."""
+
+    def embed_passages(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
+        """Embed passages with the current parameters: float32 [n, d], rows of length 1."""
+
+
+def open_retriever(spec: RetrieverSpec) -> Retriever:
+    """Load the encoder and put the chosen adaptation on it, at its starting vector.
+
+    Raises EncoderError when the encoder cannot be had, LearningError when the
+    adaptation does not fit it.
+    """
+    encoder = Encoder.load(
+        spec.encoder, max_tokens=spec.max_tokens, device=spec.device, threads=spec.threads
+    )
+    if spec.personal == "tiered_head":
+        from daemon.personal.tiers import TieredHeadRetriever  # which trains, and so knows us
+
+        if spec.adapt != "head":
+            raise LearningError(
+                f"personal = 'tiered_head' lies behind a shared head: it needs adapt = 'head', not "
+                f"{spec.adapt!r}"
+            )
+        return TieredHeadRetriever(encoder)
+    if spec.personal == "query_encoder":
+        from daemon.personal.query_encoder import PersonalQueryRetriever  # which wraps ours
+
+        return PersonalQueryRetriever.on(
+            encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha
+        )
+    return adapted(encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha)
+
+
+def adapted(encoder: Encoder, adapt: str, *, rank: int = 8, alpha: int = 16) -> Retriever:
+    """A retriever of the given adaptation on an encoder that is loaded already."""
+    if adapt == "head":
+        return HeadRetriever(encoder)
+    if adapt == "lora":
+        return LoraRetriever(encoder, rank, alpha)
+    if adapt == "lora_server":
+        return LoraServerRetriever(encoder, rank)
+    if adapt == "full":
+        return FullRetriever(encoder)
+    raise LearningError(
+        f"adapt = {adapt!r} is unknown: use 'head' or 'lora', 'lora_server' or 'full'"
+    )

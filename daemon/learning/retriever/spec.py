@@ -1,0 +1,43 @@
+"""Which retriever a site runs: plain values that any process may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from config.recipes import Adapt, Personal
+from daemon.learning.options import DepthOptions
+
+
+@dataclass(frozen=True)
+class RetrieverSpec:
+    """Encoder and adaptation, as the operator chose them.
+
+    ``encoder`` is a Hugging Face hub id or a local path; ``max_tokens`` the
+    length at which texts are cut; ``threads`` those torch may use in one worker.
+
+    ``adapt``: what trains, and so what is exchanged: a ``head`` on the frozen
+    encoder, ``lora`` factors of rank ``lora_rank``, all of the encoder (``full``), or
+    its linear layers in full, of which rank ``lora_rank`` is exchanged
+    (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
+
+    ``personal``: a layer of this site's own behind the head (``tiered_head``), or a copy
+    of all that trains for its queries alone (``query_encoder``). It lies in
+    ``personal_folder`` and never leaves it; ``depth`` says how the layer's tiers change.
+
+    ``learn_from``: the pairs that were supplied, those that the site has made of its
+    own documents (kept in the file ``made_pairs``), or both.
+    """
+
+    encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
+    adapt: Adapt = "head"
+    max_tokens: int = 256
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 1
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    personal: Personal = "none"
+    personal_folder: str = ""
+    depth: DepthOptions = field(default_factory=DepthOptions)
+    learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"
+    made_pairs: str = ""

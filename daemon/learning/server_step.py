@@ -1,0 +1,63 @@
+"""From the mean update to the next version: the step that every site computes alike.
+
+There is no server: each key holder takes this step on the same exact mean and
+must get the same bits. So it is one IEEE double operation after the other on each
+value, each correctly rounded (addition, multiplication, division, square root),
+and no sum over values, whose order a library could choose. Moments are kept in
+float32, rounded *before* they are used: a site that reads them from the version's
+file goes on exactly as one that had them in memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.learning.options import LearningError, ServerOptions
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+MOMENTS = {"fedavg": 0, "fedavgm": 1, "fedadam": 2}  # rows of state that a rule keeps
+
+
+def step(
+    parent: Float32, mean_update: Float64, moments: Float32 | None, options: ServerOptions
+) -> tuple[Float32, Float32 | None]:
+    """The next version [D] and its moments: None, or float32 [1 or 2, D].
+
+    ``parent`` [D] and ``mean_update`` [D] (sum of the updates / total weight);
+    ``moments`` are those of the parent's file. Other than this rule's number of
+    them, as when the rule was changed, means to start from none.
+
+    fedavg: x + eta * d. fedavgm (Hsu et al. 2019): m = beta_1 m + d; x + eta * m.
+    fedadam (Reddi et al. 2021, Algorithm 2): m = beta_1 m + (1 - beta_1) d;
+    v = beta_2 v + (1 - beta_2) d^2; x + eta * m / (sqrt(v) + tau); at first v = tau^2.
+
+    Raises LearningError when the result is not finite: no site may adopt it.
+    """
+    rows = MOMENTS[options.rule]
+    if moments is None or moments.shape != (rows, parent.size):
+        moments = np.zeros((rows, parent.size), dtype=np.float32)
+        moments[1:] = options.floor**2
+    start, mean = parent.astype(np.float64), mean_update.astype(np.float64)
+    kept = np.zeros((rows, parent.size), dtype=np.float32)
+    if options.rule == "fedavg":
+        direction = mean
+    elif options.rule == "fedavgm":
+        kept[0] = options.momentum * moments[0].astype(np.float64) + mean
+        direction = kept[0].astype(np.float64)
+    else:
+        first, second = moments.astype(np.float64)
+        kept[0] = options.momentum * first + (1.0 - options.momentum) * mean
+        kept[1] = options.second_momentum * second + (1.0 - options.second_momentum) * mean * mean
+        root = np.sqrt(kept[1].astype(np.float64)) + options.floor
+        direction = kept[0].astype(np.float64) / root
+    with np.errstate(over="ignore"):  # what overflows is refused below
+        version = (start + options.learning_rate * direction).astype(np.float32)
+    if not (np.isfinite(version).all() and np.isfinite(kept).all()):
+        raise LearningError(
+            f"the step of {options.rule} is not finite: lower its learning rate, or look for a "
+            "site whose updates are too large; the parent version stays"
+        )
+    return version, kept if rows else None

@@ -1,0 +1,1 @@
+"""A site's documents: passages, words, vectors, search."""

@@ -1,0 +1,1 @@
+"""Questions that a site makes of its own documents."""

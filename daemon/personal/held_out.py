@@ -1,0 +1,102 @@
+"""Pairs set apart to judge by, so that nothing is judged on what it was learned from.
+
+Those of the split "valid" were never learned from. Of training pairs that are set apart
+here, the shared version has learned in its rounds: it is flattered by them, and what is
+made without them is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.learning import training_data
+from daemon.learning.retriever.retriever import Retriever, Texts
+from daemon.learning.training import TrainingSet
+from daemon.library.store import Library
+from daemon.personal.tiering import rows_by_document
+from daemon.personal.tuning import Validation
+
+Rows = NDArray[np.int64]
+
+FEWEST = 20  # pairs that can judge; fewer choose by chance
+_HELD_OUT = 5  # one in so many answers' training pairs, where those for validation are too few
+_MOST_HELD_OUT = 500
+
+
+def validation_pairs(library: Library, retriever: Retriever) -> Validation | None:
+    """The pairs of split "valid", asked of all passages but those of tests; None: too few."""
+    passages = [*library.passages(split="train"), *library.passages(split="valid")]
+    queries, positives = training_data.usable_pairs(library, "valid", rows_by_document(passages))
+    if len(positives) < FEWEST:
+        return None
+    told = Texts(
+        [passage.embedding_text for passage in passages],
+        training_data.passage_features(library, retriever, [p.rowid for p in passages]),
+    )
+    return Validation(
+        Texts(queries, training_data.query_features(library, retriever, queries)), told, positives
+    )
+
+
+def set_apart(
+    library: Library, retriever: Retriever, pairs: TrainingSet, seed: int
+) -> tuple[TrainingSet, Validation | None]:
+    """Pairs to learn from, and pairs to judge by, of which nothing is learned from here on.
+
+    Those of the split "valid"; where they are few, a part of the training pairs; where
+    these are few, too, none.
+    """
+    validation = validation_pairs(library, retriever)
+    if validation is not None:
+        return pairs, validation
+    fold = folds_by_answer(pairs, _HELD_OUT, seed)[0]
+    held = fold[:_MOST_HELD_OUT]
+    if len(held) < FEWEST or len(pairs.positives) - len(fold) < FEWEST:
+        return pairs, None
+    kept = np.setdiff1d(np.arange(len(pairs.positives)), fold)
+    return subset(pairs, kept), judging(pairs, held)
+
+
+def folds_by_answer(pairs: TrainingSet, count: int, seed: int) -> list[Rows]:
+    """Rows of the pairs in ``count`` folds; those of the same first answer are in the same one.
+
+    Two questions for one passage say nearly the same: one must not judge what was learned
+    from the other. Folds may be empty where there are fewer answers.
+    """
+    first = np.array([rows[0] for rows in pairs.answers], dtype=np.int64)
+    answers, answer_of = np.unique(first, return_inverse=True)
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(answers))
+    fold_of = np.empty(len(answers), dtype=np.int64)
+    fold_of[order] = np.arange(len(answers)) % count
+    return [np.flatnonzero(fold_of[answer_of] == fold) for fold in range(count)]
+
+
+def judging(pairs: TrainingSet, rows: Rows) -> Validation:
+    """Those pairs to judge by, asked of all passages.
+
+    Whatever answers is an answer: also the passage that an asking sentence was cut out of,
+    which is the nearest there is.
+    """
+    answers = [pairs.answers[row] for row in rows]
+    return Validation(_some(pairs.queries, rows), pairs.passages, answers)
+
+
+def subset(pairs: TrainingSet, rows: Rows) -> TrainingSet:
+    """Those pairs; the passages stay all."""
+    parent = None if pairs.parent is None else (pairs.parent[0][rows], pairs.parent[1])
+    return replace(
+        pairs,
+        queries=_some(pairs.queries, rows),
+        positives=[pairs.positives[row] for row in rows],
+        negatives=[pairs.negatives[row] for row in rows],
+        parent=parent,
+        right=None if pairs.right is None else [pairs.right[row] for row in rows],
+    )
+
+
+def _some(texts: Texts, rows: Rows) -> Texts:
+    features = None if texts.features is None else texts.features[rows]
+    return Texts([texts.texts[row] for row in rows], features)

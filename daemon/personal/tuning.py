@@ -1,0 +1,246 @@
+"""Stage 2 of PDD-AS2: a site fits its own query encoder to passages as all sites see them.
+
+The passage encoder is fixed, so every passage is embedded once and what remains of
+a step is the queries. Negatives are the batch's other answers, those mined among the
+site's passages, and those that other sites answer with (fed-negatives, Eq. 8): a
+step sends its queries' embeddings and gets the nearest passages' embeddings back.
+
+What is tuned is kept only where the site's validation pairs rank their answers higher
+than with the shared encoder: nobody loses by it on the evidence that the site has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from daemon.learning import training
+from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
+from daemon.learning.options import TrainingError, TrainingOptions
+from daemon.learning.retriever.mining import NEAR_DUPLICATE
+from daemon.learning.retriever.retriever import Retriever
+from daemon.learning.retriever.texts import Texts
+from daemon.learning.training import TrainingSet
+from daemon.personal.query_encoder import PersonalQueryRetriever
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+# Queries as embedded now [b, d] -> for each the passages that other sites answer with [n_i, d].
+Fetch = Callable[[Float32], Sequence[Float32]]
+
+_QUERIES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Pairs kept apart from training: ``positives[i]`` are rows of ``passages``, at least one."""
+
+    queries: Texts
+    passages: Texts
+    positives: Sequence[Rows]
+
+    def mean_reciprocal_rank(self, retriever: Retriever) -> float:
+        """Mean of 1 / rank of the nearest positive among all ``passages``; ties count against it.
+
+        0 for no pairs: then nothing can be shown to be better than what is shared.
+        """
+        if not self.positives:
+            return 0.0
+        return float(self.reciprocal_ranks(retriever).mean())
+
+    def reciprocal_ranks(self, retriever: Retriever) -> Float64:
+        """The same, question by question: [n]."""
+        told = retriever.embed_passages(self.passages.texts, self.passages.features)
+        return self._against(retriever, told)
+
+    def _against(self, retriever: Retriever, told: Float32) -> Float64:
+        asked = retriever.embed_queries(self.queries.texts, self.queries.features)
+        ranks: list[float] = []
+        for start in range(0, len(asked), _QUERIES_AT_ONCE):
+            cosines = asked[start : start + _QUERIES_AT_ONCE] @ told.T  # [<= 256, m]
+            for row, right in zip(cosines, self.positives[start:], strict=False):
+                best = row[right].max()
+                # "not below" and not "at least": what is not a number ranks last
+                others = int((~(row < best)).sum()) - int((~(row[right] < best)).sum())
+                ranks.append(1.0 / (1 + others))
+        return np.array(ranks)
+
+
+def tune(
+    retriever: PersonalQueryRetriever,
+    pairs: TrainingSet,
+    options: TrainingOptions,
+    seed: int,
+    fetch: Fetch | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
+    *,
+    validation: Validation | None = None,
+    same_above: float = NEAR_DUPLICATE,
+) -> float:
+    """Train the personal query encoder in place; the last epoch's mean InfoNCE loss (0: none).
+
+    ``fetch`` is asked once a step for passages of other sites: their rows are columns
+    of the loss beside the local ones, except where they say what a query's positive
+    says: above a cosine of ``same_above`` with it. ``options.distill`` holds the tuned to
+    the shared query encoder: the teacher is ``pairs.parent``; ``options.proximal`` holds its
+    parameters to where they began.
+    With ``validation`` the parameters of the best epoch stay, the first where several
+    are equal, and those before training where none is better: then tuning changed
+    nothing. Without, those of the last epoch.
+
+    Deterministic as `training.fit` is, given that ``fetch`` is. Raises TrainingError for
+    fewer than two pairs, for a loss or a fetched value that is not finite; the
+    parameters are those before training then.
+    """
+    count = len(pairs.positives)
+    if options.local_epochs == 0:
+        return 0.0
+    training.check_enough(count)
+    chance = np.random.Generator(np.random.Philox(key=seed))
+    parameters = retriever.personal_parameters()
+    before = retriever.personal_arrays()
+    held = [value.detach().clone() for value in parameters]
+    ground = _Ground.of(retriever, pairs, options)
+    best = _Best(retriever, validation)
+    optimiser, schedule = training.optimiser_of(parameters, count, options)
+    mean_loss = 0.0
+    try:
+        for epoch in range(1, options.local_epochs + 1):
+            losses: list[float] = []
+            for batch in training.batches_of(pairs, options, chance):
+                drawn = np.array([chance.choice(pairs.positives[pair]) for pair in batch])  # [b]
+                explicit = training.explicit_negatives(pairs, options, batch, chance)
+                queries = retriever.forward_queries(pairs.queries, batch)  # [b, d] unit rows
+                foreign = None if fetch is None else _foreign(fetch, queries)  # [f, d] unit rows
+                rows = (batch, drawn, explicit)
+                contrast = _contrast(queries, ground, rows, foreign, same_above)
+                loss = contrast
+                if options.distill != "none":
+                    loss = loss + options.kd_weight * _distilled(queries, ground, batch, drawn)
+                if options.proximal:
+                    loss = loss + options.proximal * proximal(parameters, held)
+
+                training.check_finite(loss.item(), epoch)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(parameters, training.CLIP)
+                optimiser.step()
+                schedule.step()
+                losses.append(contrast.item() * len(batch))
+            mean_loss = sum(losses) / count
+            best.see()
+            if on_epoch is not None:
+                on_epoch(epoch, mean_loss)
+    except BaseException:
+        retriever.load_personal(before)
+        raise
+    best.restore()
+    return mean_loss
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What stays the same while queries are tuned: pairs, and their passages embedded [m, d]."""
+
+    pairs: TrainingSet
+    told: Float32
+    content: Rows
+    options: TrainingOptions
+
+    @classmethod
+    def of(
+        cls, retriever: PersonalQueryRetriever, pairs: TrainingSet, options: TrainingOptions
+    ) -> _Ground:
+        told = retriever.embed_passages(pairs.passages.texts, pairs.passages.features)
+        return cls(pairs, told, training.content_numbers(pairs.passages), options)
+
+
+def _contrast(
+    queries: Tensor,
+    ground: _Ground,
+    drawn_for: tuple[Rows, Rows, Rows],
+    foreign: Float32 | None,
+    same_above: float,
+) -> Tensor:
+    """InfoNCE of a batch's queries [b, d] over local passages and foreign ones [f, d].
+
+    ``drawn_for``: the pairs of the batch, the positive drawn for each, explicit
+    negatives. A foreign passage is hidden from a query whose positive says the same:
+    who answers can't know which of its passages are right.
+    """
+    batch, drawn, explicit = drawn_for
+    rows = np.unique(np.concatenate([drawn, explicit]))  # [m'] every candidate once
+    hidden = training.also_right(ground.pairs, batch, rows, drawn, ground.content)  # [b, m']
+    candidates = ground.told[rows]  # [m', d] constants
+    if foreign is not None:
+        said_too = ground.told[drawn] @ foreign.T > same_above  # [b, f]
+        candidates = np.concatenate([candidates, foreign])
+        hidden = np.concatenate([hidden, said_too], axis=1)
+    target = torch.from_numpy(np.searchsorted(rows, drawn))  # [b]
+    passages = torch.from_numpy(candidates).to(queries.device)  # [m' + f, d]
+    temperature = ground.options.temperature
+    return info_nce(queries, passages, target, torch.from_numpy(hidden), temperature)
+
+
+def _distilled(queries: Tensor, ground: _Ground, batch: Rows, drawn: Rows) -> Tensor:
+    """How far a batch's cosines have moved from those of the shared query encoder (KD-GLE)."""
+    right = torch.from_numpy(ground.told[drawn]).to(queries.device)  # [b, d]
+    teacher = training.teacher_of(ground.pairs, batch, drawn, queries.device)
+    distil = kd_pairs if ground.options.distill == "pairs" else kd_matrix
+    return distil((queries, right), teacher)
+
+
+class _Best:
+    """Remembers the parameters that did best on validation; those at the start count first."""
+
+    def __init__(self, retriever: PersonalQueryRetriever, validation: Validation | None) -> None:
+        self._retriever = retriever
+        self._validation = validation
+        if validation is not None:
+            passages = validation.passages
+            self._told = retriever.embed_passages(passages.texts, passages.features)
+            self._score = self._now(validation)
+            self._arrays = retriever.personal_arrays()
+
+    def see(self) -> None:
+        if self._validation is None:
+            return
+        score = self._now(self._validation)
+        if score > self._score:
+            self._score, self._arrays = score, self._retriever.personal_arrays()
+
+    def restore(self) -> None:
+        if self._validation is not None:
+            self._retriever.load_personal(self._arrays)
+
+    def _now(self, validation: Validation) -> float:
+        if not validation.positives:
+            return 0.0
+        return float(validation._against(self._retriever, self._told).mean())
+
+
+def _foreign(fetch: Fetch, queries: Tensor) -> Float32:
+    """[f, d] What other sites answer to a batch of queries [b, d], each row of length 1."""
+    asked: Float32 = queries.detach().cpu().numpy().astype(np.float32)
+    answers = fetch(asked.copy())
+    width = asked.shape[1]
+    if len(answers) != len(asked) or any(a.ndim != 2 or a.shape[1] != width for a in answers):
+        raise TrainingError(
+            f"expected negatives [n, {width}] for each of {len(asked)} queries: got "
+            f"{[a.shape for a in answers]}"
+        )
+    found = np.concatenate(answers).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise TrainingError("a negative from another site has a value that is not finite")
+    # Noise in a disclosure changes lengths, and info_nce wants cosines; nothing has no direction.
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    kept = lengths[:, 0] > 0.0
+    unit: Float32 = (found[kept] / lengths[kept]).astype(np.float32)
+    return unit

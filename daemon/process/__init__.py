@@ -1,0 +1,1 @@
+"""The process around it all: workers, streams, its log."""

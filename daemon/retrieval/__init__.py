@@ -1,1 +1,0 @@
-"""Documents to passages, the library, the dense index, BM25, fusion, answering."""

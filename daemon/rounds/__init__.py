@@ -1,0 +1,1 @@
+"""The driver of rounds: effects of the protocol become work."""

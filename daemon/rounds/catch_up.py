@@ -1,0 +1,501 @@
+"""Versions, certificates and manifests between this site's disk and its peers'.
+
+A site that was away asks any peer for what it missed, from the round after its
+head on: certificates in pulls of a bounded size, the signed manifests of their
+time, and the newest version. What a peer sends is verified before it is kept: a
+certificate by the quorum of its manifest, a manifest by the authority's
+signature, a version by its name. So it does not matter who is asked, and when one
+peer is slow, wrong or gone, the next one goes on where it ended.
+
+What we give away is only what is committed, signed, or named by digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from crypto.ckks.dot_products import question_size
+from crypto.ckks.sum_proof import size_of_tags
+from crypto.keystream import Ring
+from crypto.quantize import FRACTION_INTEGERS
+from daemon.services.collection import Collection
+from daemon.state.store import Store, StoreError
+from daemon.state.versions import (
+    ShapeManifest,
+    VersionError,
+    import_version,
+    is_sound,
+    largest_file,
+    version_path,
+)
+from peers.attempts import effects as do
+from peers.attempts import selection
+from peers.attempts.roles import is_masked
+from peers.link.transport import Transport
+from peers.rounds.protocol import Protocol as RoundProtocol
+from peers.wire.certificates import CertificateError
+from peers.wire.errors import BlobUnknown, PeerError, RemoteProtocolError
+from peers.wire.histories import (
+    pack_certificates,
+    pack_manifests,
+    unpack_certificates,
+    unpack_manifests,
+)
+from peers.wire.manifest import ManifestError
+from peers.wire.vectors import largest_size
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+# One pull of history ends at whichever comes first; the next goes on from there.
+_CERTIFICATES_A_PULL = 1000
+_HISTORY_BYTES_A_PULL = 16 << 20
+# Of the disk; the state, the log and the index must not fail because of what a peer sends.
+RESERVED_BYTES = 16 << 20
+
+# Of a round, beside what a statement names: the sum of one of them may have to be made again.
+_DRAWS_KEPT = 4
+
+_RETRY_S = 5.0
+_NOTHING_CAME_S = 1.5
+_WRONG = (RemoteProtocolError, CertificateError, ManifestError)
+_REFUSED = (PeerError, *_WRONG)
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a site keeps what is not in a database.
+
+    ``spool`` is emptied at each start, ``arriving`` is not: what a peer has sent
+    half of a version is gone on with after a restart. ``kept`` outlives attempts and
+    restarts, too: this site's integers of the round under way (daemon/jobs/kept_integers.py).
+    """
+
+    versions: Path
+    spool: Path
+    arriving: Path
+    residual: Path
+    kept: Path
+
+    def empty_spool(self) -> None:
+        """What a crash left in the spool belongs to an attempt that is over for us."""
+        shutil.rmtree(self.spool, ignore_errors=True)
+        self.spool.mkdir(parents=True, mode=0o700)
+        self.kept.mkdir(parents=True, mode=0o700, exist_ok=True)
+
+    def kept_integers(self, round_: int, draw: int) -> Path:
+        """Where this site's integers of a round are kept, by the attempt that drew them."""
+        return self.kept / f"{round_}-{draw}.npy"
+
+    def kept_draws(self, round_: int) -> list[int]:
+        """The attempts of a round of which integers are kept, the earliest first."""
+        names = (path.stem.partition("-")[2] for path in self.kept.glob(f"{round_}-*.npy"))
+        return sorted(int(name) for name in names)
+
+    def thin_kept(self, round_: int, needed: set[int]) -> None:
+        """A round that fails again and again must not fill the disk with what it drew."""
+        for draw in self.kept_draws(round_)[:-_DRAWS_KEPT]:
+            if draw not in needed:
+                self.kept_integers(round_, draw).unlink(missing_ok=True)
+
+    def forget_kept(self, head_round: int) -> None:
+        """No round up to this one is summed again."""
+        for path in self.kept.glob("*-*.npy*"):
+            if int(path.name.partition("-")[0]) <= head_round:
+                path.unlink(missing_ok=True)
+
+
+class History(Protocol):
+    """Who verifies the past; daemon/main.py's Membership. Calls block: use a thread."""
+
+    def knows(self, manifest_version: int) -> bool:
+        """Whether that manifest is here."""
+
+    def learn(self, signed: Sequence[bytes]) -> None:
+        """Keep signed manifests to verify with; raises ManifestError, StoreError."""
+
+    def verify_certificate(self, certificate: pb.Certificate) -> None:
+        """Raises CertificateError."""
+
+
+class Holder(Protocol):
+    """Whose head is kept sound; daemon/rounds/driver.py's Node."""
+
+    collection: Collection
+    protocol: RoundProtocol
+
+    @property
+    def transport(self) -> Transport:
+        """The way to the peers."""
+
+    def report(self, error: str) -> None:
+        """Tell people."""
+
+
+class Exchange:
+    """Fetches what the protocol asks for, and serves what peers may pull."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        folders: Folders,
+        shapes: ShapeManifest,
+        history: History,
+        keep_versions: int,
+        feed: Callable[[do.Event], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._folders = folders
+        self._shapes = shapes
+        self._history = history
+        self._keep_versions = keep_versions
+        self._feed = feed
+        self._suspected = asyncio.Event()  # the head's version may be damaged
+        self._suspected.set()
+        self._fetching: set[bytes] = set()
+        self._active_pulls: set[Path] = set()
+        self._asked: set[str] = set()  # whose certificates are on their way
+        # By the site, since somebody last gave any that count: what is wrong with its own.
+        self.unverified: dict[str, str] = {}
+
+    # ---- versions ----------------------------------------------------------------
+
+    async def fetch_version(self, effect: do.FetchVersion, transport: Transport) -> None:
+        """Have a version on disk, verified: ours, or from the first peer that gives it."""
+        digest = effect.model_digest
+        if digest in self._fetching:
+            return
+        reason = await self.have_version(digest, effect.sites, transport)
+        if reason:
+            await self._feed(do.VersionMissing(digest, reason))
+        else:
+            await self._feed(do.VersionHere(digest))
+
+    async def have_version(self, digest: bytes, sites: Iterable[str], transport: Transport) -> str:
+        """As `fetch_version`, for whoever waits here: "", or why it can't be had."""
+        self._fetching.add(digest)
+        try:
+            if await self.is_here(digest):
+                return ""
+            return await self._from_any(digest, _connected_first(sites, transport), transport)
+        except OSError as error:  # our disk: no peer can help
+            return f"here: {error}"
+        finally:
+            self._fetching.discard(digest)
+
+    async def is_here(self, digest: bytes) -> bool:
+        """Whether a version is on this site's disk, every byte of it."""
+        return await asyncio.to_thread(
+            is_sound, self._folders.versions, digest, self._shapes.digest
+        )
+
+    async def _from_any(self, digest: bytes, sites: list[str], transport: Transport) -> str:
+        """ "" once one of ``sites`` gave it. Who gives nothing does not hold up the next one.
+
+        A site whose packets vanish takes many seconds to fail, and a vote may wait for
+        this version: another one is asked as well as soon as no byte comes.
+        """
+        arriving = self._folders.arriving
+        await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self._shapes))
+        reasons: list[str] = []
+        asked: dict[asyncio.Task[None], str] = {}
+        held = -1
+        try:
+            while sites or asked:
+                before, held = held, await asyncio.to_thread(_held, arriving, digest)
+                if sites and (not asked or held == before):
+                    site = sites.pop(0)
+                    asked[asyncio.create_task(self._pull(transport, site, digest))] = site
+                done, _ = await asyncio.wait(
+                    asked, timeout=_NOTHING_CAME_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    site = asked.pop(task)
+                    try:
+                        task.result()
+                    except (PeerError, VersionError) as error:
+                        reasons.append(f"{site}: {error}")
+                    else:
+                        return ""
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return "; ".join(reasons) or "nobody to ask"
+
+    async def _pull(self, transport: Transport, site: str, digest: bytes) -> None:
+        """From where an earlier transfer ended, at whichever peer and before whichever crash."""
+        incoming = self._folders.arriving / f"{_arriving_name(digest)}.{site}"
+        await asyncio.to_thread(_inherit, incoming, digest, self._active_pulls)
+        self._active_pulls.add(incoming)
+        try:
+            if not await asyncio.to_thread(incoming.exists):  # whole, but the disk was full
+                name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
+                most = largest_file(self._shapes)
+                await transport.pull(site, name, incoming, at_most=most)
+            await asyncio.to_thread(
+                import_version, incoming, self._folders.versions, digest, self._shapes.digest
+            )
+        finally:
+            self._active_pulls.discard(incoming)
+        await asyncio.to_thread(_discard_all, self._folders.arriving, digest)
+
+    def _make_room(self, folder: Path, size: int) -> None:
+        """Forget what arrived in part of versions that nobody waits for any more."""
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = {_arriving_name(digest) for digest in self._fetching}
+        for path in folder.glob("version-*"):
+            if path.name.partition(".")[0] not in wanted:
+                path.unlink(missing_ok=True)
+        why_not = no_room(folder, size)
+        if why_not is not None:
+            raise OSError(errno.ENOSPC, why_not)
+
+    def suspect_head(self) -> None:
+        """A version here proved to be damaged; perhaps the one that all of ours builds on."""
+        self._suspected.set()
+
+    async def keep_head_sound(self, node: Holder) -> None:
+        """Fetch the head's version again whenever it is missing or damaged."""
+        while True:
+            await self._suspected.wait()
+            self._suspected.clear()
+            digest = node.protocol.durable.head_digest
+            if await self.is_here(digest):
+                continue
+            log.warning("the model version is missing or damaged", model=digest.hex()[:12])
+            peers = [site for site, p in node.transport.statistics().items() if p.connected]
+            reason = await self.have_version(digest, peers, node.transport)
+            if reason:
+                node.report(f"model version {digest.hex()[:12]} is damaged here: {reason}")
+                await asyncio.sleep(_RETRY_S)
+                self._suspected.set()
+            else:
+                log.info("model version fetched again", model=digest.hex()[:12])
+                await self._feed(do.VersionHere(digest))  # the protocol may have asked meanwhile
+                node.collection.adopt(digest)
+
+    async def forget_old_versions(self, keep: set[bytes]) -> None:
+        """Remove versions beside the newest few, so that the disk stays bounded."""
+        recent = await asyncio.to_thread(self._store.recent_versions, self._keep_versions)
+        await asyncio.to_thread(_remove_versions, self._folders.versions, keep | recent)
+
+    # ---- certificates and manifests --------------------------------------------------
+
+    async def fetch_certificates(self, effect: do.FetchCertificates, transport: Transport) -> None:
+        """Get the certificates that we missed, verified, from whoever has them."""
+        chain: list[pb.Certificate] = []
+        for site in self._whom_to_ask(effect, transport):
+            if site in self._asked:  # one that takes its time holds up no other
+                continue
+            held = len(chain)
+            self._asked.add(site)
+            try:
+                await self._extend(chain, site, effect.after, transport)
+            except _REFUSED as error:
+                log.info("certificates not fetched", peer=site, cause=str(error))
+                if isinstance(error, _WRONG):
+                    self.unverified[site] = str(error)
+            except (OSError, StoreError) as error:
+                log.warning("certificates not fetched: our disk", cause=str(error))
+                return
+            finally:
+                self._asked.discard(site)
+            if len(chain) > held:
+                self.unverified.clear()
+                await self._feed(do.CertificatesArrived(site, tuple(chain)))
+
+    def _whom_to_ask(self, effect: do.FetchCertificates, transport: Transport) -> list[str]:
+        """The site that said so first, then whoever else is ahead, the farthest first."""
+        seen = transport.statistics()
+        ahead = [site for site, peer in seen.items() if peer.head_round > effect.after]
+        ahead.sort(key=lambda site: -seen[site].head_round)
+        return _connected_first(dict.fromkeys([effect.site, *ahead]), transport)
+
+    async def _extend(
+        self, chain: list[pb.Certificate], site: str, after: int, transport: Transport
+    ) -> None:
+        """Pull what that site has beyond ``chain``, until it has no more.
+
+        What was verified stays in ``chain`` when a later pull fails.
+        """
+        while True:
+            first = after + len(chain) + 1
+            name = pb.BlobName(kind=pb.CERTIFICATES, round=first)
+            packed = await self._pull_history(transport, site, name)
+            found = await asyncio.to_thread(unpack_certificates, packed)
+            if not found:
+                return
+            _check_order(found, first, chain[-1].body.model_digest if chain else None)
+            await self._learn_manifests(site, found, transport)
+            # In a thread: thousands of signatures must not hold up the daemon.
+            await asyncio.to_thread(self._verify, found)
+            chain += found
+
+    def _verify(self, certificates: Sequence[pb.Certificate]) -> None:
+        for certificate in certificates:
+            self._history.verify_certificate(certificate)
+
+    async def _learn_manifests(
+        self, site: str, certificates: Sequence[pb.Certificate], transport: Transport
+    ) -> None:
+        """The manifests of these certificates' time, if we lack one."""
+        versions = {certificate.body.manifest_version for certificate in certificates}
+        missing = sorted(version for version in versions if not self._history.knows(version))
+        while missing:
+            name = pb.BlobName(kind=pb.MANIFESTS, round=missing[0])
+            packed = await self._pull_history(transport, site, name)
+            signed = await asyncio.to_thread(unpack_manifests, packed)
+            await asyncio.to_thread(self._history.learn, signed)
+            still = [version for version in missing if not self._history.knows(version)]
+            if missing[0] in still:
+                raise RemoteProtocolError(
+                    f"it sent certificates of manifest {missing[0]} and not that manifest"
+                )
+            missing = still
+
+    async def _pull_history(self, transport: Transport, site: str, name: pb.BlobName) -> bytes:
+        """One pull: small enough for memory, and it starts anew after a restart."""
+        incoming = self._folders.arriving / f"history-{name.kind}-{site}-{name.round}"
+        await asyncio.to_thread(_make_folder_for, incoming)
+        try:
+            await transport.pull(site, name, incoming)
+            return await asyncio.to_thread(incoming.read_bytes)
+        finally:
+            await asyncio.to_thread(_discard, incoming)
+
+    # ---- what peers may have -----------------------------------------------------------
+
+    async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
+        """What a peer may pull: history, and model versions by name. Raises BlobUnknown."""
+        if name.kind == pb.MODEL_VERSION:
+            return await self._sound_version(name.digest)
+        if name.kind == pb.CERTIFICATES:
+            rounds = await asyncio.to_thread(
+                self._store.rounds_from, name.round, _CERTIFICATES_A_PULL
+            )
+            certificates = [commit.certificate for commit in rounds]
+            return pack_certificates(certificates, at_most=_HISTORY_BYTES_A_PULL)
+        if name.kind == pb.MANIFESTS:
+            manifests = await asyncio.to_thread(self._store.manifests, name.round)
+            return pack_manifests(manifests, at_most=_HISTORY_BYTES_A_PULL)
+        raise BlobUnknown(f"{pb.BlobKind.Name(name.kind)} is not for pulling (asked by {sender})")
+
+    async def _sound_version(self, digest: bytes) -> Path:
+        """A damaged one is not handed on; it is fetched again if it is still needed."""
+        path = version_path(self._folders.versions, digest)
+        if await self.is_here(digest):
+            return path
+        if await asyncio.to_thread(path.exists):
+            self.suspect_head()
+        raise BlobUnknown(f"no version {digest.hex()[:12]} here")
+
+
+def too_large(
+    kind: pb.BlobKind.ValueType, size: int, plan: pb.Plan | None, shapes: ShapeManifest
+) -> str | None:
+    """None when an object of the attempt under way may have ``size`` bytes, else why not."""
+    if plan is None:
+        return "the attempt is only beginning here"
+    if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS):
+        return None  # keys: bounded by their kind (peers/wire/messages.py)
+    contributors, values = len(plan.participants), shapes.total + FRACTION_INTEGERS
+    if is_masked(plan):  # the sum, as each update, has one length
+        most = Ring(plan.training.bits, contributors).size(values)
+    elif kind == pb.ENCRYPTED_PRODUCTS:
+        most = question_size(selection.parameters(plan), contributors)
+    else:
+        tags = size_of_tags(contributors) if kind == pb.ENCRYPTED_UPDATE else 0
+        most = largest_size(selection.parameters(plan), values, trailer=tags)
+    if size <= most:
+        return None
+    name = "the dot products" if kind == pb.ENCRYPTED_PRODUCTS else "a vector"
+    return f"{size} bytes are more than the {most} that {name} of this plan can have"
+
+
+def no_room(folder: Path, size: int) -> str | None:
+    """None when ``size`` bytes leave what is reserved of the disk, else why not."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return str(error)
+    if size <= free - RESERVED_BYTES:
+        return None
+    return f"{size} bytes do not fit on the disk: {free} are free, {RESERVED_BYTES} must stay so"
+
+
+def _connected_first(sites: Iterable[str], transport: Transport) -> list[str]:
+    """In the order given, but who did not answer of late comes last."""
+    seen = transport.statistics()
+    return sorted(sites, key=lambda site: site not in seen or not seen[site].connected)
+
+
+def _check_order(found: Sequence[pb.Certificate], first: int, parent: bytes | None) -> None:
+    """Raises RemoteProtocolError unless each certificate follows the one before."""
+    for round_, certificate in enumerate(found, start=first):
+        body = certificate.body
+        if body.round != round_ or parent not in (None, body.parent_digest):
+            raise RemoteProtocolError(
+                f"the certificate of round {body.round} does not follow round {round_ - 1}"
+            )
+        parent = body.model_digest
+
+
+def _remove_versions(versions: Path, keep: set[bytes]) -> None:
+    names = {digest.hex() for digest in keep}
+    for path in versions.glob("*.safetensors"):
+        if path.stem not in names:
+            path.unlink(missing_ok=True)
+
+
+def _arriving_name(digest: bytes) -> str:
+    return f"version-{digest.hex()}"
+
+
+def _held(folder: Path, digest: bytes) -> int:
+    """Bytes of a version that have arrived so far."""
+    size = 0
+    for path in folder.glob(f"{_arriving_name(digest)}.*"):
+        with suppress(FileNotFoundError):  # it was renamed just now
+            size += path.stat().st_size
+    return size
+
+
+def _inherit(incoming: Path, digest: bytes, active: set[Path]) -> None:
+    """Go on from the most that any earlier pull of this version has left behind.
+
+    Every site has the same bytes; if one has not, the digest of its next frame tells.
+    """
+    left = [
+        path
+        for path in incoming.parent.glob(f"{_arriving_name(digest)}.*")
+        if path.with_name(path.name.removesuffix(".part")) not in active
+    ]
+    most = max(left, key=lambda path: path.stat().st_size, default=None)
+    if most is not None:
+        part = ".part" if most.suffix == ".part" else ""
+        most.rename(incoming.with_name(incoming.name + part))
+
+
+def _discard_all(folder: Path, digest: bytes) -> None:
+    for path in folder.glob(f"{_arriving_name(digest)}.*"):
+        path.unlink(missing_ok=True)
+
+
+def _make_folder_for(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _discard(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_name(path.name + ".part").unlink(missing_ok=True)

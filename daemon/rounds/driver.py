@@ -1,0 +1,646 @@
+"""The driver: feeds the round protocol and carries out what it wishes.
+
+One consumer takes one event at a time, steps the protocol, and carries out the
+effects in order; a `Persist` is on disk before the next effect begins. What takes
+long (training, encryption, transfers) runs as a task of its attempt and comes
+back as an event: that is daemon/rounds/work.py, in the order of a round.
+
+Whatever a step, an effect or a message raises ends here: it is logged and shown, the
+message that led to it is refused, and the daemon lives. Only a state that can't be
+written stops this site, and then it says nothing more (daemon/rounds/write_ahead.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from typing import Protocol as Shape
+
+import structlog
+
+from crypto.identity.site import Identity, IdentityError, Trust
+from crypto.quantize import CryptoError
+from daemon.jobs import integers
+from daemon.learning.options import LearningError
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.process.faultpoints import passing
+from daemon.process.tasks import causes_of, logged
+from daemon.process.workers import Worker, WorkerCrashed
+from daemon.rounds.catch_up import Exchange, Folders, History, no_room, too_large
+from daemon.rounds.outbox import Outbox, put_in_envelope
+from daemon.rounds.progress import LastError, ProgressBoard
+from daemon.rounds.unbooked import Unbooked
+from daemon.rounds.work import AttemptWork
+from daemon.rounds.write_ahead import Journal, Unwritable, still
+from daemon.services.collection import Collection
+from daemon.services.negatives import AnsweringDesk
+from daemon.state.privacy_ledger import LedgerError, PrivacyBudget
+from daemon.state.store import Store, StoreError
+from daemon.state.versions import ShapeManifest, VersionError
+from peers.attempts import effects as do
+from peers.link.negatives import Declined
+from peers.link.transport import Transport
+from peers.rounds.evidence import WORDS
+from peers.rounds.protocol import Protocol
+from peers.rounds.runs import RunRefused
+from peers.wire.certificates import CertificateError
+from peers.wire.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.wire.frames import Received
+from peers.wire.manifest import FederationManifest
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
+
+# What local work may fail with; anything else is our bug and is logged with its traceback.
+_EXPECTED = (
+    CryptoError,
+    LearningError,
+    VersionError,
+    WorkerCrashed,
+    PeerError,
+    IdentityError,
+    LedgerError,
+    OSError,
+)
+
+
+class _Located(Shape):
+    """Whatever belongs to an attempt."""
+
+    @property
+    def round(self) -> int:
+        """The round."""
+
+    @property
+    def attempt(self) -> int:
+        """Its attempt."""
+
+
+_Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
+
+
+class Node:
+    """One site's driver. It is the transport's inbox and the control service's target."""
+
+    desk: AnsweringDesk | None = None  # for peers that ask for negatives
+    _run_over = False
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        trust: Trust,
+        protocol: Protocol,
+        store: Store,
+        folders: Folders,
+        spec: RetrieverSpec,
+        shapes: ShapeManifest,
+        collection: Collection,
+        learning: Worker,
+        crypto: Worker,
+        privacy: PrivacyBudget,
+        history: History,
+        heartbeat_s: float,
+        keep_versions: int,
+    ) -> None:
+        self.identity = identity
+        self.trust = trust
+        self.protocol = protocol
+        self.manifest = protocol.manifest  # the newest; which one is in force, the protocol says
+        self.store = store
+        self.collection = collection
+        self.privacy = privacy
+        self.run_ended: Callable[[], None] = lambda: None  # its last version is being indexed
+        self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
+        self.audit: Callable[[do.Accuse | do.WentBack], Awaitable[None]] = _nobody_is_told
+        self.progress = ProgressBoard(lambda: self.traffic())
+        self.unbooked = Unbooked(identity.site_id, store, privacy, self.report)
+        self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
+        self._errors = LastError()
+        self._folders = folders
+        self.shapes = shapes
+        self._heartbeat_s = heartbeat_s
+        self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
+        self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
+        self._tasks: set[asyncio.Task[None]] = set()  # of the attempt under way
+        self._said = protocol.durable.state  # in the round under way, as it is on the disk
+        self.listening = asyncio.Event()  # the transport is there
+        self._journal = Journal(store, self._refuse_waiting)
+        self.exchange = Exchange(
+            store=store,
+            folders=folders,
+            shapes=shapes,
+            history=history,
+            keep_versions=keep_versions,
+            feed=self.feed,
+        )
+        collection.suspect = self.exchange.suspect_head
+        self._work = AttemptWork(
+            identity=identity,
+            trust=trust,
+            learning=learning,
+            crypto=crypto,
+            spec=spec,
+            shapes=shapes,
+            folders=folders,
+            library=collection.library_path,
+            progress=self.progress,
+            privacy=privacy,
+            spent=self.refresh_situation,
+            feed=self.feed,
+            send=lambda to, body: self._out.put(to, body),
+            push=self._push,
+        )
+        self._transport: Transport | None = None
+        self._outbox: Outbox | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    # ---- the loop --------------------------------------------------------------
+
+    async def run(self, transport: Transport, started: Callable[[], None]) -> None:
+        """Drive the protocol until cancelled, from when ``listening`` is set.
+
+        ``started`` is called when events are queued; they are taken when peers can be asked.
+        """
+        self._transport = transport
+        await asyncio.to_thread(self._folders.empty_spool)
+        await asyncio.to_thread(self._folders.forget_kept, self.protocol.head_round)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._outbox = Outbox(self._send_one, group)
+            await self.refresh_situation()
+            await logged(self.unbooked.look())
+            started()
+            self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
+            group.create_task(self._keep_up_with_peers())
+            group.create_task(self.exchange.keep_head_sound(self))
+            await self.listening.wait()
+            await self._carry_out_all(self.protocol.start(time.monotonic()))
+            await self._consume()
+
+    @property
+    def last_error(self) -> str:
+        """What went wrong last, for people; what is wrong now goes first."""
+        return self._journal.trouble or self._errors.text
+
+    def report(self, error: str, *, round_: int = 0) -> None:
+        """What `fedctl status` shows as the last error; ``round_``: that it belongs to."""
+        self._errors.say(error, round_)
+
+    async def _keep_up_with_peers(self) -> None:
+        """A peer that greets with a later round has what we missed; one may have missed a run."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            await logged(self._look_at_peers())
+
+    async def _look_at_peers(self) -> None:
+        peers = self.transport.statistics()
+        heads = {site: seen.head_round for site, seen in peers.items() if seen.connected}
+        self._out.say_again(self.protocol.wish, heads)
+        farthest = max(heads, key=lambda site: heads[site], default=None)
+        if farthest is not None and heads[farthest] > self.protocol.head_round:
+            await self._feed_unless_still(do.PeerAhead(farthest, heads[farthest]))
+
+    async def _feed_unless_still(self, event: do.Event) -> None:
+        """What is noticed again and again must not pile up while this site stands still."""
+        if not self._journal.trouble:
+            await self.feed(event)
+
+    async def _consume(self) -> None:
+        while True:
+            wait = self.protocol.next_wakeup() - time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, wait) if wait < 1e9 else None):
+                    event, answer = await self._events.get()
+            except TimeoutError:
+                event, answer = do.Tick(), None
+            await self._take(event, answer)
+
+    async def _take(self, event: do.Event, answer: asyncio.Future[None] | None) -> None:
+        """One event: step, and carry out what follows. Raises nothing."""
+        if self._journal.broken:
+            _answer(answer, still(event, self._journal.trouble))
+            return
+        was_busy = self.protocol.busy
+        refused: Exception | None = None
+        self._taken = event, answer
+        try:
+            effects = self.protocol.step(event, time.monotonic())
+        except Exception as error:
+            refused = self._blame(event, error, answer)
+            effects = self.protocol.wished  # before it was refused: evidence, above all
+        failed = await self._carry_out_all(effects)
+        # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
+        _answer(answer, refused or (self._unable(event, failed) if failed else None))
+        waits = self.progress.current_phase == "waiting"  # what is said when nothing is under way
+        if (was_busy or waits) and not self.protocol.busy:
+            self.progress.stopped(self.protocol.head_round)
+        self._say_what_waits()
+
+    def _say_what_waits(self) -> None:
+        """Once for each reason: whoever has reloaded takes the newest manifest to be in force."""
+        why = self.protocol.waiting_manifest
+        if why and why != self._waiting:
+            log.warning(why)
+        self._waiting = why
+
+    def _blame(
+        self, event: do.Event, error: Exception, answer: asyncio.Future[None] | None
+    ) -> Exception:
+        """A refusal goes back to who asked; a peer's misbehaviour and our bugs to the log."""
+        if isinstance(error, RemoteProtocolError | CertificateError):
+            sender = event.sender if isinstance(event, do.Received) else ""
+            log.warning("a peer misbehaved", peer=sender, cause=str(error))
+            return RemoteProtocolError(str(error))
+        if isinstance(error, RunRefused) and answer is not None:
+            return error
+        log.error("the protocol failed on an event", kind=type(event).__name__, exc_info=error)
+        self.report(f"{type(event).__name__} could not be taken: {_told(error)}")
+        return self._unable(event, error)
+
+    def _unable(self, event: do.Event, error: Exception) -> Exception:
+        """How an event is refused that this site can't take, whoever is to blame for that."""
+        if isinstance(error, Unwritable):
+            return still(event, str(error))
+        why = f"this site can't carry that out ({type(error).__name__}); its log has the details"
+        return RemoteProtocolError(why) if isinstance(event, do.Received) else RunRefused(why)
+
+    async def _carry_out_all(self, effects: list[do.Effect]) -> Exception | None:
+        """Each in its turn; one that fails costs itself alone. What failed first, if anything.
+
+        Behind a state that is not on the disk nothing is carried out any more.
+        """
+        failed: Exception | None = None
+        for effect in effects:
+            try:
+                await self._carry_out(effect)
+            except Unwritable as error:
+                return error
+            except Exception as error:
+                name = type(effect).__name__
+                self.report(f"{name} failed here: {_told(error)}")
+                log.exception("an effect was not carried out", effect=name)
+                failed = failed or error
+        return failed
+
+    async def feed(self, event: do.Event) -> None:
+        """Queue an event; returns at once (back-pressure when the queue is full)."""
+        await self._events.put((event, None))
+
+    async def ask(self, event: do.Event) -> None:
+        """Queue an event and wait until the protocol took it; raises what it raised."""
+        if self._journal.trouble:
+            raise still(event, self._journal.trouble)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._events.put((event, answer))
+        await answer
+
+    def _refuse_waiting(self, trouble: str) -> None:
+        """Whoever waits for the protocol learns why it stands still; our own events stay."""
+        waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        for event, answer in [self._taken, *waiting]:
+            _answer(answer, still(event, trouble))
+        for asked in [asked for asked in waiting if asked[1] is None]:
+            self._events.put_nowait(asked)
+
+    async def refresh_situation(self) -> None:
+        """Tell the protocol what this site can contribute just now."""
+        situation = await self.collection.situation()
+        limited = await self.privacy.limit(situation)
+        if limited.reason != situation.reason:
+            self.report(limited.reason)
+            log.warning("this site does not train", cause=limited.reason)
+        await self.feed(limited)
+
+    def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
+        """The operator installed a new certificate or manifest (SIGHUP)."""
+        self.identity, self.trust, self.manifest = identity, trust, manifest
+        self._work.renew(identity, trust)
+        self._start_task(self.feed(do.ManifestChanged(manifest)))
+
+    async def _carry_out(self, effect: do.Effect) -> None:
+        """One effect. What takes long is only begun: its end is an event."""
+        match effect:
+            case do.Persist(durable, commits):
+                await self._journal.persist(durable, commits)
+                if not commits:
+                    self._said = durable.state
+                self._look_for_a_stop(durable)
+            case do.Send(to, body):
+                self._out.put(to, body)
+            case do.BeginAttempt():
+                await self._at_once(effect, self._begin_attempt(effect))
+            case do.Coordinate(plan):
+                self._work.plan = plan
+            case do.DealKey():
+                self._work.plan = effect.plan
+                self._start(effect, effect.plan, "key", self._work.deal_key(effect))
+            case do.Mask():
+                self._start(effect, effect, "mask", self._work.mask(effect))
+            case do.OpenShares():
+                self._start(effect, effect, "mask", self._work.open_shares(effect))
+            case do.StartMaskedSum():
+                self._start(effect, effect.plan, "key", self._work.start_masked_sum(effect))
+            case do.Train():
+                self._work.plan = effect.plan
+                self._start(effect, effect.plan, "train", self._work.train(effect))
+            case do.EncryptUpdate():
+                self._start(effect, effect, "encrypt", self._work.encrypt_update(effect))
+            case do.AddUpdate():
+                self._start(effect, effect, "aggregate", self._work.add_update(effect))
+            case do.CompareUpdates():
+                self._start(effect, effect, "select", self._work.compare_updates(effect))
+            case do.SendProducts():
+                self._start(effect, effect.certified, "select", self._work.send_products(effect))
+            case do.DecryptProducts():
+                self._start(effect, effect, "compare", self._work.decrypt_products(effect))
+            case do.FinishSum():
+                self._start(effect, effect, "aggregate", self._work.finish_sum(effect))
+            case do.SendSum():
+                self._start(effect, effect.certified, "aggregate", self._work.send_sum(effect))
+            case do.Challenge():
+                self._start(effect, effect, "open", self._work.challenge(effect))
+            case do.AnswerChallenge():
+                self._start(effect, effect, "prove", self._work.answer_challenge(effect))
+            case do.ApplySum():
+                self._start(effect, effect, "open", self._work.apply_sum(effect))
+            case do.FetchVersion():
+                fetching = self.exchange.fetch_version(effect, self.transport)
+                self._start_task(_bounded(effect, fetching))
+            case do.FetchCertificates():
+                fetching = self.exchange.fetch_certificates(effect, self.transport)
+                self._start_task(_bounded(effect, fetching))
+            case do.Accuse():
+                await self._at_once(effect, self._accuse(effect))
+            case do.WentBack():
+                await self._at_once(effect, self._went_back(effect))
+            case do.Adopt():
+                await self._at_once(effect, self._adopt(effect))
+            case do.Progress():
+                self._show(effect)
+
+    async def _at_once(self, effect: do.Effect, work: Awaitable[None]) -> None:
+        """Only a `Persist` must hold; a disk that fails another effect costs an attempt at most."""
+        try:
+            await _bounded(effect, work)
+        except (OSError, StoreError) as error:
+            self.report(f"{type(effect).__name__}: {error}; free or repair the disk")
+            log.error("the disk failed us", effect=type(effect).__name__, cause=str(error))  # noqa: TRY400
+
+    # ---- persist, send ---------------------------------------------------------
+
+    async def _send_one(self, to: str, body: do.Body) -> bool:
+        """Whether the peer has it. A lost message is the protocol's business: its deadlines'."""
+        kind = type(body).__name__.lower()
+        passing(f"send.{kind}:before")
+        delivered = False
+        try:
+            envelope = pb.Envelope(
+                federation_id=self.identity.federation_id,
+                sender=self.identity.site_id,
+                manifest_version=self.protocol.manifest.version,
+            )
+            put_in_envelope(envelope, body)
+            await self.transport.send(to, envelope)
+            delivered = True
+        except PeerError as error:
+            log.info("message not delivered", peer=to, kind=kind, cause=str(error))
+        except Exception as error:  # what can't be sent ends nothing, whatever is wrong with it
+            self.report(f"a {kind} could not be sent to {to}: {_told(error)}")
+            log.exception("message not sent: a bug", peer=to, kind=kind)
+        passing(f"send.{kind}:after")
+        return delivered
+
+    async def _begin_attempt(self, effect: do.BeginAttempt) -> None:
+        """Drop whatever belonged to another attempt: tasks, keys, spool."""
+        for task in list(self._tasks):
+            task.cancel()
+        old = await self._work.begin(effect.round, effect.attempt)
+        if old is not None:
+            self._start_task(self._work.forget(old))
+        named = {one.plan.draw for _, one in _sums_of(self._said)}
+        await asyncio.to_thread(self._folders.thin_kept, effect.round, named)
+
+    # ---- evidence ----------------------------------------------------------------
+
+    async def _accuse(self, effect: do.Accuse) -> None:
+        """Keep it, and say it loudly: what to do about it is for people to decide."""
+        evidence = effect.evidence
+        site, words = evidence.first.site, WORDS[evidence.kind]
+        self.report(f"{site} has signed {words}: see `fedctl peers`")
+        log.error("a site contradicts itself", peer=site, signed=words)
+        now_ms = time.time_ns() // 1_000_000
+        await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
+        await self.audit(effect)
+
+    async def _went_back(self, effect: do.WentBack) -> None:
+        """Say it loudly: whoever restored it should know what its copy may not hold."""
+        if await asyncio.to_thread(self.store.forgotten_round) == effect.round:
+            log.info(
+                "this site's state went back, as forgotten on purpose (fedctl site forget-round): "
+                "it goes on behind that",
+                peer=effect.told_by,
+                round=effect.round,
+                forgotten=effect.forgotten,
+            )
+            await self.audit(effect)
+            return
+        told = (
+            f"this site's state went back: {effect.told_by} knows that it has {effect.forgotten} "
+            f"of round {effect.round}; it goes on behind that. Find out who restored it, or "
+            "whether a second daemon runs with this site's key"
+        )
+        self.report(told)
+        log.warning(told, peer=effect.told_by, round=effect.round)
+        await self.audit(effect)
+
+    # ---- versions and certificates ---------------------------------------------------
+
+    async def _adopt(self, effect: do.Adopt) -> None:
+        """Answer with the new version as soon as it is indexed; forget the oldest ones."""
+        log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
+        self._errors.committed(effect.round)
+        self.collection.adopt(effect.model_digest)
+        self.committed(effect.round, effect.model_digest)
+        if self.identity.site_id in effect.contributors:
+            await asyncio.to_thread(self._keep_residual, effect)
+        await asyncio.to_thread(self._folders.forget_kept, effect.round)
+        await self.unbooked.look()
+        if self.privacy.committed():
+            self._start_task(self.refresh_situation())
+        await self.exchange.forget_old_versions(
+            {effect.model_digest, self.collection.served_digest}
+        )
+        run = self.protocol.run
+        if run is not None and run.target_round <= effect.round:
+            self.run_ended()
+
+    def _keep_residual(self, effect: do.Adopt) -> None:
+        """What rounding dropped of the update that is in the committed sum, of no other."""
+        folders, committed = self._folders, self.store.certificate(effect.round)
+        named = committed.body.statement_digest if committed is not None else b""
+        draws = [one.plan.draw for digest, one in _sums_of(self._said) if digest == named]
+        draws = draws or folders.kept_draws(effect.round)
+        kept = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
+        try:
+            integers.keep_residual(folders.residual, kept)
+        except CryptoError as error:
+            log.warning("what rounding dropped is not fed back", cause=str(error))
+
+    def _look_for_a_stop(self, durable: do.Durable) -> None:
+        """A run also ends when somebody stops it, and no version follows then."""
+        run = durable.run
+        over = run is not None and 0 < run.target_round <= durable.head_round
+        if over and not self._run_over and self.collection.wants(durable.head_digest):
+            self.run_ended()
+        self._run_over = over
+
+    def _show(self, effect: do.Progress) -> None:
+        if effect.message:
+            log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
+        if effect.message and effect.phase in ("failed", "waiting"):
+            told = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+            self.report(told, round_=effect.round)
+        for one in effect.report.rejections if effect.report else ():
+            if one.site == self.identity.site_id:
+                told = f"round {effect.round} went without our update: {one.reason}"
+                self.report(told, round_=effect.round)
+                log.warning("our update was rejected", round=effect.round, cause=one.reason)
+        run = self.protocol.run
+        self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
+
+    # ---- inbox (peers/link/transport.py calls these) --------------------------------------
+
+    async def message(self, sender: str, envelope: pb.Envelope) -> None:
+        """A protocol message; raises RemoteProtocolError when it is out of order."""
+        kind = envelope.WhichOneof("body")
+        if kind is not None:
+            await self.ask(do.Received(sender, getattr(envelope, kind)))
+
+    def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
+        """None when this object belongs to the attempt under way, else why not."""
+        if self._journal.trouble:
+            return self._journal.trouble
+        if not self.protocol.expects(sender, name):
+            kind = pb.BlobKind.Name(name.kind)
+            return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
+        refused = too_large(name.kind, total_bytes, self._work.plan, self.shapes)
+        return refused or no_room(self._folders.spool, total_bytes)
+
+    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+        """A large object, whole and verified."""
+        if blob.data is not None:
+            self._start(None, name, "key", self._work.take_context(sender, name, blob.data))
+        else:
+            await self._work.arrived(sender, name, blob)
+
+    async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
+        """What a peer may pull: committed certificates, model versions by name."""
+        return await self.exchange.source(sender, name)
+
+    async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
+        """Embeddings near a peer's queries; raises Declined."""
+        if self.desk is None:
+            raise Declined("this site is still starting: ask again later")
+        return await self.desk.answer(sender, request)
+
+    # ---- small parts -----------------------------------------------------------------
+
+    @property
+    def transport(self) -> Transport:
+        """The transport; only there while `run` runs."""
+        if self._transport is None:
+            raise RuntimeError("the node is not running")
+        return self._transport
+
+    @property
+    def _out(self) -> Outbox:
+        if self._outbox is None:
+            raise RuntimeError("the node is not running")
+        return self._outbox
+
+    async def _push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
+        """Push until the peer takes it; the end of the attempt cancels us."""
+        pause = 0.02
+        while True:
+            try:
+                await self.transport.push(to, name, source)
+            except (PeerRefused, PeerUnreachable) as error:
+                # It may not have seen the message that makes it expect this.
+                log.debug("push not taken yet", peer=to, cause=str(error))
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
+            else:
+                return
+
+    def _start(
+        self,
+        effect: do.Effect | None,
+        at: _Located,
+        phase: str,
+        work: Coroutine[Any, Any, None],
+    ) -> None:
+        """Run work of the attempt; a failure becomes an event with its cause."""
+        bounded = work if effect is None else _bounded(effect, work)
+        task = self._start_task(self._guard(at.round, at.attempt, phase, bounded))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, round_: int, attempt: int, phase: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except* _EXPECTED as group:
+            causes = causes_of(group)
+            if any(isinstance(cause, VersionError) for cause in causes):
+                self.exchange.suspect_head()
+            reason = "; ".join(str(cause) for cause in causes)
+            log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
+            told = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
+            self.report(told, round_=round_)
+            await self.feed(do.WorkFailed(round_, attempt, phase, reason))
+        except* Exception:
+            log.exception("work failed: a bug", phase=phase, round=round_)
+            reason = "an internal error; the site's log has the details"
+            await self.feed(do.WorkFailed(round_, attempt, phase, reason))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if self._group is None:
+            raise RuntimeError("the node is not running")
+        return self._group.create_task(logged(work))
+
+
+async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
+    """Work between the two fault points of its effect."""
+    name = type(effect).__name__.lower()
+    passing(f"{name}:before")
+    await work
+    passing(f"{name}:after")
+
+
+def _answer(answer: asyncio.Future[None] | None, refused: Exception | None) -> None:
+    """Whoever waits for the protocol learns how it went, once."""
+    if answer is None or answer.done():
+        return
+    if refused is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(refused)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}; the site's log has the details"
+
+
+def _sums_of(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
+    """The sums that a site's state names, with their digests: the last signed, and the locked."""
+    raw = [state.stated.body, state.lock.root or state.lock.certificate.statement]
+    return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]
+
+
+async def _nobody_is_told(_what: do.Accuse | do.WentBack) -> None:
+    """Before the audit log is there."""

@@ -1,0 +1,370 @@
+"""The site's documents as the daemon sees them: ingest, index, ask, evaluate.
+
+The arithmetic runs in two workers. The *learning* worker cuts, embeds and
+indexes; the *answering* worker holds one whole version (encoder, index, library)
+and answers with it. A new version, or new documents, are indexed in the
+background and swapped in at once: until then the old one answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from daemon.answering.answering import Answered
+from daemon.jobs import answering as answering_jobs
+from daemon.jobs import frozen
+from daemon.jobs import learning as learning_jobs
+from daemon.jobs import pairs as pair_jobs
+from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import Document, Pair
+from daemon.library.index import IndexDamaged
+from daemon.library.schema import LibraryError
+from daemon.library.store import IngestCounts, Library, LibraryCounts
+from daemon.personal.personal import embedded_by
+from daemon.process.workers import Worker, WorkerCrashed
+from daemon.state.versions import VersionError
+from peers.attempts import effects as do
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_RETRY_S = 5.0
+_LONGEST_RETRY_S = 300.0
+_SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
+# What indexing may fail with; the old version goes on answering.
+_FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
+
+
+class NotIndexedYet(Exception):
+    """Nothing can be answered yet; the text says what is being waited for."""
+
+
+@dataclass(frozen=True)
+class CollectionSettings:
+    """What the operator chose that concerns documents and willingness to train."""
+
+    passage_tokens: int
+    top_k: int
+    willing: bool
+    min_pairs: int
+    tell_complexity: bool = False
+
+
+class Collection:
+    """Documents, pairs and the index of one site."""
+
+    def __init__(
+        self,
+        *,
+        spec: RetrieverSpec,
+        state: Path,
+        versions: Path,
+        settings: CollectionSettings,
+        learning: Worker,
+        answering: Worker,
+    ) -> None:
+        self.library_path = state / "library.sqlite3"
+        self.served_digest = b""
+        self.last_error = ""
+        self.suspect: Callable[[], None] = lambda: None  # a version can't be read
+        self.answers: Callable[[], None] = lambda: None  # a version answers from now on
+        self.changed: Callable[[], None] = lambda: None  # documents or pairs have
+        self._trainable = 0  # pairs, where those that were made here are learned from
+        self._spec = spec
+        self.versions = versions
+        self._index_root = state / "index"
+        self._settings = settings
+        self._learning = learning
+        self._answering = answering
+        self._wanted_digest = b""
+        self._index: Path | None = None
+        self._dirty = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    async def prepare(self) -> None:
+        """Make the library where there is none yet."""
+        await self.ingest([], [])
+        await self.recount()
+
+    # ---- documents in ------------------------------------------------------------
+
+    async def ingest(self, documents: Sequence[Document], pairs: Sequence[Pair]) -> IngestCounts:
+        """Store a batch; what is there already costs nothing. `index` makes it findable."""
+        return await self._learning.run(
+            learning_jobs.ingest,
+            self._spec,
+            self.library_path,
+            documents,
+            pairs,
+            self._settings.passage_tokens,
+        )
+
+    async def index(self, listener: Callable[[object], None]) -> None:
+        """Embed what is new, with progress, and wait until questions find it.
+
+        Raises LearningError or LibraryError with the cause when that fails.
+        """
+        await self._learning.run_reporting(
+            listener, learning_jobs.embed_passages, self._spec, self.library_path
+        )
+        self._want(self._wanted_digest)
+        await self._settled.wait()
+        await self.recount()
+        self.changed()
+        if self.last_error:
+            raise LearningError(self.last_error)
+
+    async def recount(self) -> None:
+        """Count the training pairs anew: documents, or pairs that were made here, have changed.
+
+        By the answering worker, which training doesn't keep waiting.
+        """
+        if self._spec.learn_from == "supplied":
+            return
+        try:
+            self._trainable = await self._answering.run(
+                pair_jobs.trainable, self._spec, self.library_path
+            )
+        except LearningError as error:
+            self._trainable = 0
+            log.warning("made pairs are not learned from", cause=str(error))
+
+    async def counts(self) -> LibraryCounts:
+        """How much there is."""
+        return await asyncio.to_thread(answering_jobs.counts, self.library_path)
+
+    async def unusable(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Those of the pairs none of whose documents is here: nothing is learned from them."""
+
+        def sought() -> list[Pair]:
+            with Library.open(self.library_path, read_only=True) as library:
+                known = library.known({name for pair in pairs for name in pair.positives})
+            return [pair for pair in pairs if known.isdisjoint(pair.positives)]
+
+        return await asyncio.to_thread(sought)
+
+    async def similar(self, wrong_id: str) -> str:
+        """The id of a document here that a wrong one may mean; empty: none."""
+
+        def sought() -> str:
+            with Library.open(self.library_path, read_only=True) as library:
+                return library.similar(wrong_id)
+
+        return await asyncio.to_thread(sought)
+
+    async def situation(self) -> do.Situation:
+        """What this site can contribute to training, and why not if it can't."""
+        learned = self._spec.learn_from
+        pairs = (await self.counts()).pairs_train if learned == "supplied" else self._trainable
+        if not self._settings.willing:
+            return do.Situation(pairs, willing=False, reason="training.willing is off here")
+        if pairs < self._settings.min_pairs:
+            reason = (
+                f"has {pairs} training pairs and needs {self._settings.min_pairs} "
+                "(training.min_pairs): ingest pairs, or make some (fedctl pairs)"
+            )
+            return do.Situation(pairs, willing=False, reason=reason)
+        if not self._settings.tell_complexity:
+            return do.Situation(pairs, willing=True)
+        complexity = await self._learning.run(learning_jobs.complexity, self.library_path)
+        return do.Situation(pairs, willing=True, complexity=complexity)
+
+    # ---- versions ------------------------------------------------------------------
+
+    def adopt(self, model_digest: bytes) -> None:
+        """Answer with this version as soon as it is indexed; returns at once."""
+        self._want(model_digest)
+
+    def wants(self, model_digest: bytes) -> bool:
+        """Whether questions are, or are to be, answered with this version."""
+        return self._wanted_digest == model_digest
+
+    def _want(self, model_digest: bytes) -> None:
+        self._wanted_digest = model_digest
+        self._settled.clear()
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Index whatever is wanted, the newest only, until cancelled."""
+        pause = _RETRY_S
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            try:
+                await self._index_and_open(self._wanted_digest)
+            except _FAILURES as error:
+                if self._dirty.is_set():
+                    continue  # a newer version is wanted by now; this one may be forgotten
+                self.last_error = f"the index could not be made: {error}"
+                log.warning("index not made, the old version goes on answering", cause=str(error))
+                if isinstance(error, VersionError):
+                    self.suspect()
+                await self._wait_to_retry(pause)
+                pause = min(_LONGEST_RETRY_S, pause * 2)
+            else:
+                self.last_error = ""
+                pause = _RETRY_S
+                self.answers()
+            if not self._dirty.is_set():
+                self._settled.set()
+
+    async def _wait_to_retry(self, pause: float) -> None:
+        """Less and less often: a disk that is full stays so for a while."""
+        self._settled.set()  # who waits learns of the error now, not after retries
+        try:
+            async with asyncio.timeout(pause):
+                await self._dirty.wait()
+        except TimeoutError:
+            self._want(self._wanted_digest)
+
+    async def _index_and_open(self, digest: bytes) -> None:
+        path = await asyncio.to_thread(
+            _index_at, self._index_root, self.library_path, self._spec, digest
+        )
+        if not await self._opened(digest, path):
+            path = await self._learning.run(
+                learning_jobs.build_index,
+                self._spec,
+                self.library_path,
+                self.versions,
+                digest,
+                self._index_root,
+            )
+            await self._open(digest, path)
+        await asyncio.to_thread(_remove_others, self._index_root, path)
+        log.info("new version answers", model=digest.hex()[:12])
+
+    async def _opened(self, digest: bytes, path: Path) -> bool:
+        """Whether a sound index lies there: then nothing waits for the learning worker."""
+        if not await asyncio.to_thread(path.is_dir):
+            return False
+        try:
+            await self._open(digest, path)
+        except IndexDamaged as error:
+            log.warning("an index on the disk is built again", cause=str(error))
+            return False
+        return True
+
+    async def _open(self, digest: bytes, path: Path) -> None:
+        await self._answering.run(
+            answering_jobs.open_version,
+            self._spec,
+            self.library_path,
+            self.versions,
+            digest,
+            path,
+        )
+        self.served_digest, self._index = digest, path
+
+    def indexed_by(self, embedded: bytes) -> bool:
+        """Whether questions are answered from an index of that name (`embedded_by`)."""
+        return self._index is not None and self._index.name.startswith(embedded.hex())
+
+    # ---- questions -----------------------------------------------------------------
+
+    async def ask(self, question: str, top_k: int) -> Answered:
+        """Answer a question with the version that is open."""
+        return await self._with_open_version(
+            lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
+        )
+
+    async def evaluate(
+        self, split: str, listener: Callable[[object], None] = lambda _: None
+    ) -> answering_jobs.Evaluation:
+        """Judge retrieval on this site's pairs; waits for an index that is being made.
+
+        ``listener`` gets `EvaluationProgress`. Cancelled, it leaves what was embedded.
+        """
+        listener(EvaluationProgress("index"))
+        await self._settled.wait()
+        if self.last_error:
+            raise NotIndexedYet(self.last_error)
+        if self._spec.adapt != "head":  # its index is made without the encoder's own features
+            await self._embed_frozen(split, listener)
+        listener(EvaluationProgress("questions"))
+        return await self._with_open_version(
+            lambda: self._answering.run(answering_jobs.evaluate, split)
+        )
+
+    async def _embed_frozen(self, split: str, listener: Callable[[object], None]) -> None:
+        """For some seconds at a time: a round that begins meanwhile trains in between."""
+        whole, left = 0, 1
+        listener(EvaluationProgress("encoder"))
+
+        def told(item: object) -> None:
+            nonlocal whole
+            if isinstance(item, EmbeddingProgress) and item.total:
+                whole = max(whole, item.total)  # that of the first time, unless documents come
+                listener(EvaluationProgress("encoder", whole - item.total + item.done, whole))
+
+        while left:
+            some = await self._learning.run_reporting(
+                told, frozen.embed_frozen, self._spec, self.library_path, split, _SLICE_S
+            )
+            told(some)
+            left = some.total - some.done
+
+    @property
+    def served_index(self) -> Path | None:
+        """Folder of the index that questions are answered from; None: none is open yet."""
+        return self._index
+
+    async def until_served(self, digest: bytes) -> None:
+        """Wait until questions are answered with that version; raises NotIndexedYet."""
+        if self.served_digest != digest:
+            await self._settled.wait()
+        if self.served_digest != digest:
+            raise NotIndexedYet(self.last_error or "another version is wanted by now")
+
+    async def renew(self) -> None:
+        """What this site keeps for the version it serves is another: answer with that.
+
+        Passages are embedded anew where they go through it. Raises LearningError with
+        the cause when that fails; the old one goes on answering. Nothing happens where a
+        newer version is on its way: to ask for this one again would call that off.
+        """
+        digest, index = self.served_digest, self._index
+        if not self.wants(digest):
+            return
+        if self._spec.personal == "query_encoder" and index is not None:
+            await self._open(digest, index)
+            self.answers()
+            return
+        self._want(digest)
+        await self._settled.wait()
+        if self.last_error:
+            raise LearningError(self.last_error)
+
+    async def _with_open_version(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Once more with a fresh worker when the old one died under the call."""
+        try:
+            return await call()
+        except (WorkerCrashed, answering_jobs.NotOpenError):
+            if self._index is None:
+                raise NotIndexedYet(
+                    "the index is still being made; try again in a moment (`fedctl status`)"
+                ) from None
+            await self._open(self.served_digest, self._index)
+            return await call()
+
+
+def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes) -> Path:
+    from daemon.library.index import index_path
+
+    embedded = embedded_by(spec.personal, spec.personal_folder, digest)
+
+    with Library.open(library_path, read_only=True) as library:
+        return index_path(root, embedded, library.content_digest())
+
+
+def _remove_others(root: Path, keep: Path) -> None:
+    from daemon.library.index import remove_other_indexes
+
+    remove_other_indexes(root, {keep})

@@ -1,0 +1,226 @@
+"""What is this site's own is fitted: when, and how that meets the rest.
+
+Its query encoder (stage 2 of PDD-AS2), or its mixture of the shared version and what
+it learned alone.
+
+After the last round of a run, and whenever somebody types `fedctl personalise`. It is
+done for the version that answers and kept for that one only. Cut short it leaves
+nothing behind and is begun anew; a round that begins goes first, for the federation
+waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from daemon.jobs import personal
+from daemon.learning.foreign import Disclosure
+from daemon.learning.options import LearningError, Personalised, TrainingOptions
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.schema import LibraryError
+from daemon.personal.personal import PersonalStore
+from daemon.process.workers import Worker, WorkerCrashed
+from daemon.services.collection import Collection, NotIndexedYet
+from daemon.services.negatives import Asking, AskOptions
+from daemon.state.audit import DAEMON, AuditLog
+from daemon.state.audit_format import AuditError
+from daemon.state.versions import VersionError
+from peers.link.transport import Transport
+from peers.rounds.protocol import Protocol
+
+log = structlog.get_logger()
+
+_LOOK_EVERY_S = 0.5  # whether a round began
+
+_FAILURES = (LearningError, LibraryError, VersionError, WorkerCrashed, NotIndexedYet, OSError)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was learned, and what was exchanged for it."""
+
+    learned: Personalised
+    asked: Asking
+
+
+@dataclass(frozen=True)
+class Personal:
+    """What the operator chose that concerns stage 2."""
+
+    spec: RetrieverSpec
+    shape_digest: bytes
+    options: TrainingOptions
+    own_rounds: int
+    how: Disclosure
+    whom: AskOptions
+
+
+class Personaliser:
+    """Fits what is this site's own, one time at a time."""
+
+    def __init__(
+        self,
+        chosen: Personal,
+        *,
+        learning: Worker,
+        collection: Collection,
+        protocol: Protocol,
+        transport: Transport,
+        audit: AuditLog,
+        federation_id: str,
+    ) -> None:
+        self._chosen = chosen
+        self._learning = learning
+        self._collection = collection
+        self._protocol = protocol
+        self._transport = transport
+        self._audit = audit
+        self._federation_id = federation_id
+        self._turn = asyncio.Lock()
+        self._wanted = asyncio.Event()
+
+    @property
+    def _on(self) -> bool:
+        return self._chosen.spec.personal in personal.KINDS
+
+    # ---- unasked ---------------------------------------------------------------
+
+    def run_ended(self) -> None:
+        """The last round of a run is committed, or the run was stopped: `run` does its work."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """After each run, and after a start for a run whose end this site has missed."""
+        run, head = self._protocol.run, self._protocol.head_round
+        if run is not None and 0 < run.target_round <= head:
+            self._wanted.set()
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if not self._on:
+                continue
+            try:
+                await self._after_a_run(self._protocol.durable.head_digest)
+            except _FAILURES as error:
+                log.warning("nothing of this site's own was made", cause=str(error))
+            except AuditError as error:
+                log.error("nothing of this site's own without a record", cause=str(error))  # noqa: TRY400
+
+    async def _after_a_run(self, digest: bytes) -> None:
+        await self._collection.until_served(digest)
+        store = PersonalStore(Path(self._chosen.spec.personal_folder), self._chosen.shape_digest)
+        kept = await asyncio.to_thread(store.serving, digest)
+        if self._turn.locked() or (kept is not None and not kept.facts.get("carried")):
+            return
+        await self._audit.record(DAEMON, "personalise", "begun", digest=digest.hex())
+        run = self._protocol.run
+        options = self._chosen.options
+        if run is not None:  # as the version was trained that it is mixed with, or begins at
+            options = replace(TrainingOptions.of(run.plan), seed=options.seed)
+        outcome = await self._fitted(lambda _: None, options)
+        await self._audit.record_or_owe(DAEMON, "personalise", "done", **told(outcome))
+
+    # ---- asked for -------------------------------------------------------------
+
+    async def personalise(
+        self, listener: Callable[[object], None], *, local_epochs: int = 0
+    ) -> Outcome:
+        """Fit what is this site's own, as the settings say of training, and answer with it.
+
+        ``listener`` gets `TrainingProgress`. ``local_epochs``: of a query encoder, or of
+        each round of a mixture's own half; 0: as in the settings. Raises LearningError with
+        cause and remedy, and as training does. Cancelled, it changes nothing.
+        """
+        options = self._chosen.options
+        if local_epochs:
+            options = replace(options, local_epochs=local_epochs)
+        return await self._fitted(listener, options)
+
+    async def _fitted(
+        self, listener: Callable[[object], None], options: TrainingOptions
+    ) -> Outcome:
+        if not self._on:
+            raise LearningError(
+                "this site fits nothing of its own: set retriever.personal = 'mixture' or "
+                "'query_encoder' and start fedd again"
+            )
+        if self._turn.locked():
+            raise LearningError("this site is being fitted already: wait for it")
+        async with self._turn:
+            return await self._personalise(listener, options)
+
+    async def _personalise(
+        self, listener: Callable[[object], None], options: TrainingOptions
+    ) -> Outcome:
+        chosen, collection = self._chosen, self._collection
+        digest = collection.served_digest
+        if not digest:
+            raise NotIndexedYet("the index is still being made; try again in a moment")
+        asking = Asking(
+            self._transport,
+            self._federation_id,
+            self._protocol.site,
+            digest,
+            chosen.how.top_n,
+            chosen.whom,
+        )
+
+        work = self._learning.run_asking(
+            listener,
+            asking,
+            personal.personalise,
+            chosen.spec,
+            collection.library_path,
+            collection.versions,
+            digest,
+            options,
+            chosen.how,
+            chosen.own_rounds,
+        )
+        learned = await self._giving_way(work)
+        if collection.served_digest == digest:
+            await collection.renew()
+        log.info(
+            "what is this site's own is fitted",
+            model=digest.hex()[:12],
+            changed=learned.changed,
+            steps=asking.steps,
+            steps_unanswered=asking.unanswered,
+        )
+        return Outcome(learned, asking)
+
+    async def _giving_way(self, work: Coroutine[Any, Any, Personalised]) -> Personalised:
+        """The work's result, unless a round begins: that goes first, others wait for it."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=_LOOK_EVERY_S)
+                if self._protocol.busy and not task.done():
+                    raise LearningError(
+                        "a round of training began, and goes first; this site is fitted when the "
+                        "run is over, or with `fedctl personalise`"
+                    )
+            return await task
+        finally:
+            if not task.done():
+                await self._learning.give_up(task)  # the round's training waits behind it
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as entries of the audit log have it: what was exchanged with whom."""
+    return {
+        "digest": outcome.asked.model_digest.hex(),
+        "changed": outcome.learned.changed,
+        "share": None if math.isnan(outcome.learned.share) else outcome.learned.share,
+        "peers": {
+            site: {"asked": seen.asked, "answered": seen.answered, "embeddings": seen.embeddings}
+            for site, seen in sorted(outcome.asked.peers.items())
+        },
+    }

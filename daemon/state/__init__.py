@@ -1,0 +1,1 @@
+"""What a site keeps on disk."""

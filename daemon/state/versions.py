@@ -1,0 +1,236 @@
+"""Model versions: the shared parameters as one flat vector, named by digest.
+
+A **shape manifest** says how the vector falls into named parameter groups; two
+sites may add their updates only if their manifests have the same digest. A
+**model version** is such a vector on disk: a safetensors file whose name is the
+SHA-256 of the shape digest and the raw little-endian float32 values, so that
+every site that computed the same bits has the same name for them.
+
+Some rules of aggregation carry **moments** from round to round. They lie in the
+version's file and its name covers them: a site that catches up has them with the
+version, and sites that disagree about them do not agree on the version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from daemon.process.faultpoints import passing
+
+Float32 = NDArray[np.float32]
+
+_MAX_GROUPS = 4096
+_TENSOR = "shared"
+_MOMENTS = "moments"
+_MOST_MOMENTS = 2  # vectors as long as the shared one
+_UNFINISHED = ".new-"
+_HEADER_BYTES = 64 * 1024  # more than safetensors writes around one tensor
+
+
+class VersionError(Exception):
+    """A model version could not be read or is not what its name says."""
+
+
+@dataclass(frozen=True)
+class ShapeManifest:
+    """Names and shapes of the shared parameter groups, in vector order.
+
+    ``family`` names what the vector means (encoder digest and adaptation): two
+    vectors of equal shapes from different encoders must not be added.
+    """
+
+    family: str
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.groups) <= _MAX_GROUPS:
+            raise VersionError(f"a shape manifest has 1 to {_MAX_GROUPS} groups")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of values of each group."""
+        return tuple(int(np.prod(shape, dtype=np.int64)) for _, shape in self.groups)
+
+    @property
+    def total(self) -> int:
+        """Length of the flat vector."""
+        return sum(self.sizes)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 (32 bytes) that two sites compare before they add updates."""
+        text = json.dumps(
+            {"family": self.family, "groups": [[n, list(s)] for n, s in self.groups]},
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+        return hashlib.sha256(b"hanse-shape-v1\0" + text.encode()).digest()
+
+    def split(self, vector: Float32) -> dict[str, Float32]:
+        """The flat vector as named arrays (views, not copies)."""
+        if vector.shape != (self.total,):
+            raise VersionError(f"expected {self.total} values, got shape {vector.shape}")
+        parts: dict[str, Float32] = {}
+        start = 0
+        for (name, shape), size in zip(self.groups, self.sizes, strict=True):
+            parts[name] = vector[start : start + size].reshape(shape)
+            start += size
+        return parts
+
+
+def version_digest(shape_digest: bytes, vector: Float32, moments: Float32 | None = None) -> bytes:
+    """The name of a model version: SHA-256 over shape digest and raw values."""
+    raw = np.ascontiguousarray(vector, dtype="<f4").tobytes()
+    if moments is None:
+        return hashlib.sha256(b"hanse-version-v1\0" + shape_digest + raw).digest()
+    # The vectors are of one length, so what is hashed can be cut in one way only.
+    more = len(moments).to_bytes(4, "little"), np.ascontiguousarray(moments, "<f4").tobytes()
+    outer = hashlib.sha256(b"hanse-version-v2\0" + shape_digest + more[0] + raw)
+    outer.update(more[1])
+    return outer.digest()
+
+
+def write_version(
+    folder: Path, shape_digest: bytes, vector: Float32, moments: Float32 | None = None
+) -> tuple[bytes, Path]:
+    """Store a version under its digest: temp, fsync, rename, fsync of the folder.
+
+    A name without a dot in front is therefore a whole version, whatever the moment
+    of a crash (rename(2) is atomic; POSIX promises the order only with both
+    fsyncs). A sound version that is there already is left as it is, a damaged one
+    is replaced. ``moments`` [1 or 2, D]: what the rule of aggregation carries on.
+    Returns digest and path. Raises VersionError when the values are not finite,
+    OSError when the disk can't take it; nothing stays behind then.
+    """
+    if not (np.isfinite(vector).all() and (moments is None or np.isfinite(moments).all())):
+        raise VersionError("a model version must be finite; this one has NaN or infinity")
+    if moments is not None and moments.shape not in _moment_shapes(vector.size):
+        raise VersionError(f"moments of shape {moments.shape} beside {vector.size} values")
+    digest = version_digest(shape_digest, vector, moments)
+    path = version_path(folder, digest)
+    if is_sound(folder, digest, shape_digest):
+        return digest, path
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{_UNFINISHED}{digest.hex()}.{secrets.token_hex(4)}"
+    try:
+        passing("version:write")
+        _save(temporary, shape_digest, vector, moments)
+        _fsync(temporary)
+        passing("version:rename")
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    passing("version:renamed")
+    _fsync(folder)
+    passing("version:synced")
+    return digest, path
+
+
+def _save(path: Path, shape_digest: bytes, vector: Float32, moments: Float32 | None) -> None:
+    tensors = {_TENSOR: np.ascontiguousarray(vector, dtype="<f4")}
+    if moments is not None:
+        tensors[_MOMENTS] = np.ascontiguousarray(moments, dtype="<f4")
+    try:
+        save_file(tensors, path, metadata={"shape_digest": shape_digest.hex()})
+    except SafetensorError as error:  # a full disk, too, is one of these
+        raise OSError(f"cannot write model version {path.name}: {error}") from error
+
+
+def is_sound(folder: Path, digest: bytes, shape_digest: bytes) -> bool:
+    """Whether that version lies in the folder, every byte of it."""
+    try:
+        read_version(folder, digest, shape_digest)
+    except VersionError:
+        return False
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a crash left half written. Only at a start: a write may be under way."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        leftover.unlink(missing_ok=True)
+
+
+def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
+    """The vector of a version, verified against its name.
+
+    Raises VersionError when it is missing, damaged, or of another shape.
+    """
+    return _read(version_path(folder, digest), digest, shape_digest)[0]
+
+
+def read_whole_version(
+    folder: Path, digest: bytes, shape_digest: bytes
+) -> tuple[Float32, Float32 | None]:
+    """As `read_version`, and the moments [1 or 2, D] that the version carries; None: none."""
+    return _read(version_path(folder, digest), digest, shape_digest)
+
+
+def import_version(file: Path, folder: Path, digest: bytes, shape_digest: bytes) -> None:
+    """Take in a version that a peer sent: verified first, then written as ours are.
+
+    Raises VersionError, and ``file`` is gone, when it is not that version; OSError,
+    and it stays for another try, when the disk can't take it.
+    """
+    try:
+        vector, moments = _read(file, digest, shape_digest)
+    except VersionError:
+        file.unlink(missing_ok=True)
+        raise
+    write_version(folder, shape_digest, vector, moments)
+    file.unlink(missing_ok=True)
+
+
+def _read(path: Path, digest: bytes, shape_digest: bytes) -> tuple[Float32, Float32 | None]:
+    moments: Float32 | None = None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            form = file.get_slice(_TENSOR)
+            # Before it is loaded: numpy lacks types that safetensors has. And the digest is
+            # over the values alone, so a peer could send the right ones as a column.
+            if form.get_dtype() != "F32" or len(form.get_shape()) != 1:
+                raise VersionError(f"model version {path} is no vector of float32")
+            if _MOMENTS in file.keys():  # noqa: SIM118  the file itself is no container
+                carried = file.get_slice(_MOMENTS)
+                shapes = _moment_shapes(form.get_shape()[0])
+                if carried.get_dtype() != "F32" or tuple(carried.get_shape()) not in shapes:
+                    raise VersionError(f"the moments in model version {path} do not fit it")
+                moments = file.get_tensor(_MOMENTS)
+            vector: Float32 = file.get_tensor(_TENSOR)
+    except (OSError, SafetensorError) as error:
+        raise VersionError(f"cannot read model version {path}: {error}") from error
+    if version_digest(shape_digest, vector, moments) != digest:
+        raise VersionError(f"model version {path} is damaged or of another retriever")
+    return vector, moments
+
+
+def _moment_shapes(values: int) -> set[tuple[int, int]]:
+    return {(rows, values) for rows in range(1, _MOST_MOMENTS + 1)}
+
+
+def version_path(folder: Path, digest: bytes) -> Path:
+    """Where a version of that digest lies."""
+    return folder / f"{digest.hex()}.safetensors"
+
+
+def largest_file(shapes: ShapeManifest, moments: int = _MOST_MOMENTS) -> int:
+    """Bytes that the file of a version with so many moments takes at most."""
+    return 4 * shapes.total * (1 + moments) + _HEADER_BYTES
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""One attempt of one round. PURE."""

@@ -1,0 +1,475 @@
+"""One attempt as every site sees it: bundle, statement, certificate, proof, vote. PURE.
+
+Also sites that do not train take part in all of it, as witnesses; what a participant does
+beside is peers/attempts/participation.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peers.attempts import effects as do
+from peers.attempts import privacy
+from peers.attempts.bundle import (
+    Bundle,
+    Ground,
+    PlanFails,
+    derive_plan,
+    read_bundle,
+)
+from peers.attempts.participation import (
+    Order,
+    Participation,
+    check_ground,
+    check_statement,
+    plan_objection,
+)
+from peers.attempts.reports import read_scale
+from peers.attempts.roles import coordinator_of, is_masked
+from peers.attempts.statement import HeldLock, Known, read_certificate, read_lock, value_of
+from peers.rounds.adoption import as_signed, sources
+from peers.rounds.recalling import Recalling, attempt_of, count_draw, is_fresh
+from peers.wire.certificates import sign_vote
+from peers.wire.errors import LocalProtocolError, RemoteProtocolError
+from peers.wire.messages import one_line
+from peers.wire.signing import Kind, must_be, name_of, sign, sign_bytes, signature_of, signed_by
+from proto import federation_pb2 as pb
+
+# Sums of other sets, drawn anew, each tell a little of a site. A liar that leads can have
+# one made whenever it is its turn, and commit none: after so many somebody must look.
+MOST_DRAWS = 8
+
+TOO_MANY_DRAWS = (
+    f"its update is in {MOST_DRAWS} sums of this round, and none was committed: somebody may be "
+    "collecting them; find out why attempts fail, then at every site fedctl site forget-round "
+    "--sums"
+)
+OTHER_RUN = "take part: another run is in force here, or the one of this attempt was stopped"
+RESTARTED = "this site was started while the attempt was under way: it signs nothing in it"
+
+
+class Attending(Recalling):
+    """A site in an attempt, from the promises that it rests on to its vote."""
+
+    def _tried(self) -> int:
+        """One more than the last attempt in which a sum could not be made again; 0: none.
+
+        The attempt that we leave should have, and has proven no version.
+        """
+        state, bundle = self.durable.state, self._bundle
+        again = bundle.repeated if bundle is not None else None
+        if again is None or again.attempt < state.tried:
+            return state.tried
+        held = self._held_lock
+        proven = held is not None and held.name.attempt == self.durable.promised
+        return state.tried if proven else self.durable.promised + 1
+
+    def _is_alone(self) -> bool:
+        """Whether too few others, as far as we know, are in the attempt that we have promised.
+
+        Of one that we can't show a promise of they can't know it either.
+        """
+        state = self.durable.state
+        return state.HasField("promise") and not self._owes(state) and not self._has_quorum
+
+    def _make_promise(self, ground: Ground, *, tried: int) -> pb.Promised:
+        """What we know, have and can contribute, signed."""
+        if self.durable.signed_run is None:
+            raise AssertionError("no run, no promise")
+        state, situation, objection = self.durable.state, self._situation, self._objection()
+        promise = pb.Promise(
+            federation_id=ground.federation_id,
+            manifest_digest=ground.manifest.digest,
+            manifest_version=ground.manifest.version,
+            round=ground.round,
+            attempt=ground.attempt,
+            run_digest=name_of(self.durable.signed_run),
+            parent_digest=ground.parent_digest,
+            shape_digest=self._shape_digest,
+            num_examples=situation.num_examples,
+            willing=situation.willing and not objection,
+            reason=one_line(situation.reason or objection),
+            complexity=situation.complexity,
+            tried=tried,
+            incarnation=self._incarnation,
+        )
+        promised = pb.Promised()
+        if (held := self._held_lock) is not None:
+            promise.lock.CopyFrom(held.name)
+            promised.lock.CopyFrom(held.message)
+        if state.HasField("stated") and self._of_round(Known.parse(state.stated.body)):
+            named = pb.Statement.FromString(state.stated.body)
+            promise.stated.attempt = named.attempt
+            promise.stated.digest = name_of(state.stated)
+            promised.stated.CopyFrom(state.stated)
+        promised.promise.CopyFrom(sign(self._keys, Kind.PROMISE, promise))
+        return promised
+
+    def _objection(self) -> str:
+        """Why this site trains in no attempt of this round; empty when it may.
+
+        Told with the promise: whoever would decline the plan is better not in it.
+        """
+        run = self.run
+        if run is None:
+            return ""
+        if self._drawn_too_often(self.site):
+            return TOO_MANY_DRAWS
+        if objection := self._policy.objection(run.plan):
+            return objection
+        stated = self.durable.state.stated.body
+        if stated and self.site in Known.parse(stated).contributors:
+            return ""  # to make it again is paid for; of another plan we decline what is not
+        noise, clip = privacy.of_round(run.plan, self._round, self._head_certificate)
+        plan = pb.Plan(training=run.plan, noise_multiplier=noise, clip_norm=clip)
+        return privacy.objection(plan, self._situation.least_multiplier)
+
+    def _drawn_too_often(self, site: str, *, beside: int = -1) -> bool:
+        """``beside``: an attempt of which a question, or the certificate, was counted before."""
+        drawn = (one for one in self.durable.state.drawn if one.attempt != beside)
+        return sum(site in one.sites for one in drawn) >= MOST_DRAWS
+
+    # ---- plan, key, train ---------------------------------------------------------
+
+    def _on_bundle(self, sender: str, message: pb.Bundle) -> None:
+        if self._bundle is not None or self._recalling:
+            return  # before we know what we have said we say nothing; it comes with the state again
+        bundle = read_bundle(message, self._ground, self._keys, self._manifests.of_round)
+        for signed in message.promises:
+            self._note(pb.TWO_PROMISES, signed)
+        if message.HasField("stated"):
+            self._note(pb.TWO_STATEMENTS, message.stated)
+        gone = bundle.lock is None and message.attempt <= self._left
+        if gone or self._is_of_another_run(bundle):
+            lost = pb.AttemptFailed(round=self._round, attempt=message.attempt, reason=OTHER_RUN)
+            self._emit(do.Send(sender, lost))
+            self._progress("waiting", message=f"{self.site} could not {OTHER_RUN}")
+            return
+        self._bundle = bundle
+        for site, promise in sorted(bundle.promises.items()):
+            if promise.reason and not promise.willing and site != self.site:
+                self._progress("waiting", message=f"without {site}: {promise.reason}")
+        self._got_on("bundle", train=True)
+        if bundle.lock is None:
+            self._take_plan(sender, bundle)
+        if self._state_early is not None:
+            self._on_state(sender, self._state_early)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether what we have begun in this attempt is not to go on any more."""
+        return self._bundle is not None and self._is_of_another_run(self._bundle)
+
+    def _is_of_another_run(self, bundle: Bundle) -> bool:
+        """Whether it begins what the run in force does not let go on.
+
+        What was promised by a run that was stopped since may be shown at any later time.
+        """
+        if bundle.lock is not None:
+            return False
+        ours = self.durable.signed_run
+        same = ours is not None and bundle.run_digest == name_of(ours)
+        return not self._active or not (same or self._goes_on(bundle.run))
+
+    def _take_plan(self, sender: str, bundle: Bundle) -> None:
+        """Derive the plan, and take our part in it unless our policy is against it."""
+        try:
+            self._plan = plan = derive_plan(bundle, self._ground, self._head_certificate)
+        except PlanFails as error:
+            raise RemoteProtocolError(f"{sender} goes on without a plan: {error}") from error
+        if self.site not in [p.site for p in plan.participants]:
+            return
+        part = Participation(self.site, self._ground, plan, self._keys)
+        objection = "" if self._promised_now(bundle) else RESTARTED
+        objection = objection or plan_objection(
+            plan, self.site, self.durable.head_digest, self._shape_digest
+        )
+        objection = objection or self._policy.objection(plan.training)
+        if not plan.scale_exponents:  # what is repeated is paid for
+            objection = objection or privacy.objection(plan, self._situation.least_multiplier)
+        if objection:
+            self._emit(*part.decline(objection))
+            return
+        self._part = part
+        self._emit(*part.begin())
+
+    def _on_scale(self, sender: str, message: pb.Scale) -> None:
+        """What all have told: witnesses need it, too, to know whom it leaves out."""
+        if not self._from_lead(sender, message.round, message.attempt):
+            return
+        if self._plan is not None and self._scaled is None:
+            self._scaled = read_scale(message, self._plan, self._ground, self._keys)
+            if self._part is not None:
+                self._emit(*self._part.scale(self._scaled))
+            self._got_on("Scale")
+
+    def _on_order(self, sender: str, message: Order) -> None:
+        """The attempt gets on, where its plan has such orders; participants have work to do."""
+        of_masking = isinstance(message, pb.MaskingOrder | pb.Openings)
+        if not self._from_lead(sender, message.round, message.attempt):
+            return
+        if self._plan is None or is_masked(self._plan) != of_masking:
+            return
+        if self._part is not None:
+            self._emit(*self._part.ordered(message))
+        self._got_on(type(message).__name__, train=isinstance(message, pb.MaskingOrder))
+
+    # ---- state -------------------------------------------------------------------
+
+    def _stated_in(self, attempt: int, *, question: bool = False) -> pb.Signed | None:
+        """What we have signed in an attempt: the sum, or the question."""
+        for signed in self.durable.state.statements:
+            statement = pb.Statement.FromString(signed.body)
+            if (statement.attempt, statement.kind == pb.QUESTION) == (attempt, question):
+                return signed
+        return None
+
+    @property
+    def _has_stated(self) -> bool:
+        """Whether we have signed the version or the sum of this attempt, and our part with it.
+
+        A sum without us, shown before we have sent our update, does not make us send it; nor
+        does what was compared before there is a sum.
+        """
+        signed = [Known.parse(one.body) for one in self.durable.state.statements]
+        sums = [one for one in signed if one.message.kind != pb.QUESTION]
+        stated = [one for one in sums if one.message.attempt == self.durable.promised]
+        ours = any(self.site in one.contributors for one in stated)
+        return bool(stated) and (self._part is None or ours)
+
+    def _on_state(self, sender: str, message: pb.State) -> None:
+        """Sign what the attempt is about: once, and only what follows from its promises."""
+        if not self._from_lead(sender, message.round, message.attempt) or self._recalling:
+            return
+        if self._bundle is None:
+            self._state_early = message
+            return
+        known = Known.parse(message.statement)
+        question = known.message.kind == pb.QUESTION
+        signed = self._stated_in(message.attempt, question=question)
+        if signed is None and not self._promised_now(self._bundle):
+            if self.site in self._bundle.promises:
+                self._progress("waiting", message=RESTARTED)
+            return
+        if signed is None:
+            self._check_statement(known)
+            by = sign_bytes(self._keys, Kind.STATEMENT, known.raw)
+            signed = signed_by(known.raw, by)
+            self._persist(replace(self.durable, state=self._with_statement(signed, known)))
+        must_be(name_of(signed) == known.digest, sender, "makes two statements in one attempt")
+        self._got_on(f"state {question}")
+        self._progress("state", contributors=known.contributors)
+        stated = pb.Stated(
+            round=message.round,
+            attempt=message.attempt,
+            statement_digest=known.digest,
+            signature=signature_of(signed),
+        )
+        self._emit(do.Send(sender, stated))
+
+    def _promised_now(self, bundle: Bundle) -> bool:
+        """Whether this attempt goes by a promise that we have made since our start.
+
+        In one that was under way before we may have signed what our disk, put back, does not
+        tell, and what only a liar has heard: of two sums of an attempt one may be read.
+        """
+        ours = bundle.promises.get(self.site)
+        known = self._ground.attempt >= self._since
+        return known and ours is not None and ours.incarnation == self._incarnation
+
+    def _check_statement(self, known: Known) -> None:
+        """Raises RemoteProtocolError, CertificateError unless it is to be signed here."""
+        bundle, lead = self._bundle, self._ground.coordinator
+        if bundle is None:
+            raise LocalProtocolError("a statement is held against no bundle")
+        if known.message.kind == pb.RESTATED:
+            check_ground(known.message, self._ground, bundle.digest, bundle.run_digest)
+            named = (known.message.root_digest, known.message.model_digest)
+            lock = bundle.lock
+            held = (lock.root.digest, lock.applied.model_digest) if lock is not None else None
+            must_be(named == held, lead, "restates another version than its promises name")
+            return
+        must_be(bundle.lock is None, lead, "states a new sum where one may be committed")
+        check_statement(
+            known,
+            self._ground,
+            bundle.digest,
+            bundle.run_digest,
+            self._plan,
+            self._keys,
+            self._scaled.left_out if self._scaled is not None else (),
+            self._question,
+            self._expelled,
+        )
+        self._check_difference(known)
+        if is_fresh(known):
+            at = known.message.attempt
+            often = [s for s in known.contributors if self._drawn_too_often(s, beside=at)]
+            must_be(not often, lead, f"draws a sum of {', '.join(often)} anew: {TOO_MANY_DRAWS}")
+        if self._part is not None:
+            self._part.check_own(known.message)
+
+    def _check_difference(self, known: Known) -> None:
+        """Integers that were stated once are never stated in another sum.
+
+        Those of an attempt before our start we may have stated, and do not know it any more.
+        """
+        state, lead, draw = self.durable.state, self._ground.coordinator, known.message.plan.draw
+        if known.message.kind != pb.SUM:
+            return
+        before = Known.parse(state.stated.body) if state.HasField("stated") else None
+        if before is None or before.message.plan.draw != draw:
+            must_be(draw >= self._since, lead, "states integers of before this site's start again")
+            return
+        same = (
+            before.contributors == known.contributors
+            and before.message.scale_exponents == known.message.scale_exponents
+            and before.message.plan.full_weight == known.message.plan.full_weight
+        )
+        must_be(same, lead, "states another sum of integers stated before")
+
+    def _with_statement(self, signed: pb.Signed, known: Known) -> pb.RoundState:
+        """Beside a sum stands the question of its attempt, in whichever order they came."""
+        state = self._with_draw(known)
+        of_it = [one for one in state.statements if attempt_of(one) == known.message.attempt]
+        del state.statements[:]
+        state.statements.extend([*of_it, signed])
+        if known.message.kind == pb.SUM:
+            state.stated.CopyFrom(signed)
+        return state
+
+    def _with_draw(self, known: Known) -> pb.RoundState:
+        """Each site counts whose updates are in what is drawn: a liar may leave out the victim."""
+        state = pb.RoundState()
+        state.CopyFrom(self.durable.state)
+        count_draw(state, known)
+        return state
+
+    @property
+    def _expelled(self) -> frozenset[str]:
+        """Who takes part by the manifest of the attempt, and by our newest does not any more."""
+        newest = frozenset(self._manifests.newest.enabled_ids)
+        return frozenset(self._ground.manifest.enabled_ids) - newest
+
+    def _on_certified(self, sender: str, message: pb.Certified) -> None:
+        """A quorum has signed it: now it is answered, or opened."""
+        if not self._from_lead(sender, message.round, message.attempt):
+            return
+        keys, manifests = self._keys, self._manifests.of_round
+        known = read_certificate(message.certificate, keys, manifests, past=False)
+        bundle = self._bundle
+        if bundle is None:
+            self._got_on(f"certified {known.message.kind}")
+            return
+        check_ground(known.message, self._ground, bundle.digest, bundle.run_digest)
+        question = known.message.kind == pb.QUESTION
+        signed = self._stated_in(message.attempt, question=question)
+        if signed is None or name_of(signed) != known.digest:
+            self._check_statement(known)
+            if (state := self._with_draw(known)) != self.durable.state:
+                self._persist(replace(self.durable, state=state))
+        for signature in message.certificate.signatures:
+            self._note(pb.TWO_STATEMENTS, signed_by(known.raw, signature))
+        if question:
+            self._question = known
+        if self._part is not None:
+            self._part.check_own(known.message)
+            self._emit(*self._part.certified(known))
+        self._got_on(f"certified {known.message.kind}")
+
+    # ---- open, vote --------------------------------------------------------------
+
+    def _opened(self, part: Participation, event: do.Opened) -> None:
+        """Of one sum we apply one version; it is on disk, and noted, before it is told."""
+        applied = part.opened(event)
+        if applied is None:
+            return
+        state = pb.RoundState()
+        state.CopyFrom(self.durable.state)
+        known = [one for one in state.applied if one.root_digest == applied.root_digest]
+        if known and known[0] != applied:
+            raise LocalProtocolError("one sum was applied twice, with another result")
+        if not known:
+            state.applied.append(applied)
+            self._persist(replace(self.durable, state=state))
+        message = pb.AppliedSum(
+            round=event.round,
+            attempt=event.attempt,
+            applied=sign(self._keys, Kind.APPLIED, applied),
+        )
+        self._emit(do.Send(self._ground.coordinator, message))
+
+    def _on_proven(self, sender: str, message: pb.Proven) -> None:
+        """A version is proven: get it, keep the proof, vote. It stands by itself."""
+        if message.round != self._round or message.attempt < self.durable.promised:
+            return
+        if self._recalling:
+            return
+        lock = read_lock(message.lock, self._keys, self._manifests.of_round)
+        latest = lock.latest.message
+        named = (latest.round, latest.attempt, latest.parent_digest)
+        ours = (self._round, message.attempt, self.durable.head_digest)
+        must_be(named == ours, sender, "proves a version of another attempt")
+        if latest.manifest_version != self._ground_at(message.attempt).manifest.version:
+            return  # quorums of another manifest than ours
+        for signed in message.lock.proof:
+            self._note(pb.TWO_APPLIED, signed)
+        self._pending = lock
+        self._got_on("proven")
+        appliers = [signed.site for signed in message.lock.proof]
+        likely = sources(self.site, [*appliers, sender], self.manifest.enabled_ids)
+        self._emit(do.FetchVersion(lock.applied.model_digest, likely))
+
+    def _ground_at(self, attempt: int) -> Ground:
+        return self._ground if attempt == self.durable.promised else self._ground_of(attempt)
+
+    def _vote(self, lock: HeldLock) -> None:
+        """Persist lock and vote, then say it; once an attempt."""
+        attempt, durable = lock.latest.message.attempt, self.durable
+        if lock.root.message.round != self._round or attempt < durable.promised:
+            return
+        for applied in durable.state.applied:
+            other = applied.model_digest != lock.applied.model_digest
+            if applied.root_digest == lock.root.digest and other:
+                raise RemoteProtocolError(
+                    f"{self._ground_at(attempt).coordinator} proves another version of a sum "
+                    "than this site has made of it"
+                )
+        state = pb.RoundState()
+        state.CopyFrom(durable.state)
+        ground = self._ground_at(attempt)
+        body = value_of(lock, ground.manifest)
+        if state.HasField("vote") and state.vote.body.round == self._round:
+            if state.vote.attempt > attempt:
+                return
+            if state.vote.attempt == attempt:
+                if state.vote.body == body:
+                    self._emit(do.Send(ground.coordinator, state.vote))
+                return
+        self._manifests.began()
+        state.began = state.began or ground.manifest.version
+        state.vote.CopyFrom(sign_vote(self._keys.sign, body, attempt))
+        if (held := self._held_lock) is None or held.name.attempt < attempt:
+            state.lock.CopyFrom(lock.message)
+        if not any(one.root_digest == lock.root.digest for one in state.applied):
+            state.applied.append(lock.applied)
+        if attempt > durable.promised:  # a vote counts as a promise of its attempt
+            self._drop()
+            self._ground = ground
+            state.ClearField("promise")
+        self._persist(replace(durable, promised=attempt, state=state))
+        self._got_on("vote")
+        self._progress("vote", contributors=tuple(body.contributors))
+        self._emit(do.Send(ground.coordinator, state.vote))
+
+    def _as_signed(self, commit: pb.Commit) -> pb.Commit:
+        """What we tell of a round that was committed: by its sum's plan, if we have signed that."""
+        body, attempt = commit.certificate.body, commit.certificate.attempt
+        state = self.durable.state
+        signed = [one.body for one in state.statements]
+        for lock in (state.lock, self._pending.message if self._pending else pb.Lock()):
+            signed += [raw for raw in (lock.root, lock.certificate.statement) if raw]
+        sums = {known.digest: known.message.plan for known in map(Known.parse, signed)}
+        plan = sums.get(body.statement_digest)
+        manifest = self._manifests.of_round(body.manifest_version) or self.manifest
+        return as_signed(commit, coordinator_of(manifest, body.round, attempt), plan)

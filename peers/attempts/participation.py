@@ -1,0 +1,430 @@
+"""What a participant of one attempt knows and does. PURE, like the protocol.
+
+    plan -> (key) -> train -> encrypt -> (compare) -> state -> open -> vote
+
+In masking mode the key's place is taken by keys and shares, and every contributor takes
+the masks off the certified sum by itself (peers/attempts/masking.py).
+
+The round's context may come before or after training is done, so encryption begins when
+both are here and the others' exponents have been passed on. Key holders are the
+participants other than the coordinator. Before this site signs a statement it holds it
+against what it has seen itself: its own contribution, its scale, its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from peers.attempts import effects as do
+from peers.attempts import selection
+from peers.attempts.bundle import Ground, needed_contributors, too_dominant
+from peers.attempts.masking import MaskingPart
+from peers.attempts.reports import Scaled
+from peers.attempts.roles import is_masked, key_holders, weights
+from peers.attempts.statement import Known, check_selection, read_contributions, scale_digest
+from peers.attempts.sum_proof import Opening
+from peers.wire.manifest import FederationManifest
+from peers.wire.messages import one_line
+from peers.wire.signing import Keys, Kind, digest_of, must_be, read, sign
+from proto import federation_pb2 as pb
+
+Order = pb.MaskingOrder | pb.Certified | pb.Proof | pb.Openings
+
+
+@dataclass
+class Participation:
+    """One attempt as a participant sees it. Methods return effects."""
+
+    site: str
+    ground: Ground
+    plan: pb.Plan
+    keys: Keys
+    context_digest: bytes = b""
+    _reported: tuple[int, ...] | None = None
+    _exponents: tuple[int, ...] | None = None
+    _encrypting: bool = False
+    _contribution: pb.Signed | None = None
+    _question: Known | None = None
+    _opening: Opening = field(init=False)
+    _masking: MaskingPart | None = None
+
+    def __post_init__(self) -> None:
+        self._opening = Opening(self.plan)
+        if is_masked(self.plan):
+            self._masking = MaskingPart(self.site, self.plan)
+        self.plan_digest = digest_of(self.plan)
+
+    @property
+    def coordinator(self) -> str:
+        """Who carries this attempt."""
+        return self.plan.coordinator
+
+    def expects(self, sender: str, kind: pb.BlobKind.ValueType) -> bool:
+        """Whether such a large object from this sender belongs to our part just now."""
+        if kind == pb.SEALED_CONTEXT:
+            from_dealer = sender == self.plan.key_dealer and not self.context_digest
+            return from_dealer and self.holds_key
+        if sender != self.coordinator or not self._opens:
+            return False
+        if kind == pb.ENCRYPTED_PRODUCTS:
+            return selection.is_robust(self.plan.training) and self._question is not None
+        return kind == pb.ENCRYPTED_SUM and self._takes_sum
+
+    @property
+    def _takes_sum(self) -> bool:
+        return self._opening.known is not None and not self._opening.sum_here
+
+    # ---- key, train ------------------------------------------------------------
+
+    def worked(self, event: do.Worked) -> list[do.Effect]:
+        """Local work is done, or failed."""
+        match event:
+            case do.KeyDealt():
+                return self.key_dealt(event)
+            case do.ContextHeld():
+                return [*self.key_arrived(event), *(self._masking.done() if self._masking else [])]
+            case do.LocalTrained():
+                return self.trained(event.scale_exponents)
+            case do.Masked() if self._masking:
+                return [do.Send(self.coordinator, event.answer), *self._masking.done()]
+            case do.UpdateReady():
+                return self.update_ready(event)
+            case do.ProductsDecrypted():
+                return self.decrypted(event)
+            case do.SumArrived():
+                self._opening.sum_here = True
+                return self._opening.begin()
+            case do.Challenging():
+                return self._opening.challenging(event)
+            case do.WorkFailed():
+                return self.failed(event)
+        return []
+
+    def begin(self) -> list[do.Effect]:
+        """Take the plan: deal the key if that is our part, and train beside it."""
+        effects: list[do.Effect] = [do.Send(self.coordinator, self._answer(""))]
+        if self.site == self.plan.key_dealer:
+            effects.append(do.DealKey(self.plan, self.coordinator))
+        effects.append(do.Coordinate(self.plan))
+        if self.plan.scale_exponents:  # what this site sends is kept: nothing is trained anew
+            effects += self.trained(tuple(self.plan.scale_exponents))
+        else:
+            effects.append(do.Train(self.plan, weights(self.plan)[self.site]))
+        if self._masking is not None:
+            effects += self._masking.begin()
+        return [*effects, self._progress("train")]
+
+    def decline(self, objection: str) -> list[do.Effect]:
+        """Decline the plan, with the reason, for the coordinator and for our own people."""
+        return [
+            do.Send(self.coordinator, self._answer(objection)),
+            self._progress("waiting", message=f"declined the plan: {objection}"),
+        ]
+
+    def key_dealt(self, event: do.KeyDealt) -> list[do.Effect]:
+        """We have made the round's key: commit ourselves to it, for all to compare."""
+        told = pb.KeyCommitment(
+            plan_digest=self.plan_digest,
+            public_digest=event.public_digest,
+            secret_digest=event.secret_digest,
+        )
+        signed = sign(self.keys, Kind.KEY_COMMITMENT, told)
+        message = pb.KeyCommitted(round=event.round, attempt=event.attempt, commitment=signed)
+        return [do.Send(self.coordinator, message)]
+
+    def key_arrived(self, event: do.ContextHeld) -> list[do.Effect]:
+        """The round's context is held: secret at a key holder, public at the coordinator."""
+        self.context_digest = event.digest
+        return self._encrypt_when_ready()
+
+    def trained(self, exponents: tuple[int, ...]) -> list[do.Effect]:
+        """Training is done; only the scale exponents of the update are told."""
+        if self._reported is not None:
+            return []
+        self._reported = exponents
+        told = pb.Exponents(plan_digest=self.plan_digest, scale_exponents=exponents)
+        message = pb.Trained(
+            round=self.plan.round,
+            attempt=self.plan.attempt,
+            exponents=sign(self.keys, Kind.EXPONENTS, told),
+        )
+        return [do.Send(self.coordinator, message), *self._encrypt_when_ready()]
+
+    def failed(self, event: do.WorkFailed) -> list[do.Effect]:
+        """Our part failed: say so at once, so that nobody waits for the deadline."""
+        reason = one_line(f"{event.phase}: {event.reason}")
+        message: do.Body
+        if event.phase == "train" and self._reported is None:
+            self._reported = ()
+            message = pb.Trained(round=event.round, attempt=event.attempt, reason=reason)
+        else:
+            message = pb.AttemptFailed(round=event.round, attempt=event.attempt, reason=reason)
+        return [
+            do.Send(self.coordinator, message),
+            self._progress("waiting", message=f"this site failed to {reason}"),
+        ]
+
+    def ordered(self, message: Order) -> list[do.Effect]:
+        """The coordinator passes something on; a certificate is verified already."""
+        match message:
+            case pb.MaskingOrder():
+                return self._masking.ordered(message) if self._masking else []
+            case pb.Proof():
+                self._opening.proven(message)
+                return self._opening.begin()
+            case pb.Openings():
+                self._opening.shares_opened(message)
+                return self._opening.begin()
+        return []
+
+    # ---- encrypt ---------------------------------------------------------------
+
+    def scale(self, scaled: Scaled) -> list[do.Effect]:
+        """What all have told is known: the scale follows from it."""
+        ours = scaled.told.get(self.site)
+        if self._exponents is not None or not self._reported or ours is None:
+            return []  # the attempt goes on without us
+        must_be(ours == self._reported, self.coordinator, "passes on exponents that are not ours")
+        if self.site in scaled.left_out:
+            reason = scaled.left_out[self.site]
+            return [self._progress("waiting", message=f"our update is left out: {reason}")]
+        self._exponents = scaled.exponents
+        return self._encrypt_when_ready()
+
+    def _encrypt_when_ready(self) -> list[do.Effect]:
+        if self._exponents is None or self._encrypting or not self.context_digest:
+            return []
+        self._encrypting = True
+        return [
+            self._progress("encrypt"),
+            do.EncryptUpdate(
+                self.plan.round,
+                self.plan.attempt,
+                self.coordinator,
+                weights(self.plan)[self.site],
+                self._exponents,
+                self.plan.draw,
+            ),
+        ]
+
+    def update_ready(self, event: do.UpdateReady) -> list[do.Effect]:
+        """The update is on its way: sign what it is, for whom and on which scale."""
+        if self._contribution is not None or self._exponents is None:
+            return []
+        told = pb.Contribution(
+            plan_digest=self.plan_digest,
+            scale_digest=scale_digest(self._exponents),
+            upload_digest=event.upload_digest,
+            nonce=event.nonce,
+        )
+        self._contribution = sign(self.keys, Kind.CONTRIBUTION, told)
+        message = pb.Contributed(
+            round=event.round, attempt=event.attempt, contribution=self._contribution
+        )
+        return [do.Send(self.coordinator, message)]
+
+    # ---- state -----------------------------------------------------------------
+
+    def check_own(self, statement: pb.Statement) -> None:
+        """Hold a statement against what this site knows. Raises RemoteProtocolError."""
+        lead = self.coordinator
+        ours = {one.site: one for one in statement.contributions}.get(self.site)
+        if ours is not None:
+            must_be(ours == self._contribution, lead, "states another contribution than ours")
+            same = tuple(statement.scale_exponents) == self._exponents
+            must_be(same, lead, "states another scale than follows from what all told")
+        if self._masking is not None:
+            same = self.context_digest in (b"", statement.roster_digest)
+            must_be(same, lead, "states other public keys than those of our shares")
+        elif self.holds_key and self.context_digest:
+            told = read(
+                self.keys,
+                Kind.KEY_COMMITMENT,
+                pb.KeyCommitment,
+                statement.commitment,
+                self.ground.manifest,
+            )
+            same = told.secret_digest == self.context_digest
+            must_be(same, self.plan.key_dealer, "dealt us another key than it signed")
+
+    # ---- compare ---------------------------------------------------------------
+
+    def certified(self, known: Known) -> list[do.Effect]:
+        """A quorum has signed it, and it agrees with what we know: answer, or open."""
+        contributors = known.contributors
+        if known.message.kind == pb.QUESTION:
+            if self._question is not None or not self.holds_key:
+                self._question = self._question or known
+                return []
+            self._question = known
+            at = (self.plan.round, self.plan.attempt)
+            asked = do.DecryptProducts(*at, contributors, known.message.sum_digest)
+            return [self._progress("select"), asked]
+        if self._opening.known is not None or not self._opens_sum(known):
+            return []
+        effects = self._opening.certified(known)
+        if self._masking is not None:
+            effects += self._masking.certified(known)
+            # What the coordinator has summed is with it already.
+            self._opening.sum_here = self.site == self.coordinator
+        progress = self._progress("open", contributors=contributors)
+        return [progress, *effects, *self._opening.begin()]
+
+    def _opens_sum(self, known: Known) -> bool:
+        if self._masking is not None:
+            return self.site in known.contributors and bool(self.context_digest)
+        return self.holds_key and bool(self.context_digest)
+
+    def decrypted(self, event: do.ProductsDecrypted) -> list[do.Effect]:
+        """Sign the numbers, and tell them."""
+        if self._question is None:
+            return []
+        told = pb.Products(
+            question_digest=self._question.digest,
+            products=event.products,
+            imaginary=event.imaginary,
+        )
+        signed = sign(self.keys, Kind.PRODUCTS, told)
+        message = pb.Compared(round=event.round, attempt=event.attempt, products=signed)
+        return [do.Send(self.coordinator, message)]
+
+    @property
+    def question(self) -> Known | None:
+        """The certified question, in a robust round."""
+        return self._question
+
+    @property
+    def holds_key(self) -> bool:
+        """Whether this site may decrypt the sum."""
+        return not is_masked(self.plan) and self.site in key_holders(self.plan)
+
+    @property
+    def _opens(self) -> bool:
+        return self.holds_key or self._masking is not None
+
+    def opened(self, event: do.Opened) -> pb.Applied | None:
+        """The new version is on our disk: what we sign of it, once."""
+        known = self._opening.known
+        if known is None or known.digest != event.root_digest:
+            return None
+        return pb.Applied(
+            root_digest=event.root_digest,
+            model_digest=event.model_digest,
+            mean_loss=event.mean_loss,
+            next_clip_norm=event.next_clip_norm,
+        )
+
+    def _answer(self, objection: str) -> pb.PlanAnswer:
+        return pb.PlanAnswer(
+            round=self.plan.round,
+            attempt=self.plan.attempt,
+            accepted=not objection,
+            reason=one_line(objection),
+        )
+
+    def _progress(
+        self, phase: str, *, contributors: tuple[str, ...] = (), message: str = ""
+    ) -> do.Progress:
+        return do.Progress(
+            self.plan.round,
+            self.plan.attempt,
+            phase,
+            self.coordinator,
+            tuple(p.site for p in self.plan.participants),
+            contributors,
+            message,
+        )
+
+
+def plan_objection(plan: pb.Plan, site: str, head_digest: bytes, shape_digest: bytes) -> str:
+    """What is wrong with a derived plan, as this site sees it; empty when nothing is."""
+    participants = {p.site for p in plan.participants}
+    if site not in participants:
+        return "this site takes no part"
+    if plan.parent_digest != head_digest:
+        return "the plan starts from a version that is not this site's head"
+    if plan.shape_digest != shape_digest:
+        return "this site's retriever differs (encoder or adaptation)"
+    return ""
+
+
+def check_statement(
+    known: Known,
+    ground: Ground,
+    bundle_digest: bytes,
+    run_digest: bytes,
+    plan: pb.Plan | None,
+    keys: Keys,
+    left_out: Collection[str],
+    question: Known | None,
+    expelled: frozenset[str],
+) -> None:
+    """Whether a new sum, or a question, is what every site can see that it should be.
+
+    ``left_out``: who is, by the exponents that were passed on here. Witnesses check it,
+    too. Raises RemoteProtocolError, CertificateError.
+    """
+    statement, lead, manifest = known.message, ground.coordinator, ground.manifest
+    check_ground(statement, ground, bundle_digest, run_digest)
+    must_be(plan is not None, lead, "states a sum where a version has to be restated")
+    must_be(statement.plan == plan, lead, "states another plan than follows from the promises")
+    read_contributions(statement, keys, manifest)
+    sites = known.contributors
+    _check_who(statement, sites, manifest, expelled)
+    if not is_masked(plan):
+        commitment = statement.commitment
+        told = read(keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, manifest)
+        dealt = commitment.site == statement.plan.key_dealer
+        must_be(dealt and told.plan_digest == digest_of(statement.plan), lead, "states no key")
+    if statement.kind == pb.QUESTION:
+        training = statement.plan.training
+        must_be(selection.is_robust(training), lead, "compares without a robust rule")
+        # As many may lie as the run says, less whom all have left out by what it signed.
+        may_lie = max(0, training.byzantine_sites - len(left_out))
+        right = statement.byzantine_sites == may_lie
+        must_be(right, lead, f"compares as if {statement.byzantine_sites} might lie")
+        rejected: Collection[str] = left_out
+    else:
+        rejected = {*left_out, *check_selection(statement, question, keys, manifest)}
+    # A name in a certificate is a word against a site: it is there by what sites have signed.
+    named = ", ".join(sorted(statement.rejected)) or "nobody"
+    instead = ", ".join(sorted(rejected)) or "nobody"
+    right = set(statement.rejected) == set(rejected)
+    must_be(right, lead, f"rejects {named}; by what sites have signed it would be {instead}")
+
+
+_FRAME = (
+    *("federation_id", "manifest_digest", "manifest_version", "round", "attempt"),
+    *("parent_digest", "bundle_digest", "run_digest"),
+)
+
+
+def check_ground(
+    statement: pb.Statement, ground: Ground, bundle_digest: bytes, run_digest: bytes
+) -> None:
+    """Raises RemoteProtocolError unless a statement is of this attempt and its promises."""
+    frame = ground.statement(statement.kind, bundle_digest, run_digest)
+    said, agreed = ([getattr(one, name) for name in _FRAME] for one in (statement, frame))
+    must_be(said == agreed, ground.coordinator, "makes a statement of another attempt")
+
+
+def _check_who(
+    statement: pb.Statement,
+    sites: tuple[str, ...],
+    manifest: FederationManifest,
+    expelled: frozenset[str],
+) -> None:
+    """Whose updates are in it: enough, nobody stands out, nobody is expelled."""
+    plan, lead = statement.plan, statement.plan.coordinator
+    participants = {one.site for one in plan.participants}
+    everyone = {*sites, *statement.rejected, *statement.dropouts}
+    must_be(everyone <= participants, lead, "states a sum of sites that take no part")
+    must_be(not set(sites) & set(statement.rejected), lead, "sums updates that it rejects")
+    must_be(not set(sites) & set(statement.dropouts), lead, "asks for both secrets of a site")
+    needed = needed_contributors(plan)
+    must_be(len(sites) >= needed, lead, f"states a sum of {len(sites)}; the plan needs {needed}")
+    must_be(not (objection := too_dominant(plan, sites)), lead, f"states a sum: {objection}")
+    gone = sorted(expelled & set(sites))
+    must_be(not gone, lead, f"states a sum with the update of {', '.join(gone)}, expelled since")
+    must_be(all(map(manifest.enabled, sites)), lead, "states a sum of sites that are not enabled")

@@ -1,0 +1,305 @@
+"""Robust rules: which updates may be in the sum, and what to say to those that may not. PURE.
+
+Sites may be Byzantine in what they contribute; f is how many of n are assumed to be.
+
+| rule         | sees                 | keeps                                   | needs       |
+|--------------|----------------------|-----------------------------------------|-------------|
+| norm         | norms                | norm <= median + 5.19 MAD               | n >= 2f + 1 |
+| norm_sigma   | norms                | norm <= mean + 2.5 standard deviations  | n >= 2f + 1 |
+| krum         | pairwise distances   | the best score (encrypted: the `least`) | n >= 2f + 3 |
+| multi_krum   | pairwise distances   | the n - f - 2 best scores               | n >= 2f + 3 |
+| median       | every value          | the median of each coordinate           | n >= 2f + 1 |
+| trimmed_mean | every value          | the mean without the f extremes         | n >= 2f + 1 |
+
+The first four need no update, only the Gram matrix G[a, b] = <x_a, x_b>, which can
+be had from encrypted updates (crypto/ckks/dot_products.py): norms are roots of its diagonal,
+squared distances G[a, a] + G[b, b] - 2 G[a, b]. The last two need every value in
+the clear and are refused where updates are encrypted.
+
+Before any rule, what cannot be the Gram matrix of real vectors is rejected: not
+finite, negative on the diagonal, beyond Cauchy-Schwarz, or marked as imaginary.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Gram = Sequence[Sequence[float]]
+Vectors = NDArray[np.float64]
+
+NONE = "none"
+FROM_GRAM = ("norm", "norm_sigma", "krum", "multi_krum")
+FROM_VALUES = ("median", "trimmed_mean")
+RULES = (NONE, *FROM_GRAM, *FROM_VALUES)
+
+# Iglewicz and Hoaglin (1993), "How to Detect and Handle Outliers": a modified z-score
+# 0.6745 (x - median) / MAD above 3.5 is an outlier; on normal data MAD = 0.6745 sigma.
+MOST_MADS = 3.5 / 0.6745
+# Sites that agree closely have a MAD near nothing, and an honest one with other data
+# would be far out in such units; so the MAD counts as at least a tenth of the median.
+LEAST_MAD = 0.1
+MOST_COMPARED = 64
+MOST_SIGMAS = 2.5  # FedSearch-NLP, equation 5
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Who is in the sum, sorted; who is not, and why, in words for people at that site."""
+
+    kept: tuple[str, ...]
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+# ---- preconditions ----------------------------------------------------------------
+
+
+def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = True) -> str:
+    """Why this rule can't be used among so many sites; empty when it can.
+
+    ``least`` is the smallest number of updates that may be summed: what is summed is
+    read by everybody, so in a federation that hides updates it is at least 2. There,
+    key holders (all but one) say what they decrypted, and f of 2f + 1 may lie.
+    """
+    if rule == NONE:
+        return ""
+    if rule not in RULES:
+        return f"there is no robust rule {rule}; there are {', '.join(RULES)}"
+    if encrypted and rule in FROM_VALUES:
+        return (
+            f"{rule} needs every site's values in the clear, and updates are encrypted; "
+            f"use one of {', '.join(FROM_GRAM)}"
+        )
+    needed = max(needed_sites(rule, f), 2 * f + 2 if encrypted else 1)
+    if encrypted and sites > MOST_COMPARED:
+        return f"{sites} participants: {rule} compares at most {MOST_COMPARED} encrypted updates"
+    if sites < needed:
+        return f"{rule} against f = {f} sites needs at least {needed} participants, not {sites}"
+    if rule in FROM_VALUES:
+        return ""
+    if sites - f < least:
+        return (
+            f"{rule} against f = {f} of {sites} sites is sure of {sites - f} updates, and a sum "
+            f"has at least {least} (min_participants)"
+        )
+    return ""
+
+
+def needed_sites(rule: str, f: int) -> int:
+    """The smallest n for which the rule's guarantee against f of n sites holds."""
+    if rule in ("krum", "multi_krum"):
+        return 2 * f + 3  # Blanchard et al. 2017, proposition 4.2
+    return 1 if rule == NONE else max(3, 2 * f + 1)  # breakdown point of a median: one half
+
+
+def warning(rule: str, sites: int) -> str:
+    """What a person who chose this rule should know; empty when there is nothing.
+
+    No value among n is farther from their mean than (n - 1) / sqrt(n) sample standard
+    deviations (Thompson 1935; Shiffler 1988), however large it is.
+    """
+    farthest = (sites - 1) / math.sqrt(sites)
+    if rule != "norm_sigma" or farthest > MOST_SIGMAS:
+        return ""
+    return (
+        f"norm_sigma can never reject anybody among {sites} sites: no norm is more than "
+        f"{farthest:.2f} standard deviations above the mean, and the rule begins at "
+        f"{MOST_SIGMAS} (from 9 sites on it can); use norm"
+    )
+
+
+# ---- selection ----------------------------------------------------------------------
+
+
+def select(
+    rule: str,
+    f: int,
+    sites: Sequence[str],
+    gram: Gram,
+    *,
+    least: int = 1,
+    precision: float = 0.0,
+    imaginary: Collection[str] = (),
+    weights: Sequence[float] = (),
+) -> Selection:
+    """Apply a rule to the Gram matrix of these sites' updates, in their order.
+
+    ``precision`` is the largest absolute error of an entry; ``imaginary`` names sites
+    whose encrypted updates are no real vectors. Sites rejected for such reasons are
+    certainly not honest, so the rule then looks for that many fewer. ``least``: krum
+    and multi_krum keep at least so many. ``weights``: the matrix is that of weighted
+    updates, and the rule is for them without their weights. Raises ValueError when a
+    precondition does not hold: `objection` says so before.
+    """
+    problem = objection(rule, f, len(sites), least, encrypted=False)
+    if problem:
+        raise ValueError(problem)
+    rejected = _impossible(sites, gram, precision, imaginary)
+    gram = unweighted(gram, weights) if weights else gram
+    blur = math.sqrt(precision) / min(weights, default=1.0)
+    left = [place for place, site in enumerate(sites) if site not in rejected]
+    if rule != NONE and len(left) > 1:
+        names = [sites[place] for place in left]
+        among = [[gram[a][b] for b in left] for a in left]
+        rejected |= _JUDGES[rule](names, among, max(0, f - len(rejected)), least, blur)
+    kept = tuple(sorted(site for site in sites if site not in rejected))
+    return Selection(kept, rejected)
+
+
+def unweighted(gram: Gram, weights: Sequence[float]) -> list[list[float]]:
+    """The Gram matrix of x_a, given that of w_a x_a: small sites must not look like outliers."""
+    return [
+        [value / (one * other) for value, other in zip(row, weights, strict=True)]
+        for row, one in zip(gram, weights, strict=True)
+    ]
+
+
+def _impossible(
+    sites: Sequence[str], gram: Gram, precision: float, imaginary: Collection[str]
+) -> dict[str, str]:
+    """Sites whose numbers can't be those of real vectors, with what is wrong."""
+    rejected: dict[str, str] = {}
+    for place, site in enumerate(sites):
+        if site in imaginary:
+            rejected[site] = "its encrypted update has imaginary parts, which honest ones have not"
+        elif not -precision <= gram[place][place] < math.inf:
+            rejected[site] = f"its update has a squared norm of {gram[place][place]:.3g}"
+    while True:
+        against = _contradictions(sites, gram, precision, rejected)
+        most = max(map(len, against.values()), default=0)
+        if not most:
+            return rejected
+        for site, others in against.items():
+            if len(others) == most:
+                rejected[site] = (
+                    f"its products with {', '.join(others)} are larger than its norm allows"
+                )
+
+
+def _contradictions(
+    sites: Sequence[str], gram: Gram, precision: float, rejected: Collection[str]
+) -> dict[str, list[str]]:
+    """For each site those with which it is beyond Cauchy-Schwarz: |<x, y>| <= |x| |y|."""
+    against: dict[str, list[str]] = {site: [] for site in sites if site not in rejected}
+    places = [place for place, site in enumerate(sites) if site not in rejected]
+    for a in places:
+        for b in places:
+            norms = (gram[a][a] + precision) * (gram[b][b] + precision)
+            # "not <=" and not ">": a NaN must be found, too.
+            limit = math.sqrt(max(norms, 0.0)) * (1 + 1e-9) + precision
+            if a != b and not abs(gram[a][b]) <= limit:
+                against[sites[a]].append(sites[b])
+    return against
+
+
+def _norm(sites: Sequence[str], gram: Gram, _f: int, _least: int, blur: float) -> dict[str, str]:
+    norms = _norms(gram)
+    median = statistics.median(norms)
+    mad = statistics.median(abs(norm - median) for norm in norms)
+    unit = max(mad, LEAST_MAD * median, blur)  # norms can't be told apart more closely
+    return {
+        site: f"norm {norm:.3g} is {_times(norm - median, unit)} MADs above the median {median:.3g}"
+        for site, norm in zip(sites, norms, strict=True)
+        if norm > median + MOST_MADS * unit
+    }
+
+
+def _norm_sigma(
+    sites: Sequence[str], gram: Gram, _f: int, _least: int, blur: float
+) -> dict[str, str]:
+    norms = _norms(gram)
+    mean, sigma = statistics.fmean(norms), max(statistics.stdev(norms), blur)
+    return {
+        site: f"norm {norm:.3g} is {_times(norm - mean, sigma)} standard deviations above the "
+        f"mean {mean:.3g}"
+        for site, norm in zip(sites, norms, strict=True)
+        if norm > mean + MOST_SIGMAS * sigma
+    }
+
+
+def _krum(sites: Sequence[str], gram: Gram, f: int, least: int, _blur: float) -> dict[str, str]:
+    return _all_but_best(sites, gram, f, max(1, least))
+
+
+def _multi_krum(
+    sites: Sequence[str], gram: Gram, f: int, least: int, _blur: float
+) -> dict[str, str]:
+    # As many as count in a score: the limit of Damaskinos et al. 2019 (AggregaThor).
+    return _all_but_best(sites, gram, f, max(len(sites) - f - 2, least, 1))
+
+
+def _all_but_best(sites: Sequence[str], gram: Gram, f: int, kept: int) -> dict[str, str]:
+    scores = krum_scores(gram, f)
+    ranked = sorted(zip(scores, sites, strict=True))  # equal scores: by name, everywhere alike
+    worst = ranked[min(kept, len(ranked)) - 1][0]
+    neighbours = _neighbours(len(sites), f)
+    return {
+        site: f"its squared distances to its {neighbours} nearest updates add up to {score:.3g}, "
+        f"those of the worst update kept to {worst:.3g}"
+        for score, site in ranked[kept:]
+    }
+
+
+_Judge = Callable[[Sequence[str], Gram, int, int, float], dict[str, str]]
+_JUDGES: dict[str, _Judge] = {
+    "norm": _norm,
+    "norm_sigma": _norm_sigma,
+    "krum": _krum,
+    "multi_krum": _multi_krum,
+}
+
+
+def krum_scores(gram: Gram, f: int) -> list[float]:
+    """Per update the sum of squared distances to its n - f - 2 nearest.
+
+    Blanchard, El Mhamdi, Guerraoui and Stainer 2017, section 4.
+    """
+    scores = []
+    for a, row in enumerate(gram):
+        distances = [max(row[a] + gram[b][b] - 2 * row[b], 0.0) for b in range(len(gram)) if b != a]
+        scores.append(math.fsum(sorted(distances)[: _neighbours(len(gram), f)]))
+    return scores
+
+
+def _neighbours(sites: int, f: int) -> int:
+    return max(1, sites - f - 2)
+
+
+def _norms(gram: Gram) -> list[float]:
+    return [math.sqrt(max(row[place], 0.0)) for place, row in enumerate(gram)]
+
+
+def _times(distance: float, unit: float) -> str:
+    return f"{distance / unit:.3g}" if unit > 0 else "infinitely many"
+
+
+# ---- rules that need every value --------------------------------------------------------
+
+
+def coordinate_median(vectors: Vectors) -> Vectors:
+    """The median of each coordinate (Yin et al. 2018); ``vectors`` [n, d], result [d]."""
+    median: Vectors = np.median(_checked(vectors, 1), axis=0)
+    return median
+
+
+def trimmed_mean(vectors: Vectors, f: int) -> Vectors:
+    """The mean of each coordinate without its f greatest and f least values (Yin et al. 2018).
+
+    ``vectors`` [n, d], result [d]. Raises ValueError unless n > 2f.
+    """
+    ordered = np.sort(_checked(vectors, 2 * f + 1), axis=0)
+    mean: Vectors = ordered[f : len(ordered) - f].mean(axis=0)
+    return mean
+
+
+def _checked(vectors: Vectors, least: int) -> Vectors:
+    if vectors.ndim != 2 or len(vectors) < least or not np.isfinite(vectors).all():
+        raise ValueError(
+            f"expected at least {least} finite vectors of one length, got shape {vectors.shape}"
+        )
+    return vectors

@@ -1,0 +1,1 @@
+"""Connections between sites: mutual TLS, streams, quotas."""

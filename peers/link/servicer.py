@@ -1,0 +1,510 @@
+"""What a site does with the calls of its peers. Bytes in, bytes out; no grpc here.
+
+For every call the same questions, in this order:
+
+1. Whose certificate is on the connection, and does our authority vouch for it *now*?
+2. Is that site in the manifest in force, and enabled?
+3. Has that site a call to spare (peers/link/quotas.py)? Only now is its message read.
+4. Do the bytes parse, and is every field within its bounds?
+5. Is it for this federation, and does it name the certificate's site as its sender?
+6. Has that site greeted this process, speaking our protocol version?
+
+Only then does the `Inbox` see it. Whatever is not right is a `Refusal` with its
+cause and remedy, which peers/link/transport.py turns into a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final, Protocol
+
+from crypto.identity.site import Identity, IdentityError, Trust, expiry_of
+from peers.link.contacts import Contacts
+from peers.link.negatives import Declined, QuotaSpent
+from peers.link.partials import Bounds, Partials, Superseded, called
+from peers.link.quotas import Ledger, Quotas, TooMuch
+from peers.wire.errors import BlobUnknown, RemoteProtocolError
+from peers.wire.frames import DigestMismatch, Received, Source, frames, receive_in_memory
+from peers.wire.manifest import FederationManifest
+from peers.wire.messages import (
+    BLOB_BYTES,
+    FEATURES,
+    GIB,
+    MIB,
+    PROTOCOL_VERSION,
+    SOFTWARE_VERSION,
+    check,
+    decode,
+    one_line,
+    parse,
+)
+from proto import federation_pb2 as pb
+
+# Kept in memory: small, and a sealed key has no business on a disk.
+_IN_MEMORY: Final = (pb.PUBLIC_CONTEXT, pb.SEALED_CONTEXT)
+
+# A search takes a processor for a while; a step of a peer's training asks for one or a few.
+_SEARCHES: Final = 4
+
+# Before it goes on, a sender reads and digests what is held here; a slow disk does this much.
+_DIGESTED_A_SECOND: Final = 50 * MIB
+
+
+class Inbox(Protocol):
+    """Whom the transport serves; implemented by daemon/rounds/driver.py.
+
+    A peer may deliver or push the same thing twice (when a receipt was lost).
+    A `RemoteProtocolError` raised here goes back to the peer as the reason of a
+    refusal; any other exception is logged and told without its details.
+    """
+
+    async def message(self, sender: str, envelope: pb.Envelope) -> None:
+        """A message whose bounds and sender are checked."""
+
+    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+        """A whole object; its file, if it has one, is the inbox's from here on."""
+
+    def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
+        """Asked before an object's bytes are taken: None for yes, else why not."""
+
+    async def source(self, sender: str, name: pb.BlobName) -> Source:
+        """An object that a peer wants to have; raises BlobUnknown."""
+
+    async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
+        """Embeddings near a peer's queries; raises Declined."""
+
+
+class Reason(Enum):
+    """Why a call is refused; each has one status on the wire."""
+
+    STRANGER = auto()  # no certificate, or none that our authority vouches for
+    NOT_ALLOWED = auto()  # a known site that may not say this
+    GREETING = auto()  # no greeting yet, or one in another protocol version
+    MALFORMED = auto()  # out of bounds, out of order, damaged
+    UNKNOWN_BLOB = auto()
+    BEYOND_END = auto()  # the transfer can't go on from where it should: start from 0
+    TOO_MANY = auto()
+    DECLINED = auto()  # not wanted, or not fast enough
+
+
+class Refusal(Exception):
+    """A peer's call is turned down; the text goes to the peer and into our log.
+
+    ``retry_after_s``: when the same call would be taken, if that is known. ``shut_out``:
+    the version of the manifest in which the caller takes no part; 0: that is not why.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        text: str,
+        retry_after_s: float | None = None,
+        shut_out: int = 0,
+    ) -> None:
+        super().__init__(one_line(text))
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.shut_out = shut_out
+
+
+@dataclass
+class Caller:
+    """One call's other end. ``site`` is set once its certificate has been verified."""
+
+    certificate: bytes
+    address: str
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who we are and who may speak to us; replaced as a whole on reload."""
+
+    identity: Identity
+    trust: Trust
+    manifest: FederationManifest
+
+    def __post_init__(self) -> None:
+        ours = self.identity.federation_id
+        for whose, other in (
+            ("authority", self.trust.federation_id),
+            ("manifest", self.manifest.federation_id),
+        ):
+            if other != ours:
+                raise IdentityError(
+                    f"the {whose} is of federation {other!r}, this site's certificate of "
+                    f"{ours!r}: install the {whose} of {ours!r}"
+                )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one peer may take of us, and how long a peer may keep us waiting (seconds).
+
+    ``handshake_s`` for TLS and the greeting of HTTP/2, ``message_s`` for a message,
+    ``frame_s`` for each frame, ``idle_s`` for a connection without a call.
+    ``connections``: of all peers and strangers together. ``partials``: how much may
+    be kept of uploads that broke off.
+    """
+
+    handshake_s: float = 10.0
+    message_s: float = 10.0
+    frame_s: float = 30.0
+    idle_s: float = 600.0
+    connections: int = 1000
+    pushes: int = 4
+    pulls: int = 4
+    quotas: Quotas = field(default_factory=Quotas)
+    partials: Bounds = field(default_factory=lambda: Bounds(2, 64 * GIB, 900.0))
+
+
+@dataclass
+class Servicer:
+    """Answers the five calls of `service Federation`; ``membership`` may be replaced."""
+
+    membership: Membership
+    spool: Path
+    inbox: Inbox
+    head_round: Callable[[], int]
+    contacts: Contacts
+    limits: Limits = field(default_factory=Limits)
+    heard: Callable[[str], None] = lambda _site: None  # told of every good greeting
+    partials: Partials = field(init=False)
+    ledger: Ledger = field(init=False)
+    _greeted: set[str] = field(default_factory=set)
+    _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.partials = Partials(self.spool, self.limits.partials)
+        self.ledger = Ledger(self.limits.quotas)
+
+    # ---- the five calls ------------------------------------------------------
+
+    async def hello(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
+        """First contact: versions are compared before anything else is believed."""
+        async with self._admitted(caller) as site:
+            raw = await self._message(site, incoming)
+            request = decode(pb.HelloRequest, raw)
+            if request.protocol_version != PROTOCOL_VERSION:
+                self._greeted.discard(site)
+                older = site if request.protocol_version < PROTOCOL_VERSION else self._ours
+                raise Refusal(
+                    Reason.GREETING,
+                    f"site {site!r} speaks protocol version {request.protocol_version} (software "
+                    f"{request.software_version[:32]!r}), site {self._ours!r} speaks "
+                    f"{PROTOCOL_VERSION} (software {SOFTWARE_VERSION!r}): update {older!r}, which "
+                    "has the older release",
+                )
+            check(request)
+            self._admit(site, request.federation_id, request.sender)
+            self.contacts.received(site, raw)
+            self.contacts.introduced(site, request)
+            self.contacts.identified(site, expiry_of(caller.certificate))
+            self._greeted.add(site)
+            self.heard(site)
+            reply = pb.HelloReply(
+                protocol_version=PROTOCOL_VERSION,
+                software_version=SOFTWARE_VERSION,
+                features=[name for name in FEATURES if name in request.features],
+                sender=self._ours,
+                manifest_version=self.membership.manifest.version,
+                head_round=self.head_round(),
+                unix_ms=time.time_ns() // 1_000_000,
+            )
+            return self._sending(site, reply.SerializeToString())
+
+    async def deliver(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
+        """One message of the round protocol."""
+        async with self._admitted(caller) as site:
+            raw = await self._message(site, incoming)
+            envelope = parse(pb.Envelope, raw)
+            self._admit(site, envelope.federation_id, envelope.sender)
+            self._expect_greeting(site)
+            self.contacts.received(site, raw)
+            await self.inbox.message(site, envelope)
+            return self._sending(site, b"")
+
+    async def push(
+        self,
+        caller: Caller,
+        incoming: AsyncIterator[bytes],
+        go_ahead: Callable[[int], Awaitable[None]],
+    ) -> bytes:
+        """A large object to us. With its first frame it is wanted or not.
+
+        ``go_ahead`` tells the sender so, and from which byte on we want it.
+        """
+        async with self._admitted(caller) as site:
+            with self._one_of("pushes", self.limits.pushes, site):
+                pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
+                first = await anext(pieces, None)
+                if first is None or not first.HasField("name"):
+                    raise RemoteProtocolError("a push that does not begin with what it is")
+                self._admit(site, first.federation_id, first.sender)
+                self._expect_greeting(site)
+                why_not = self.inbox.accepts(site, first.name, first.total_bytes)
+                if why_not is not None:
+                    raise Refusal(Reason.DECLINED, f"{called(first.name)} declined: {why_not}")
+                what = (first.name.kind, first.name.round, first.name.attempt)
+                pieces.pay = lambda size: self.ledger.frame(site, what, size, first.total_bytes)
+                pieces.pay(len(first.frame.data))
+                if first.name.kind in _IN_MEMORY:
+                    received = await self._take_in_memory(first, pieces, go_ahead)
+                else:
+                    received = await self._take_in_file(site, first, pieces, go_ahead)
+                await self._hand_over(site, first.name, received)
+            return self._sending(site, b"")
+
+    async def pull(
+        self, caller: Caller, incoming: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        """A large object from us, from a byte offset."""
+        async with self._admitted(caller, pull=True) as site:
+            raw = await self._message(site, incoming)
+            request = parse(pb.PullRequest, raw)
+            self._admit(site, request.federation_id, request.sender)
+            self._expect_greeting(site)
+            self.contacts.received(site, raw)
+            with self._one_of("pulls", self.limits.pulls, site):
+                source = await self.inbox.source(site, request.name)
+                try:
+                    async with aclosing(frames(source, request.offset)) as outgoing:
+                        async for frame in outgoing:
+                            yield self._sending(site, frame.SerializeToString())
+                except FileNotFoundError as error:  # forgotten since, with its attempt
+                    raise BlobUnknown(f"{called(request.name)} is no longer here") from error
+
+    async def negatives(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
+        """Embeddings of ours near a peer's queries, if our operator allows it."""
+        async with self._admitted(caller) as site:
+            raw = await self._message(site, incoming)
+            request = parse(pb.NegativesRequest, raw)
+            self._admit(site, request.federation_id, request.sender)
+            self._expect_greeting(site)
+            self.contacts.received(site, raw)
+            with self._one_of("searches", _SEARCHES, site):
+                try:
+                    reply = await self.inbox.negatives(site, request)
+                except QuotaSpent as spent:
+                    raise Refusal(Reason.TOO_MANY, str(spent)) from spent
+                except Declined as declined:
+                    raise Refusal(Reason.DECLINED, str(declined)) from declined
+            return self._sending(site, reply.SerializeToString())
+
+    def forget_unwanted(self) -> None:
+        """Drop what is left of uploads that broke off, where nobody would take the rest."""
+        self.partials.sweep(lambda site, name, total: self.inbox.accepts(site, name, total) is None)
+
+    def forget_greetings(self) -> None:
+        """Whom the manifest does not admit any more would have to greet anew."""
+        self._greeted &= set(self.membership.manifest.enabled_ids)
+
+    # ---- the questions -------------------------------------------------------
+
+    @property
+    def _ours(self) -> str:
+        return self.membership.identity.site_id
+
+    @asynccontextmanager
+    async def _admitted(self, caller: Caller, *, pull: bool = False) -> AsyncIterator[str]:
+        """Who calls, for as long as the call takes; nothing of its message has been read.
+
+        Whoever is turned away pays like everybody else.
+        """
+        try:
+            try:
+                site = self._identify(caller)
+            except Refusal:
+                self.ledger.request(caller.site, time.monotonic())
+                raise
+            with self.ledger.stream(site):
+                self.ledger.request(site, time.monotonic(), pull=pull)
+                yield site
+        except TooMuch as error:
+            await self._hold(caller.site)
+            raise Refusal(Reason.TOO_MANY, str(error), error.retry_after_s) from error
+
+    async def _hold(self, site: str) -> None:
+        """Told later, a flood is slower: its connection has no stream left for more."""
+        if seconds := self.ledger.hold(site):
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.ledger.let_go(site)
+
+    async def _message(self, site: str, incoming: AsyncIterator[bytes]) -> bytes:
+        """The one message of a call, which must not take for ever to arrive."""
+        try:
+            async with asyncio.timeout(self.limits.message_s):
+                raw = await anext(incoming, None)
+        except TimeoutError as error:
+            raise Refusal(
+                Reason.DECLINED,
+                f"no message for {self.limits.message_s:g} s: try again on a better line",
+            ) from error
+        if raw is None:
+            raise RemoteProtocolError("a call without a message")
+        self.ledger.message(site, len(raw))
+        return raw
+
+    def _identify(self, caller: Caller) -> str:
+        try:
+            # At every call, not once a connection: a certificate may expire on a long one.
+            site = self.membership.trust.site_of(caller.certificate, at=datetime.now(UTC))
+        except IdentityError as error:
+            raise Refusal(Reason.STRANGER, str(error)) from error
+        caller.site = site
+        manifest = self.membership.manifest
+        entry = {listed.id: listed for listed in manifest.sites}.get(site)
+        if entry is None or not entry.enabled:
+            state = "not in" if entry is None else "disabled in"
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"site {site!r} is {state} manifest version {manifest.version} of federation "
+                f"{manifest.federation_id!r} at site {self._ours!r}: have the federation's keeper "
+                "sign a manifest that enables it, and install it here",
+                shut_out=manifest.version,
+            )
+        return site
+
+    def _admit(self, site: str, federation_id: str, sender: str) -> None:
+        ours = self.membership.manifest.federation_id
+        if federation_id != ours:
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"the message is for federation {federation_id!r}, this is {ours!r}: "
+                f"check federation_id in the settings of site {site!r}",
+            )
+        if sender != site:
+            raise Refusal(
+                Reason.NOT_ALLOWED,
+                f"the message names {sender!r} as its sender, the certificate is of {site!r}: "
+                "a site speaks for itself alone",
+            )
+
+    def _expect_greeting(self, site: str) -> None:
+        if site not in self._greeted:
+            raise Refusal(
+                Reason.GREETING,
+                f"site {site!r} has not said Hello to site {self._ours!r} since it started, in "
+                f"protocol version {PROTOCOL_VERSION}: say Hello first",
+            )
+
+    @contextmanager
+    def _one_of(self, what: str, most: int, site: str) -> Iterator[None]:
+        if self._busy[what, site] >= most:
+            raise Refusal(
+                Reason.TOO_MANY,
+                f"{most} {what} of site {site!r} are under way already: wait for one to end",
+            )
+        self._busy[what, site] += 1
+        try:
+            yield
+        finally:
+            self._busy[what, site] -= 1
+
+    # ---- frames --------------------------------------------------------------
+
+    async def _take_in_memory(
+        self, first: pb.PushFrame, rest: _Pieces, go_ahead: Callable[[int], Awaitable[None]]
+    ) -> Received:
+        await go_ahead(len(first.frame.data))
+        limit = BLOB_BYTES[first.name.kind]
+        async with aclosing(_frames_of(first, rest)) as incoming:
+            return await receive_in_memory(incoming, limit=limit, total=first.total_bytes)
+
+    async def _take_in_file(
+        self,
+        site: str,
+        first: pb.PushFrame,
+        rest: _Pieces,
+        go_ahead: Callable[[int], Awaitable[None]],
+    ) -> Received:
+        """Into a file of the spool, from where an earlier push of the same object broke off."""
+        limit = BLOB_BYTES[first.name.kind]
+        try:
+            async with self.partials.receiving(site, first) as beginning:
+                held = beginning.size
+                if held:
+                    rest.wait_for_the_next(held / _DIGESTED_A_SECOND)
+                await go_ahead(held or len(first.frame.data))
+                async with aclosing(_frames_of(None if held else first, rest)) as incoming:
+                    return await beginning.receive(incoming, limit=limit)
+        except Superseded as error:
+            raise Refusal(Reason.DECLINED, str(error)) from error
+        except DigestMismatch as error:
+            if not held or rest.frames > 2:  # what came now is damaged, not what was held
+                raise
+            raise Refusal(
+                Reason.BEYOND_END,
+                f"the {held} bytes held here are not the beginning of this {called(first.name)}: "
+                "push it again, from its start",
+            ) from error
+
+    async def _hand_over(self, site: str, name: pb.BlobName, received: Received) -> None:
+        try:
+            await self.inbox.blob(site, name, received)
+        except BaseException:
+            if received.path is not None:
+                received.path.unlink(missing_ok=True)
+            raise
+
+    def _sending(self, site: str, raw: bytes) -> bytes:
+        self.contacts.sent(site, raw)
+        return raw
+
+
+class _Pieces:
+    """A push as it arrives: parsed and checked, and no frame slower than it may be."""
+
+    def __init__(
+        self, site: str, incoming: AsyncIterator[bytes], contacts: Contacts, frame_s: float
+    ) -> None:
+        self.frames = 0
+        self.pay: Callable[[int], None] = lambda _size: None  # until it is known what for
+        self._site = site
+        self._incoming = incoming
+        self._contacts = contacts
+        self._frame_s = frame_s
+        self._more_s = 0.0
+
+    def wait_for_the_next(self, more_s: float) -> None:
+        """The next frame may take so much longer."""
+        self._more_s = more_s
+
+    def __aiter__(self) -> _Pieces:
+        return self
+
+    async def __anext__(self) -> pb.PushFrame:
+        patience_s = self._frame_s + self._more_s
+        try:
+            async with asyncio.timeout(patience_s):
+                raw = await anext(self._incoming, None)
+        except TimeoutError as error:
+            raise Refusal(
+                Reason.DECLINED,
+                f"no frame for {patience_s:g} s: push again when the line is better",
+            ) from error
+        if raw is None:
+            raise StopAsyncIteration
+        self._more_s = 0.0
+        self.frames += 1
+        self._contacts.received(self._site, raw)
+        piece = parse(pb.PushFrame, raw)
+        self.pay(len(piece.frame.data))
+        return piece
+
+
+async def _frames_of(first: pb.PushFrame | None, rest: _Pieces) -> AsyncGenerator[pb.Frame, None]:
+    if first is not None:
+        yield first.frame
+    async for piece in rest:
+        yield piece.frame

@@ -1,0 +1,1 @@
+"""The rounds of a federation, as every site decides them. PURE."""

@@ -1,0 +1,95 @@
+"""Which attempt a site is in, and when it goes on to the next. PURE.
+
+A site enters attempt t + 1, never a later one, when its patience for t is over or t's
+coordinator has ended it; further only when f + 1 sites have signed promises for later
+attempts, of which one is honest. So nobody can push honest attempts aside, numbers can't
+run away, a coordinator that is dead stops nothing, and a site that was away catches up
+over any distance. And it leaves no attempt before it knows a quorum to be there; its patience
+begins anew when they come. Whoever goes on alone meets nobody again. (Left out in a model,
+each rule stalled: tests/models/rounds.py.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from peers.attempts.timing import Timing
+
+
+class Pacemaker:
+    """The attempt that this site is in, and how long it stays.
+
+    ``until`` is when it is this site's turn to act (seconds, monotonic); infinity
+    when it waits for nothing.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self.until = math.inf
+        self.part_lost = False  # what it did in this attempt went with a restart
+        self.alone = False  # it would go on, and waits until others are where it is
+        self._timing = timing
+        self._seen: set[str] = set()
+        self._over = False  # its coordinator has ended the attempt
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waited for."""
+        return self.until == math.inf
+
+    @property
+    def over(self) -> bool:
+        """Whether the attempt is over here for another reason than that nothing was heard."""
+        return self._over
+
+    def nothing(self) -> None:
+        """Wait for nothing, until somebody says something."""
+        self.until, self.part_lost = math.inf, False
+        self._seen.clear()
+        self._over = self.alone = False
+
+    def restarted(self, now: float) -> None:
+        """A moment later, when peers can be reached; unless we hear of progress before."""
+        self.until, self.part_lost = now + self._timing.retry(0), True
+
+    def told(self, now: float) -> None:
+        """Peers have said what was asked at a start: it waits for them no longer."""
+        if self.part_lost:
+            self.until = now
+
+    def due(self, now: float) -> None:
+        """The next attempt is to be entered at once."""
+        self.until, self.part_lost, self._over = now, False, True
+
+    def entered(self, attempt: int, now: float) -> None:
+        """An attempt begins here, whether its coordinator has said anything or not."""
+        self._seen.clear()
+        self.part_lost = self._over = self.alone = False
+        self.until = now + self._timing.patience(attempt)
+
+    def ended(self, attempt: int, now: float) -> None:
+        """Its coordinator has ended the attempt: the next one after a moment."""
+        self.until = min(self.until, now + self._timing.retry(attempt))
+        self._over, self.part_lost = True, False
+
+    def again(self, attempt: int, now: float) -> None:
+        """The next attempt can't be entered yet: it looks again after a moment."""
+        self.until, self.alone = now + self._timing.retry(attempt), True
+
+    def got_on(self, what: str, attempt: int, now: float, *, train: bool = False) -> None:
+        """The attempt got on: its next sign of life may take this long.
+
+        Each kind of sign counts once, so that nobody holds an attempt up by repeating one.
+        """
+        if what in self._seen or self._over:
+            return
+        self._seen.add(what)
+        self.part_lost = self.alone = False
+        silent = self._timing.patience(attempt, 1 if train else 3)
+        self.until = now + silent + (self._timing.train(attempt) if train else 0.0)
+
+
+def reached(promised: Mapping[str, int], tolerated: int) -> int:
+    """The latest attempt that f + 1 of these sites have promised, or later ones; -1: none."""
+    attempts = sorted(promised.values(), reverse=True)
+    return attempts[tolerated] if len(attempts) > tolerated else -1

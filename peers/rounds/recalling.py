@@ -1,0 +1,424 @@
+"""A state that went back: what a site has signed in a round, its peers tell it. PURE.
+
+A daemon that starts can't know whether its disk is the one that it has stopped with, nor
+in which round that was. It asks in every round, until all peers have answered in one: none of
+them is then in a later round, and knows of something that it has signed there. It takes what
+it is told for its own state, each thing by its own attempt, and states nothing in an attempt
+that was under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from peers.attempts import effects as do
+from peers.attempts.statement import HeldLock, Known, read_lock
+from peers.rounds.machine import LATER_THAN_ANY
+from peers.rounds.run_in_force import RunInForce
+from peers.wire.certificates import CertificateError, vote_payload
+from peers.wire.errors import RemoteProtocolError
+from peers.wire.messages import MANIFESTS_A_ROUND
+from peers.wire.signing import Kind, must_be, name_of, read, signature_of
+from proto import federation_pb2 as pb
+
+# On a busy machine the last of three honest peers answered 0.65 s behind the second.
+GREETED_S = 1.0
+
+FORGOTTEN = (
+    "this site's state went back, and of the sites that answer none knows what it has promised: "
+    "it stands still in this round, and asks again"
+)
+
+
+class Recalling(RunInForce):
+    """What a site says, and takes for its own, about the round under way after a start."""
+
+    def _of_round(self, known: Known) -> bool:
+        return self._manifests.of_round(known.message.manifest_version) is not None
+
+    @property
+    def _held_lock(self) -> HeldLock | None:
+        lock = self._kept_lock
+        return read_lock(lock, self._keys, self._manifests.of_round) if lock is not None else None
+
+    @property
+    def _kept_lock(self) -> pb.Lock | None:
+        return self._lock_in(self.durable.state)
+
+    def _lock_in(self, state: pb.RoundState) -> pb.Lock | None:
+        """What an older manifest allowed that was left behind before the first round is void."""
+        lock = state.lock
+        said = [one for one in (lock.certificate.statement, lock.root) if one]
+        counts = said and all(self._of_round(Known.parse(one)) for one in said)
+        return lock if counts else None
+
+    def _owes(self, state: pb.RoundState) -> bool:
+        """Whether we have named what we do not have: our next promise would hide it."""
+        if self._lacks_manifest(state) or state.unread:
+            return True  # what that was can't be read yet
+        locked, stated = self._locked_in(state) + 1, stated_last(state) + 1
+        return locked < state.lock_named or stated < state.sum_named
+
+    def _what_it_lacks(self) -> str:
+        """For people, where this site owes something."""
+        state = self.durable.state
+        if not self._lacks_manifest(state):
+            return FORGOTTEN
+        lacked = ", ".join(str(v) for v in state.signed_under if self._manifests.lacks(v))
+        return (
+            f"this site's state went back behind manifest {lacked}, under which it has signed in "
+            "this round: it stands still until that one is here (SIGHUP), or the round is committed"
+        )
+
+    def _lacks_manifest(self, state: pb.RoundState) -> bool:
+        """Whether we have signed something under one that our state, put back, does not have."""
+        return any(self._manifests.lacks(version) for version in state.signed_under)
+
+    def _locked_in(self, state: pb.RoundState) -> int:
+        """The attempt of the lock that counts; -1: there is none."""
+        lock = self._lock_in(state)
+        return certified_in(lock) if lock is not None else -1
+
+    def _ask(self) -> None:
+        """Ask every peer what we have signed in this round, if there are peers to ask."""
+        peers = self._others
+        if peers and self.site in self.manifest.enabled_ids:
+            self._recall(peers)
+
+    def _ask_again(self) -> None:
+        """Another round begins: its disk, put back, may be of a round that comes later yet."""
+        self._told_by.clear()
+        self._unanswered.clear()
+        self._recalling.clear()
+        self._ahead.clear()
+        self._recall_until = math.inf
+        self._since = LATER_THAN_ANY if self._asks else 0
+        if self._asks:
+            self._ask()
+
+    def _recall(self, peers: Iterable[str]) -> None:
+        """Ask what we have said in this round; sign nothing before enough have answered."""
+        self._recalling = set(peers)
+        self._unanswered = set(self._recalling)
+        self._ahead.clear()
+        self._recall_until = self._now + self._timing.phase(0)
+        asked = pb.Recall(round=self._round)
+        self._emit(*(do.Send(peer, asked) for peer in sorted(self._recalling)))
+
+    def _on_recall(self, sender: str, message: pb.Recall) -> None:
+        """A site that starts asks what it has said; whoever is asked asks back, if it must."""
+        answer = pb.Remembered(round=max(message.round, self._round))
+        if answer.round == self._round:
+            self._remember(sender, answer)
+        self._emit(do.Send(sender, answer))
+        if self.durable.signed_run is not None:
+            # What it has missed of runs, or forgotten: one that was stopped it would begin again.
+            self._emit(do.Send(sender, self.wish))
+        if sender in self._unanswered:
+            self._emit(do.Send(sender, pb.Recall(round=self._round)))
+
+    def _remember(self, site: str, answer: pb.Remembered) -> None:
+        """All that this site has signed in this round, as far as we know."""
+        promised, promise = self._promises.get(site), self._heard.latest_promise(site)
+        statement = self._heard.latest_statement(site)
+        question = self._heard.latest_statement(site, question=True)
+        vote = self._heard.latest_vote(site)
+        if promised is not None and promised.message.promise == promise:
+            answer.promise.CopyFrom(promised.message)
+        elif promise is not None:  # of a bundle, which shows of all that they name the highest
+            answer.promise.promise.CopyFrom(promise)
+            named = pb.Promise.FromString(promise.body)
+            stated = self._heard.statement(site, self._round, named.stated.attempt)
+            if named.HasField("stated") and stated is not None:
+                answer.promise.stated.CopyFrom(stated)
+        if statement is not None:
+            answer.statement.CopyFrom(statement)
+        if question is not None:
+            answer.question.CopyFrom(question)
+        if vote is not None:
+            answer.vote.CopyFrom(vote)
+        # Its vote may be here before the version that we are to vote for.
+        locks = [self._kept_lock, self._pending.message if self._pending else None]
+        locks.append(self._bundle.lock.message if self._bundle and self._bundle.lock else None)
+        locks += [one.lock.message for one in self._promises.values() if one.lock]
+        if known := [lock for lock in locks if lock is not None]:
+            highest = max(known, key=certified_in)
+            if highest != answer.promise.lock:
+                answer.lock.CopyFrom(highest)
+
+    def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
+        """What we have signed and do not know any more is our state again."""
+        if message.round > self._round and sender in self._unanswered:
+            self._ahead.add(sender)
+            self._emit(do.FetchCertificates(sender, self.head_round))
+            return
+        if message.round != self._round or sender not in self._unanswered:
+            return  # an answer to what we asked before we caught up, or to nothing
+        self._unanswered.discard(sender)  # believed once, also where it is refused
+        self._take_back(sender, message)
+        self._told_by.add(sender)
+        self._asks = self._asks and not self._told_by >= set(self._others)
+        self._recalling.discard(sender)
+        others = len(self.manifest.enabled_ids) - 1
+        if not self._recalling:
+            self._recalled()
+        elif len(self._recalling) <= others - (self.manifest.quorum - 1):
+            # Of those who have answered all but one may know nothing, and that one lie. Half
+            # of what a coordinator waits for the last promises: we are to be among them. But
+            # peers that greet one another again take a moment, whatever the deadlines are.
+            moment = max(GREETED_S, self._timing.straggler(0) / 2)
+            self._recall_until = min(self._recall_until, self._now + moment)
+
+    def _recall_over(self) -> None:
+        """Some have not answered in time."""
+        if len(self._ahead) > self.manifest.tolerated:
+            self._recall(self._recalling)  # we are behind, as an honest site says
+        else:
+            self._recalled()
+
+    def _recalled(self) -> None:
+        """Peers have told us, or had the time to."""
+        self._recalling.clear()
+        self._ahead.clear()
+        self._recall_until = math.inf
+        self._pace.told(self._now)  # an attempt that waits for us waits a moment, no more
+
+    def _take_back(self, sender: str, message: pb.Remembered) -> None:
+        """Each by its own attempt: what is newer than what we have counts, and alone.
+
+        What can't be read keeps nothing else away: a lock may be of a manifest that our
+        state, put back, does not have yet. What it is named by counts then, and we owe it.
+        """
+        told: list[tuple[int, str]] = []
+        state = pb.RoundState()
+        state.CopyFrom(self.durable.state)
+        refused: Exception | None = None
+        shown = message.promise
+        takes: list[Callable[[], list[tuple[int, str]]]] = [
+            lambda: self._take_promise(state, sender, shown),
+            lambda: self._take_vote(state, sender, message),
+            *(
+                partial(self._take_statement, state, sender, signed)
+                for signed in (shown.stated, message.statement, message.question)
+            ),
+            *(partial(self._take_lock, state, sender, lock) for lock in (shown.lock, message.lock)),
+        ]
+        for take in takes:
+            try:
+                told += take()
+            except (RemoteProtocolError, CertificateError) as error:
+                refused = error
+        self._keep_unread(state, sender, message, refused=refused is not None)
+        if _is_hidden(self.durable.state, state):
+            # The attempt under way goes by a promise that does not tell: we do nothing in it.
+            told.append((self.durable.promised + 1, "named a lock or a sum in an earlier promise"))
+        attempts = [attempt for attempt, _ in told]
+        promised = max([self.durable.promised, self._locked_in(state), *attempts])
+        self._make_whole(state, promised)
+        if told or promised > self.durable.promised:
+            self._drop()
+            self._ground = self._ground_of(promised)
+            self._since = max(self._since, promised + 1)
+            self._pace.restarted(self._now)  # nobody should wait for our part in it
+        if state != self.durable.state or promised > self.durable.promised:
+            self._persist(replace(self.durable, promised=promised, state=state))
+        if told:
+            self._emit(do.WentBack(self._round, sender, max(told, key=lambda one: one[0])[1]))
+        if refused is not None:
+            raise refused
+
+    def _keep_unread(
+        self, state: pb.RoundState, sender: str, message: pb.Remembered, *, refused: bool
+    ) -> None:
+        """Of each peer the last that waits for a manifest. What it says later takes none back:
+
+        it may itself have forgotten what it has heard of us.
+        """
+        unread = {one.site: one.remembered for one in state.unread}
+        if refused and self._lacks_manifest(state):
+            unread[sender] = message
+        elif unread.get(sender) == message:
+            del unread[sender]
+        kept = [pb.Unread(site=site, remembered=unread[site]) for site in sorted(unread)]
+        del state.unread[:]
+        state.unread.extend(kept)
+
+    def _read_again(self) -> None:
+        """Another manifest is here: what could not be read without it may be read now."""
+        for one in list(self.durable.state.unread):  # kept again, where it lacks another one still
+            try:
+                self._take_back(one.site, one.remembered)
+            except (RemoteProtocolError, CertificateError) as error:
+                self._progress("waiting", message=f"of what {one.site} remembers: {error}")
+
+    def _make_whole(self, state: pb.RoundState, promised: int) -> None:
+        """A promise that was told is repeated with what it names, or not at all."""
+        kept = state.promise
+        promise = pb.Promise.FromString(kept.promise.body)
+        held = self._lock_in(state)
+        if promise.HasField("lock") and not kept.HasField("lock") and held is not None:
+            kept.lock.CopyFrom(held)
+        if promise.HasField("stated") and not kept.HasField("stated"):
+            kept.stated.CopyFrom(state.stated)
+        whole = (
+            promise.attempt == promised
+            and (not promise.HasField("lock") or self._names(promise.lock, kept.lock))
+            and (not promise.HasField("stated") or name_of(kept.stated) == promise.stated.digest)
+        )
+        if not whole:
+            state.ClearField("promise")
+
+    def _read(self, lock: pb.Lock) -> HeldLock | None:
+        """None: there is none of this round, or it is of a manifest that is not here yet."""
+        try:
+            held = read_lock(lock, self._keys, self._manifests.of_round)
+            self._must_be_of_round(held, self.site)
+        except (RemoteProtocolError, CertificateError):
+            return None
+        return held
+
+    def _names(self, named: pb.LockName, lock: pb.Lock) -> bool:
+        held = self._read(lock)
+        return held is not None and held.name == named
+
+    def _take_promise(
+        self, state: pb.RoundState, sender: str, told: pb.Promised
+    ) -> list[tuple[int, str]]:
+        """What it names must not be hidden by our next one, however old it is."""
+        if not told.promise.ByteSize():
+            return []
+        kind, manifest = Kind.PROMISE, self.manifest
+        promise = read(self._keys, kind, pb.Promise, told.promise, manifest, past=True)
+        must_be(told.promise.site == self.site, sender, "remembers another's promise")
+        if promise.round != self._round:
+            return []
+        if promise.HasField("lock"):
+            state.lock_named = max(state.lock_named, promise.lock.attempt + 1)
+        if promise.HasField("stated"):
+            state.sum_named = max(state.sum_named, promise.stated.attempt + 1)
+        _add_version(state, promise.manifest_version)
+        if not state.began or promise.manifest_version < state.began:
+            state.began = promise.manifest_version
+        self._manifests.began_under(promise.manifest_version)
+        promised, kept = self.durable.promised, state.promise.promise.body
+        contradicts = promise.attempt == promised and told.promise.body != kept
+        if promise.attempt < promised or (promise.attempt == promised and not contradicts):
+            return []
+        state.promise.CopyFrom(told)
+        return [(promise.attempt, f"promised attempt {promise.attempt}")]
+
+    def _take_vote(
+        self, state: pb.RoundState, sender: str, message: pb.Remembered
+    ) -> list[tuple[int, str]]:
+        """We vote no second time in its attempt; and owe its lock, where there is one."""
+        if not message.HasField("vote"):
+            return []
+        vote, under = message.vote, message.vote.body.manifest_version
+        must_be(vote.site == self.site, sender, "remembers another's vote")
+        if self._manifests.lacks(under):  # that it was we who cast it can be seen
+            payload = vote_payload(vote.body, vote.attempt)
+            self._keys.verify(payload, signature_of(vote), self.manifest, past=True)
+        else:
+            self._verify_vote(vote)
+        if vote.body.round != self._round:
+            return []
+        _add_version(state, under)
+        # Read before it is owed: what is no lock, nobody could ever show.
+        shown = [self._read(lock) for lock in (message.promise.lock, message.lock)]
+        if any(lock is not None and lock.name.attempt >= vote.attempt for lock in shown):
+            state.lock_named = max(state.lock_named, vote.attempt + 1)
+        if state.HasField("vote") and state.vote.attempt >= vote.attempt:
+            return []
+        state.vote.CopyFrom(vote)
+        return [(vote.attempt, f"voted in attempt {vote.attempt}")]
+
+    def _take_lock(self, state: pb.RoundState, sender: str, told: pb.Lock) -> list[tuple[int, str]]:
+        """That which we have named or voted by, and lack; or a later one of anybody's."""
+        if not told.ByteSize():
+            return []
+        lock = read_lock(told, self._keys, self._manifests.of_round)
+        self._must_be_of_round(lock, sender)
+        attempt = lock.name.attempt
+        if self._locked_in(state) + 1 < state.lock_named <= attempt + 1:
+            state.lock.CopyFrom(told)
+        return []
+
+    def _must_be_of_round(self, lock: HeldLock, sender: str) -> None:
+        latest = lock.latest.message
+        named = (latest.round, latest.parent_digest)
+        must_be(
+            named == (self._round, self.durable.head_digest), sender, "shows another round's lock"
+        )
+
+    def _take_statement(
+        self, state: pb.RoundState, sender: str, signed: pb.Signed
+    ) -> list[tuple[int, str]]:
+        if not signed.ByteSize():
+            return []
+        kind = Kind.STATEMENT
+        statement = read(self._keys, kind, pb.Statement, signed, self.manifest, past=True)
+        must_be(signed.site == self.site, sender, "remembers another's statement")
+        if statement.round != self._round:
+            return []
+        _add_version(state, statement.manifest_version)
+        attempt = statement.attempt
+        if statement.kind == pb.SUM and attempt > stated_last(state):
+            state.stated.CopyFrom(signed)
+        count_draw(state, Known.parse(signed.body))
+        newest = max([self.durable.promised, *map(attempt_of, state.statements)])
+        known = [one.body for one in state.statements]
+        if signed.body in known or attempt < newest:
+            return []
+        # Of one attempt, a question and a sum: those of earlier ones bind nobody now.
+        of_it = [one for one in state.statements if attempt_of(one) == attempt]
+        del state.statements[:]
+        state.statements.extend([*of_it, signed])
+        return [(attempt, f"signed a statement in attempt {attempt}")]
+
+
+def _is_hidden(before: pb.RoundState, told: pb.RoundState) -> bool:
+    """Whether the promise that we go by says less than an earlier one, told of late."""
+    promise = pb.Promise.FromString(before.promise.promise.body)
+    locked = promise.lock.attempt + 1 if promise.HasField("lock") else 0
+    summed = promise.stated.attempt + 1 if promise.HasField("stated") else 0
+    # A lock of this attempt was voted for behind the promise.
+    hides_lock = locked < told.lock_named <= promise.attempt
+    return hides_lock or summed < told.sum_named <= promise.attempt
+
+
+def _add_version(state: pb.RoundState, version: int) -> None:
+    state.signed_under[:] = sorted({*state.signed_under, version})[-MANIFESTS_A_ROUND:]
+
+
+def stated_last(state: pb.RoundState) -> int:
+    """The attempt of the last new sum; -1: there is none."""
+    return attempt_of(state.stated) if state.stated.body else -1
+
+
+def certified_in(lock: pb.Lock) -> int:
+    """The attempt that locks are ordered by."""
+    return Known.parse(lock.certificate.statement).message.attempt
+
+
+def attempt_of(statement: pb.Signed) -> int:
+    """The attempt that a statement was signed in."""
+    return pb.Statement.FromString(statement.body).attempt
+
+
+def is_fresh(known: Known) -> bool:
+    """Whether it is of integers that were drawn for it: a sum, or products that may tell one."""
+    statement = known.message
+    return statement.kind != pb.RESTATED and statement.plan.draw == statement.attempt
+
+
+def count_draw(state: pb.RoundState, known: Known) -> None:
+    """Once an attempt, whatever is stated in it."""
+    if not is_fresh(known):
+        return
+    attempt = known.message.attempt
+    of_it = [one for one in state.drawn if one.attempt == attempt]
+    drawn = of_it[0] if of_it else state.drawn.add(attempt=attempt)
+    drawn.sites[:] = sorted({*drawn.sites, *known.contributors})

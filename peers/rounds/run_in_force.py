@@ -1,0 +1,135 @@
+"""Which run a site goes by, and what it says when it hears of another one. PURE.
+
+All sites come to the same run, in whichever order they hear of several (`peers.rounds.runs`), and
+never go back to one: so a wish says what is over, too, to a site that has missed it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from peers.attempts.bundle import read_run
+from peers.attempts.effects import Send
+from peers.rounds import runs
+from peers.rounds.machine import Machine
+from peers.rounds.pacemaker import reached
+from peers.wire.errors import RemoteProtocolError
+from proto import federation_pb2 as pb
+
+
+class RunInForce(Machine):
+    """The run that is known, and the last one that is over."""
+
+    @property
+    def wish(self) -> pb.RunWish:
+        """What we know of runs, for peers; the run is empty where there is none."""
+        over = runs.last_over(self.durable, self.manifest)
+        other = over if over != self.durable.signed_run else None
+        return pb.RunWish(run=self.durable.signed_run, over=other)
+
+    def _new_over(self, sender: str, signed: pb.Signed) -> pb.Run | None:
+        """What is over elsewhere is over here; the run, where it takes the place of ours."""
+        ours = self.durable.signed_run
+        known = ours, runs.last_over(self.durable, self.manifest)
+        if any(one is not None and one.body == signed.body for one in known):
+            return None
+        run = self._read_run(sender, signed)
+        if run.target_round > self.head_round:
+            return None  # we are behind; once we are not, it is told again
+        if self._is_far(run):
+            return None
+        if self._stands_over(run, self.run):
+            return run
+        if ours is not None and self._stands_over(run, None):
+            self._keep_run(ours, signed)
+        return None
+
+    def _new_run(self, sender: str, signed: pb.Signed) -> pb.Run | None:
+        """The run, where it takes the place of ours; else the sender hears of ours.
+
+        Raises RemoteProtocolError when it asks for less than ours protects.
+        """
+        known = self.durable.signed_run
+        run = self._read_run(sender, signed)
+        if known is not None and known.body == signed.body:
+            return None
+        far = self._is_far(run)
+        if not far and self._stands_over(run, self.run):
+            return run
+        gone = far or not self._stands_over(run, None)
+        again = self._answered_lately(sender, signed)
+        if far and not again:
+            self._progress("waiting", message=_too_far(run, self.run))
+        if known is None or self.run is None:
+            return None
+        if (gone or self._stands_over(self.run, run)) and not again:
+            self._emit(Send(sender, self.wish))
+        why = runs.weakens(run, self.run, self.head_round, self.manifest)
+        if why and not gone:
+            raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
+        return None
+
+    def _answered_lately(self, sender: str, signed: pb.Signed) -> bool:
+        """Whether this pair of runs was answered within a phase; from now on it was.
+
+        Two that know other rounds or manifests, and take neither's, would answer without end;
+        once for all is too little for a site that was behind, and is not any more.
+        """
+        known = self.durable.signed_run
+        pair = (signed.body, known.body if known is not None else b"")
+        *before, at = self._answered.get(sender, (b"", b"", -math.inf))
+        again = tuple(before) == pair and self._now < at + self._timing.phase(0)
+        if not again:
+            self._answered[sender] = (*pair, self._now)
+        return again
+
+    def _read_run(self, sender: str, signed: pb.Signed) -> pb.Run:
+        """A run that somebody shows; how far its site's runs are numbered counts."""
+        known = self.durable.signed_run
+        same = known is not None and known.body == signed.body
+        run = (self.run if same else None) or read_run(signed, self._keys, self.manifest)
+        if sender != self.site:
+            self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
+        return run
+
+    @property
+    def _last_over(self) -> pb.Run | None:
+        over = runs.last_over(self.durable, self.manifest)
+        return pb.Run.FromString(over.body) if over is not None else None
+
+    def _goes_on(self, begun: pb.Run) -> bool:
+        """Whether what was begun by this run goes on, by the one in force now."""
+        run, head = self.run, self.head_round
+        return run is not None and runs.goes_on(begun, run, head, over=self._last_over)
+
+    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+        last = self._last_over
+        aside = [pb.Run.FromString(one.body) for one in self.durable.state.put_aside]
+        return runs.stands_over(
+            run, known, self.head_round, self.manifest, over=last, put_aside=aside
+        )
+
+    @property
+    def _usual(self) -> int:
+        """The number that runs have reached, by what more sites have told than may lie."""
+        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
+        return max(0, reached(told, self.manifest.tolerated))
+
+    def _is_far(self, run: pb.Run) -> bool:
+        return runs.is_far(run, self._usual)
+
+    def _keep_run(self, signed: pb.Signed, *over: pb.Signed) -> None:
+        """It goes to all: sites that know of different runs share no attempt."""
+        state = runs.left_behind(self.durable, self.manifest, signed, *over)
+        self._persist(replace(self.durable, signed_run=signed, state=state))
+        self._tell_others(self.wish)
+
+
+def _too_far(run: pb.Run, known: pb.Run | None) -> str:
+    ours = known.generation if known is not None else 0
+    return (
+        f"the run of {run.requested_by} is not taken: it is number {run.generation}, ours is "
+        f"{ours}, and no second site has told of such a one. Who lies numbers runs like that; "
+        "a site that goes by it forgets it with fedctl site forget-round"
+    )

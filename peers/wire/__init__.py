@@ -1,0 +1,1 @@
+"""What crosses between sites, and its bounds."""

@@ -1,0 +1,106 @@
+"""How fields of what sites sign bound one another: plans, bundles, statements, votes. PURE.
+
+The bounds of single fields stand in the table of peers/wire/messages.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from peers.wire.bounds import ascending, each, number, octets, one_of, real, refuse, shown
+from proto import federation_pb2 as pb
+
+EXPONENTS = each(number(-126, 127), 1, 4096)
+CLIP_NORM = real(1e-9, 1e9)
+
+
+def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
+    if not plan.HasField("privacy"):
+        return
+    privacy = plan.privacy
+    one_of(16)(f"{path}.bits", plan.bits)  # noise needs a fine grid
+    real(0.001, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
+    number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
+    if privacy.clip_quantile:
+        real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
+
+
+def _plan(path: str, plan: pb.Plan) -> None:
+    noised = plan.training.HasField("privacy")
+    privacy = plan.training.privacy
+    low, high = (privacy.noise_floor, privacy.noise_multiplier) if noised else (0.0, 0.0)
+    real(low, high)(f"{path}.noise_multiplier", plan.noise_multiplier)
+    clip_norm = CLIP_NORM if noised else real(0.0, 0.0)
+    clip_norm(f"{path}.clip_norm", plan.clip_norm)
+    real(plan.least_complexity, 1e6)(f"{path}.most_complexity", plan.most_complexity)
+    sites = [participant.site for participant in plan.participants]
+    ascending(f"{path}.participants", sites)
+    if plan.training.mode == pb.MASKING:
+        if plan.key_dealer:
+            raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "none in masking mode")
+    elif plan.key_dealer not in sites:
+        raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "one of the participants")
+
+
+def _by_site(*names: str) -> Callable[[str, Any], None]:
+    """Each of these lists names each site once, sorted."""
+
+    def relation(path: str, message: Message) -> None:
+        for name in names:
+            ascending(f"{path}.{name}", [one.site for one in getattr(message, name)])
+
+    return relation
+
+
+def _statement(path: str, statement: pb.Statement) -> None:
+    """What a kind needs is there, and nothing that has no meaning in it."""
+    _by_site("contributions", "answers")(path, statement)
+    restated = statement.kind == pb.RESTATED
+    for name in ("root_digest", "model_digest"):
+        octets(*((32, 32) if restated else (0, 0)))(f"{path}.{name}", getattr(statement, name))
+    if restated:
+        for field, _value in statement.ListFields():
+            if field.name in _OF_A_SUM:
+                raise refuse(f"{path}.{field.name}", "set", "left empty where nothing is summed")
+        return
+    if not statement.HasField("plan"):
+        raise refuse(f"{path}.plan", "missing", "the plan that all derive")
+    octets(32, 32)(f"{path}.sum_digest", statement.sum_digest)
+    EXPONENTS(f"{path}.scale_exponents", statement.scale_exponents)
+    masked = statement.plan.training.mode == pb.MASKING
+    octets(*((32, 32) if masked else (0, 0)))(f"{path}.roster_digest", statement.roster_digest)
+    if statement.HasField("commitment") is masked:
+        raise refuse(f"{path}.commitment", "set" if masked else "missing", "one with a round key")
+    if statement.question_digest:
+        octets(32, 32)(f"{path}.question_digest", statement.question_digest)
+
+
+_OF_A_SUM: Final = frozenset(
+    (
+        *("plan", "scale_exponents", "contributions", "rejected", "sum_digest", "commitment"),
+        *("roster_digest", "dropouts", "question_digest", "answers", "byzantine_sites"),
+    )
+)
+
+
+def _vote_body(path: str, body: pb.VoteBody) -> None:
+    digest = octets(32, 32) if body.rules else octets(0, 0)
+    digest(f"{path}.manifest_digest", body.manifest_digest)
+    digest(f"{path}.statement_digest", body.statement_digest)
+    if not body.rules and (body.mean_loss or body.next_clip_norm):
+        raise refuse(f"{path}.mean_loss", "set", "left empty under the rules of old")
+
+
+RELATIONS: Final[dict[type[Message], Callable[[str, Any], None]]] = {
+    pb.TrainingPlan: _training_plan,
+    pb.Plan: _plan,
+    pb.Bundle: _by_site("promises"),
+    pb.Scale: _by_site("exponents"),
+    pb.Statement: _statement,
+    pb.StatementCertificate: _by_site("signatures"),
+    pb.Lock: _by_site("proof"),
+    pb.VoteBody: _vote_body,
+}

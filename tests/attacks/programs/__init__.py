@@ -1,0 +1,1 @@
+"""Programs of attackers: a changed `fedd`, and callers that are none."""

@@ -1,0 +1,455 @@
+"""A question's journey, from the extractive generator to the answering worker's jobs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemon.answering.answering import Answered, QuestionRefusedError
+from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator
+from daemon.answering.generator import GeneratedAnswer
+from daemon.evaluation.rankings import exact, held_out, weigh_words
+from daemon.evaluation.rankings import judged as judged_ranking
+from daemon.jobs import answering, frozen
+from daemon.jobs import learning as learning_jobs
+from daemon.learning.options import EvaluationError
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import Document, Pair
+from daemon.library.index import IndexDamaged
+from daemon.library.search import USUAL_WORDS_WEIGHT, Ranked
+from daemon.library.store import Library, LibraryCounts, LibraryError, Passage
+from daemon.process.workers import Worker
+from daemon.state.versions import VersionError, read_version, write_version
+from tests.daemon.learning.small_models import small_encoder
+from tests.daemon.library.test_search import bag_of_words
+
+# ---- the extractive generator -----------------------------------------------------
+
+
+def ranked(*texts: str, title: str = "") -> list[Ranked]:
+    return [
+        Ranked(Passage(n, f"p{n}", f"d{n}", title, text), 1.0 / (60 + n))
+        for n, text in enumerate(texts, start=1)
+    ]
+
+
+def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
+    return ExtractiveGenerator(bag_of_words, bag_of_words).generate(question, passages)
+
+
+def test_without_passages_nothing_was_found() -> None:
+    assert answer("Which rope?", []) == GeneratedAnswer(NOTHING_FOUND, ())
+
+
+def test_the_sentence_nearest_the_question_is_the_answer() -> None:
+    text = "The yard opens at dawn. Hemp rope is tarred twice. Geese fly south in autumn."
+    given = answer("Is hemp rope tarred?", ranked("The mast is a pine trunk.", text))
+    assert given.text == "Hemp rope is tarred twice. [1]"
+    [citation] = given.citations
+    assert (citation.number, citation.document_id, citation.passage_id) == (1, "d2", "p2")
+    assert citation.text == "Hemp rope is tarred twice."
+    assert citation.score == pytest.approx(1 / 62)
+
+
+def test_good_sentences_stand_in_reading_order_each_with_its_mark() -> None:
+    given = answer(
+        "How is hemp rope tarred?",
+        ranked(
+            "Hemp rope is slowly tarred. A cook eats fish.", "Now how is hemp rope really tarred?"
+        ),
+    )
+    assert given.text == ("Hemp rope is slowly tarred. [1] Now how is hemp rope really tarred? [2]")
+    assert [c.document_id for c in given.citations] == ["d1", "d2"]
+
+
+def test_the_same_sentence_is_not_said_twice() -> None:
+    given = answer(
+        "Is rope tarred?", ranked("Rope is tarred.", "Rope is tarred!", "ROPE is tarred.")
+    )
+    assert given.text == "Rope is tarred. [1]"
+
+
+def test_of_equal_sentences_that_of_the_better_passage_is_cited() -> None:
+    given = answer("Is rope tarred?", ranked("Rope is tarred.", "Rope is tarred."))
+    assert [c.document_id for c in given.citations] == ["d1"]
+
+
+def test_no_more_than_three_sentences() -> None:
+    text = " ".join(f"Rope number {word} is tarred." for word in ("one", "red", "old", "big"))
+    assert len(answer("Which rope number is tarred?", ranked(text)).citations) == 3
+
+
+def test_a_sentence_that_says_it_is_known_by_its_title() -> None:
+    passages = [
+        *ranked("It is tarred twice.", title="Anchor chain"),
+        *ranked("It is tarred twice a year.", title="Hemp rope"),
+    ]
+    assert answer("Is hemp rope tarred twice?", passages).citations[0].title == "Hemp rope"
+
+
+def test_line_breaks_inside_a_sentence_do_not_break_the_answer() -> None:
+    assert answer("Is rope tarred?", ranked("Rope is\n  tarred.")).text == "Rope is tarred. [1]"
+
+
+# ---- the answering worker's jobs ----------------------------------------------------
+
+TEXTS = {
+    "rope": ("Rope", "Hemp rope is tarred against rot. It lasts four winters."),
+    "sail": ("Sails", "Flax makes a light sail. Cotton makes a white one."),
+    "lamp": ("Lamps", "Whale oil burns in every lamp. A wick is cut daily."),
+    "pump": ("Pumps", "The pump clears the bilge at dawn. Leather seals it."),
+}
+WORDS = sorted(
+    {word for pair in TEXTS.values() for word in re.findall(r"\w+", " ".join(pair).lower())}
+)
+DOCUMENTS = [Document(name, title, text) for name, (title, text) in TEXTS.items()]
+PAIRS = [
+    Pair("Which oil burns in a lamp?", ("lamp",), "test"),
+    Pair("When does the pump clear the bilge?", ("pump",), "test"),
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The files of a site with one model version, indexed."""
+
+    spec: RetrieverSpec
+    folder: Path
+    digest: bytes
+    index: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "library.sqlite3"
+
+    @property
+    def versions(self) -> Path:
+        return self.folder / "versions"
+
+    def ingest(self, documents: list[Document], pairs: list[Pair]) -> None:
+        learning_jobs.ingest(self.spec, self.library, documents, pairs, 20)
+
+    def indexed(self, digest: bytes) -> Path:
+        return learning_jobs.build_index(
+            self.spec, self.library, self.versions, digest, self.folder / "index"
+        )
+
+    def open(self, digest: bytes | None = None, index: Path | None = None) -> None:
+        answering.open_version(
+            self.spec, self.library, self.versions, digest or self.digest, index or self.index
+        )
+
+    def other_version(self) -> bytes:
+        """A second version: the first with a disturbed head."""
+        shape = learning_jobs.describe(self.spec).shape_manifest
+        vector = read_version(self.versions, self.digest, shape.digest).copy()
+        vector += np.random.default_rng(5).normal(scale=0.5, size=vector.shape).astype(np.float32)
+        return write_version(self.versions, shape.digest, vector)[0]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    encoder = small_encoder(folder / "encoder", WORDS)
+    spec = RetrieverSpec(encoder=str(encoder), max_tokens=64, device="cpu")
+    digest = learning_jobs.write_initial_version(spec, folder / "versions")
+    learning_jobs.ingest(spec, folder / "library.sqlite3", DOCUMENTS, PAIRS, 20)
+    index = learning_jobs.build_index(
+        spec, folder / "library.sqlite3", folder / "versions", digest, folder / "index"
+    )
+    return Site(spec, folder, digest, index)
+
+
+@pytest.fixture
+def site(prepared: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A copy of the prepared site, in a worker with nothing open."""
+    monkeypatch.setattr(answering, "_open", None)
+    for name in ("library.sqlite3", "versions", "index"):
+        source = prepared.folder / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    copied = tmp_path / "index" / prepared.index.name
+    return Site(prepared.spec, tmp_path, prepared.digest, copied)
+
+
+@pytest.fixture
+def opened(site: Site) -> Site:
+    site.open()
+    return site
+
+
+def test_a_question_is_answered_with_citations_and_passages(opened: Site) -> None:
+    answered = answering.ask("Which oil burns in every lamp?", 2)
+    assert "Whale oil burns in every lamp. [1]" in answered.text
+    assert answered.citations[0].document_id == "lamp"
+    assert answered.citations[0].text == "Whale oil burns in every lamp."
+    assert (answered.passages[0].number, answered.passages[0].document_id) == (0, "lamp")
+    assert answered.passages[0].text == TEXTS["lamp"][1]
+    assert len(answered.passages) == 2
+    assert answered.model_digest == opened.digest
+    assert 0 < answered.seconds < 10
+
+
+def test_each_mark_has_its_citation_and_each_citation_its_passage(opened: Site) -> None:
+    answered = answering.ask("What is cut, sealed and tarred daily?", 4)
+    marks = [int(mark) for mark in re.findall(r"\[(\d+)\]", answered.text)]
+    assert marks == [citation.number for citation in answered.citations]
+    texts = {passage.passage_id: passage.text for passage in answered.passages}
+    assert all(citation.text in texts[citation.passage_id] for citation in answered.citations)
+
+
+def test_before_a_version_is_open_a_question_is_refused(site: Site) -> None:
+    with pytest.raises(answering.NotOpenError, match="ingest documents"):
+        answering.ask("Which rope?", 3)
+
+
+@pytest.mark.parametrize(
+    ("question", "top_k", "refusal"),
+    [
+        (" \n", 3, "blank"),
+        ("w" * 16385, 3, "longer than 16 KiB"),
+        ("é" * 8193, 3, "longer than 16 KiB"),
+        ("Which rope?", 0, "choose 1 to 100"),
+        ("Which rope?", 101, "choose 1 to 100"),
+    ],
+)
+def test_malformed_questions_are_refused(
+    opened: Site, question: str, top_k: int, refusal: str
+) -> None:
+    with pytest.raises(QuestionRefusedError, match=refusal):
+        answering.ask(question, top_k)
+
+
+@pytest.mark.parametrize("question", ['" OR 1=1; --', "\0", "漢字?", "w" * 16384, "*" * 99])
+def test_any_other_question_gets_an_answer(opened: Site, question: str) -> None:
+    assert answering.ask(question, 100).text
+
+
+def test_a_site_without_documents_says_that_it_found_nothing(site: Site) -> None:
+    empty = Site(site.spec, site.folder / "empty", site.digest, site.index)
+    shutil.copytree(site.versions, empty.versions)
+    empty.ingest([], [])
+    empty.open(index=empty.indexed(empty.digest))
+    answered = answering.ask("Which rope?", 5)
+    assert (answered.text, answered.citations, answered.passages) == (NOTHING_FOUND, (), ())
+
+
+def test_a_question_asked_meanwhile_is_answered_by_the_old_version(opened: Site) -> None:
+    newer = opened.other_version()
+    index = opened.indexed(newer)
+    assert answering.ask("Which oil?", 3).model_digest == opened.digest
+    opened.open(newer, index)
+    assert answering.ask("Which oil?", 3).model_digest == newer
+    shape = learning_jobs.describe(opened.spec).shape_manifest
+    vector = read_version(opened.versions, newer, shape.digest)
+    assert (answering._opened().retriever.vector() == vector).all()
+
+
+def same(one: Answered, other: Answered) -> bool:
+    return (one.text, one.passages, one.model_digest) == (
+        other.text,
+        other.passages,
+        other.model_digest,
+    )
+
+
+def damage_index(site: Site, index: Path) -> None:
+    (index / "index.hnsw").write_bytes(b"rubbish")
+
+
+def damage_version(site: Site, index: Path) -> None:
+    for path in site.versions.iterdir():
+        if path.stem != site.digest.hex():
+            path.write_bytes(b"rubbish")
+
+
+def remove_library(site: Site, index: Path) -> None:
+    site.library.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "refusal"),
+    [
+        (damage_index, IndexDamaged),
+        (damage_version, VersionError),
+        (remove_library, LibraryError),
+    ],
+)
+def test_a_version_that_cannot_be_opened_leaves_the_old_one_answering(
+    opened: Site, damage: Callable[[Site, Path], None], refusal: type[Exception]
+) -> None:
+    before = answering.ask("Which oil burns?", 3)
+    newer = opened.other_version()
+    index = opened.indexed(newer)
+    damage(opened, index)
+    with pytest.raises(refusal):
+        opened.open(newer, index)
+    assert same(answering.ask("Which oil burns?", 3), before)
+
+
+def test_an_index_of_one_version_is_not_opened_with_another(opened: Site) -> None:
+    with pytest.raises(IndexDamaged, match="another model version"):
+        opened.open(opened.other_version(), opened.index)
+
+
+def test_documents_that_came_after_the_index_are_found_by_their_words(opened: Site) -> None:
+    opened.ingest([Document("keel", "Keels", "Oak makes a straight keel.")], [])
+    assert "keel" in [passage.document_id for passage in answering.ask("keel", 5).passages]
+    assert "keel" not in [passage.document_id for passage in answering.ask("rope", 5).passages]
+
+
+def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> None:
+    judged = answering.evaluate("test")
+    assert judged.dense.questions == judged.fused.questions == 2
+    assert judged.dense.recall_at_10 == 1.0  # four documents: all are among the first ten
+    assert 0.25 <= judged.dense.mrr_at_10 <= 1.0
+    assert judged.model_digest == opened.digest
+    assert set(judged.figures) == {"bm25", "vanilla", "dense", "fused"}
+    for metrics, name in ((judged.dense, "dense"), (judged.fused, "fused")):
+        figure = judged.figures[name]["mrr@10"]
+        assert figure.mean == metrics.mrr_at_10
+        assert figure.low <= figure.mean <= figure.high
+        assert judged.figures[name]["hit@1"].mean == metrics.hit_at_1
+    newer = opened.other_version()
+    opened.open(newer, opened.indexed(newer))
+    assert answering.evaluate("test").model_digest == newer
+
+
+def test_the_first_version_is_the_encoder_and_the_next_one_is_measured_against_it(
+    opened: Site,
+) -> None:
+    more = [Pair(f"{word}?", (name,), "test") for name in TEXTS for word in WORDS[::3]]
+    opened.ingest([], more)  # so many that two rankings do not score the same by chance
+    first = answering.evaluate("test")
+    assert first.figures["dense"] == first.figures["vanilla"]
+    assert set(first.over_vanilla) == {"bm25", "dense", "fused"}
+    assert {(f.mean, f.low, f.high) for f in first.over_vanilla["dense"].values()} == {(0, 0, 0)}
+    newer = opened.other_version()
+    opened.open(newer, opened.indexed(newer))
+    second = answering.evaluate("test")
+    assert second.figures["vanilla"] == first.figures["vanilla"]
+    assert second.figures["bm25"] == first.figures["bm25"]
+    for name, gain in second.over_vanilla["dense"].items():
+        difference = second.figures["dense"][name].mean - second.figures["vanilla"][name].mean
+        assert gain.mean == pytest.approx(difference, abs=1e-12)
+    assert any(gain.mean for gain in second.over_vanilla["dense"].values())
+
+
+def test_where_there_is_no_test_split_the_validation_pairs_are_asked(opened: Site) -> None:
+    assert answering.evaluate("").split == "test"
+    with pytest.raises(EvaluationError, match="no pairs of split valid"):
+        answering.evaluate("valid")
+    opened.ingest([], [replace(pair, split="valid") for pair in PAIRS])
+    assert (answering.evaluate("").split, answering.evaluate("").dense.questions) == ("valid", 2)
+    opened.ingest([], [replace(pair, split="train") for pair in PAIRS])
+    with pytest.raises(EvaluationError, match="no pairs of split test or valid"):
+        answering.evaluate("")
+
+
+def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
+    assert (answering._opened().words_weight, answering._opened().weighed_by) == (
+        USUAL_WORDS_WEIGHT,
+        0,
+    )
+    many = [Pair(f"{word}?", (name,), "valid") for name in TEXTS for word in WORDS[::5]]
+    opened.ingest([], many[:19])
+    opened.open()
+    assert answering._opened().weighed_by == answering.evaluate("valid").weighed_by == 0, "too few"
+    opened.ingest([], many)
+    opened.open()
+    version, judged = answering._opened(), answering.evaluate("valid")
+    assert version.weighed_by == judged.weighed_by == len(many)
+    assert judged.words_weight == version.words_weight
+    # Nothing is among the weights, so to fuse was no worse than not to.
+    assert judged.fused.mrr_at_10 >= judged.dense.mrr_at_10
+    with Library.open(opened.library, read_only=True) as library:
+        of = {p.document_id: p.rowid for p in library.passages()}
+        asked = [
+            Pair(f"{text} ({n})", (d,), "valid") for d, (text, _) in TEXTS.items() for n in "123456"
+        ]
+        right = [[of[pair.positives[0]]] for pair in asked]
+        wrong = [[label for label in of.values() if label != found] for (found,) in right]
+        assert weigh_words(library, asked, wrong) == 1.0, "words find all that meaning misses"
+        assert weigh_words(library, asked, right) == USUAL_WORDS_WEIGHT, "all weights do as well"
+        others = [
+            replace(pair, positives=(d,)) for pair, d in zip(asked, [*TEXTS][1:] * 8, strict=False)
+        ]
+        seen = [[of[pair.positives[0]], *of.values()] for pair in others]
+        assert weigh_words(library, others, seen) <= USUAL_WORDS_WEIGHT
+
+
+def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site) -> None:
+    opened.ingest([Document("keel", "Keels", "Oak makes a straight keel.")], [])
+    judged = answering.evaluate("test")
+    assert set(judged.figures) == {"bm25", "dense", "fused"}
+    assert judged.over_vanilla == {}
+    frozen.embed_frozen(opened.spec, opened.library, "test", 60.0)
+    assert "vanilla" in answering.evaluate("test").figures
+
+
+# ---- rankings side by side ------------------------------------------------------------
+
+
+def test_the_nearest_by_hand_and_equal_ones_by_label() -> None:
+    vectors = np.array([[0, 1], [1, 0], [1, 0], [0.6, 0.8]], dtype=np.float32)
+    labels = np.array([40, 30, 20, 10])
+    queries = np.array([[1, 0], [0, 1]], dtype=np.float32)
+    assert exact(queries[:1], labels, vectors, depth=3) == [[20, 30, 10]]
+    assert exact(queries, labels, vectors) == [[20, 30, 10, 40], [40, 10, 20, 30]]
+    assert exact(queries, labels[:0], vectors[:0]) == [[], []]
+
+
+def test_who_finds_nothing_ranks_below_whoever_finds_it_late() -> None:
+    """By words only one passage was found, a wrong one: that is no second place."""
+    document_of = {n: f"d{n}" for n in range(1, 8)}
+    pairs = [Pair("q", ("d5",), "test")]
+    late = judged_ranking([[1, 2, 3, 4, 5]], pairs, document_of).scores["avg_rank"].tolist()
+    never = judged_ranking([[1]], pairs, document_of).scores["avg_rank"].tolist()
+    assert (late, never) == ([5], [8])
+
+
+def test_a_sample_of_the_questions_is_the_same_one_each_time(opened: Site) -> None:
+    many = [Pair(f"which rope is number {n}?", ("rope",), "valid") for n in range(50)]
+    opened.ingest([], many)
+    with Library.open(opened.library) as library:
+        split, some = held_out(library, "valid", most=10)
+        assert held_out(library, "valid", most=10)[1] == some
+        assert (split, len(some), len(set(some))) == ("valid", 10, 10)
+        assert some != many[:10]
+        assert held_out(library, "valid", most=50)[1] == many
+
+
+def test_counts_of_a_library_and_of_none(site: Site, tmp_path: Path) -> None:
+    assert answering.counts(site.library) == LibraryCounts(4, 4, 0, 0, 2)
+    assert answering.counts(tmp_path / "none" / "library.sqlite3") == LibraryCounts()
+
+
+@pytest.mark.slow
+async def test_in_a_worker_process_answers_and_refusals_come_back(site: Site) -> None:
+    worker = Worker("answering", threads=1)
+    try:
+        with pytest.raises(answering.NotOpenError):
+            await worker.run(answering.ask, "Which oil burns?", 2)
+        await worker.run(
+            answering.open_version, site.spec, site.library, site.versions, site.digest, site.index
+        )
+        answered = await worker.run(answering.ask, "Which oil burns in every lamp?", 2)
+        assert answered.citations[0].document_id == "lamp"
+        with pytest.raises(QuestionRefusedError):
+            await worker.run(answering.ask, "", 2)
+        with pytest.raises(IndexDamaged):
+            await worker.run(
+                answering.open_version,
+                site.spec,
+                site.library,
+                site.versions,
+                site.digest,
+                site.folder / "nowhere",
+            )
+    finally:
+        await worker.stop()

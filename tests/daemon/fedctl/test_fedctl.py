@@ -1,0 +1,527 @@
+"""fedctl as a person and a script see it: command lines, what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from config import settings
+from daemon.fedctl import app, ingesting
+from daemon.fedctl.connection import DEFAULT_SOCKET
+from daemon.fedctl.output import Exit
+from proto import control_pb2 as control
+from proto import federation_pb2 as federation
+from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
+from tests.daemon.fedctl.command_line import Fedctl, Ran
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HANSE_SOCKET", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+# ---- every command speaks JSON, and nothing but JSON ------------------------
+
+ANSWERED = [
+    (["status"], "site"),
+    (["peers"], "peers"),
+    (["rounds"], "rounds"),
+    (["rounds", "show", "2"], "round"),
+    (["ask", "Why do locks leak?"], "answer"),
+    (["eval"], "mrr_at_10"),
+    (["eval", "--split", "valid"], "mrr_at_10"),
+    (["eval", "--history"], "points"),
+    (["pairs"], "kinds"),
+    (["pairs", "list"], "kinds"),
+    (["pairs", "show"], "examples"),
+    (["pairs", "build", "--how", "cloze"], "made"),
+    (["pairs", "drop", "--all"], "kinds"),
+    (["train", "--rounds", "2", "--detach"], "run"),
+    (["train", "--stop"], "run"),
+    (["personalise"], "pairs_judged"),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), ANSWERED, ids=lambda v: " ".join(v)[:24])
+@pytest.mark.parametrize("before", [True, False], ids=["--json first", "--json last"])
+def test_json_is_one_object_and_alone(
+    fedctl: Fedctl, daemon: CannedDaemon, words: list[str], key: str, before: bool
+) -> None:
+    ran = fedctl("--json", *words) if before else fedctl(*words, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert key in ran.object
+
+
+@pytest.mark.parametrize(("words", "key"), ANSWERED, ids=lambda v: " ".join(v)[:24])
+def test_people_get_no_json(
+    fedctl: Fedctl, daemon: CannedDaemon, words: list[str], key: str
+) -> None:
+    ran = fedctl(*words)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.strip()
+    assert "{" not in ran.out
+
+
+NEED_A_DAEMON = [words for words, _ in ANSWERED] + [["train", "--attach"], ["ingest", str(ROOT)]]
+
+
+@pytest.mark.parametrize("words", NEED_A_DAEMON, ids=lambda v: " ".join(v)[:24])
+def test_without_a_daemon(fedctl: Fedctl, path: Path, words: list[str]) -> None:
+    ran = fedctl(*words, "--socket", path, "--json")
+    assert ran.code == Exit.UNREACHABLE
+    assert ran.err == f"fedctl: {ran.object['error']}. {ran.object['remedy']}.\n"
+    assert str(path) in ran.object["error"]
+
+
+def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
+    for words in ("ca init", "ca sign", "site init", "site install", "site show", "manifest sign",
+                  "manifest show", "ingest", "train", "ask", "eval", "status", "peers", "rounds",
+                  "rounds show", "demo", "pairs", "pairs build", "pairs drop"):  # fmt: skip
+        shown = fedctl(*words.split(), "--help")
+        assert shown.code == 0
+        for option in ("--json", "--socket", "--config"):
+            assert option in shown.out, f"{words} lacks {option}"
+
+
+def test_no_help_text_loses_a_word() -> None:
+    """Typer's help takes "[learning]" for a style, and drops it."""
+    found, commands = [], [("fedctl", typer.main.get_command(app))]
+    while commands:
+        name, one = commands.pop()
+        commands += [(f"{name} {n}", sub) for n, sub in getattr(one, "commands", {}).items()]
+        texts = [one.help, *(getattr(option, "help", "") for option in one.params)]
+        found += [(name, word) for t in texts for word in re.findall(r"\[[a-z_]+\]", t or "")]
+    assert not found
+
+
+# ---- what people see --------------------------------------------------------
+
+
+def test_status_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("status").out
+    assert "north of hanse-test" in out
+    assert "1 of 2 connected" in out
+    assert "EXPIRED" in out  # the canned certificate ended in 1970
+    assert "none; the last run ended with round 2, by " in out
+    daemon.run = federation.Run(run_id="run", target_round=9, requested_by="west")
+    assert "to round 9, by west" in fedctl("status").out
+    # Markup and control characters from elsewhere are shown, not obeyed.
+    assert "east [did not answer]\N{REPLACEMENT CHARACTER}[31m" in out
+
+
+def test_status_for_machines(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    plain = fedctl("status", "--json").object
+    assert plain["model_digest"] == DIGEST.hex()
+    assert plain["run"]["target_round"] == 2
+    assert plain["run"]["plan"] is None  # unset, and told to be
+    assert plain["uptime_s"] == 0.0  # unset fields are there, too
+
+
+@pytest.mark.parametrize(("reached", "code"), [(1, Exit.PARTLY), (0, Exit.FAILED)])
+def test_a_run_that_is_stopped_before_anything_was_committed_was_a_run(
+    fedctl: Fedctl, daemon: CannedDaemon, reached: int, code: Exit
+) -> None:
+    """Its stop is a run to round 0; a sum that was signed may be committed behind it."""
+    daemon.training = [
+        progress(round=1, phase="train", head_round=0),
+        progress(round=1, head_round=reached, target_round=0, message="stopped", finished=True),
+    ]
+    ran = fedctl("train", "--attach")
+    assert ran.code == code
+    assert f"ended at round {reached} of 2. stopped" in ran.err
+
+
+def test_a_stop_says_where_the_run_ends_and_what_may_follow(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    out = " ".join(fedctl("train", "--stop").out.split())
+    assert "The run ends with round 2; stopped at site north. Only a sum that is signed" in out
+
+
+def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    both = fedctl("rounds", "--json").object["rounds"]
+    assert [one["round"] for one in both] == [1, 2]
+    assert both[0]["coordinator"] == "north"
+    assert both[0]["key_dealer"] == "west"
+    assert both[0]["contributors"] == ["east", "north", "west"]
+    assert both[0]["seconds"] == {"train": 2.5}
+    assert both[0]["mean_loss"] is None
+    one = fedctl("rounds", "show", 2, "--json").object
+    assert (one["round"], one["signed_by"]) == (2, ["east", "north", "west"])
+    missing = fedctl("rounds", "show", 9)
+    assert (missing.code, "round 9 is not committed" in missing.err) == (Exit.FAILED, True)
+    daemon.rounds = []
+    assert "No round is committed yet" in fedctl("rounds").out
+
+
+def test_what_a_site_that_caught_up_does_not_know_of_a_round_is_not_called_nought(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    """A script that reads 0 would conclude that the round was without noise."""
+    daemon.rounds[1].report.CopyFrom(federation.RoundReport(round=2))
+    told = fedctl("rounds", "show", 2, "--json").object
+    unknown = ("shared_values", "mean_loss", "noise_multiplier", "clip_norm")
+    assert [told[name] for name in unknown] == [None] * 4
+    shown = fedctl("rounds", "show", 2).out
+    assert re.search(r"shared values +unknown here", shown)
+    assert re.search(r"noise +unknown here", shown)
+
+
+def test_privacy_says_what_its_ledger_lacks(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.privacy.warning = "this site's record of what it spent lacks round 7"
+    assert re.search(r"WARNING +this site's record", fedctl("privacy").out)
+    assert "lacks round 7" in fedctl("privacy", "--json").object["warning"]
+
+
+def test_a_noised_loss_is_marked(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    for one, noise in zip(daemon.rounds, (0.0, 2.0), strict=True):
+        one.report.mean_loss, one.report.noise_multiplier = 1.25, noise
+    plain, noised = (line for line in fedctl("rounds").out.splitlines() if "1.250" in line)
+    assert "noised" not in plain
+    assert "1.250 (noised)" in noised
+    assert "1.2500 (noised)" in fedctl("rounds", "show", 2).out
+    assert "noised" not in fedctl("train", "--attach").err
+    daemon.run.plan.privacy.noise_multiplier = 2.0
+    assert "round 1 committed, mean loss 1.2500 (noised)" in fedctl("train", "--attach").err
+
+
+def test_errors_of_peers_stand_whole_below_the_table(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("peers").out
+    assert "\nlast error of west: refused\n" in out
+    assert "last error of east" not in out
+
+
+def test_ask_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("ask", "Why do locks leak?", "--top-k", 3).out
+    assert "Locks leak. [1]" in out
+    assert "[1] Locks (d1#0)" in out
+    assert (daemon.asked[0].question, daemon.asked[0].top_k) == ("Why do locks leak?", 3)
+
+
+# ---- refusals ---------------------------------------------------------------
+
+
+def test_the_daemons_refusal_is_told_in_one_line(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.refusal = "a question has at most 16384 bytes\nAsk it in fewer words"
+    ran = fedctl("ask", "why", "--json")
+    assert ran.code == Exit.FAILED
+    assert ran.object == {
+        "error": "a question has at most 16384 bytes",
+        "remedy": "Ask it in fewer words",
+    }
+    assert ran.err == "fedctl: a question has at most 16384 bytes. Ask it in fewer words.\n"
+
+
+def test_socket_without_a_listener(fedctl: Fedctl, path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    ran = fedctl("status", "--socket", path)
+    assert (ran.code, "Connection refused" in ran.err) == (Exit.UNREACHABLE, True)
+
+
+def test_socket_path_longer_than_the_kernel_takes(fedctl: Fedctl, tmp_path: Path) -> None:
+    ran = fedctl("status", "--socket", tmp_path / ("s" * 120))
+    assert (ran.code, "107 bytes" in ran.err) == (Exit.USAGE, True)
+
+
+def test_socket_from_the_settings(fedctl: Fedctl, path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fedd.toml"
+    file.write_text(f'[control]\nsocket = "{path}"\n')
+    with canned_daemon(path):
+        assert fedctl("status", "--config", file, "--json").object["site"] == "north"
+    file.write_text("[control]\nsocket = 7\n[oops]\n")
+    refused = fedctl("--config", file, "status")
+    assert refused.code == Exit.USAGE
+    assert "control.socket" in refused.err
+    assert "[oops]" in refused.err
+    assert refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("option", ["--socket", "--config"])
+def test_an_option_beats_the_environment(
+    fedctl: Fedctl, daemon: CannedDaemon, path: Path, tmp_path: Path, option: str, *, behind: bool
+) -> None:
+    """The environment names the site north (`daemon`), the option the site south."""
+    socket_south, file = path.with_name("south.sock"), tmp_path / "fedd.toml"
+    file.write_text(f'[control]\nsocket = "{socket_south}"\n')
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    named = [option, socket_south if option == "--socket" else file]
+
+    def at_south(*words: object) -> Ran:
+        return fedctl(*words, *named) if behind else fedctl(*named, *words)
+
+    with canned_daemon(socket_south) as south:
+        south.site = "south"
+        assert at_south("status", "--json").object["site"] == "south"
+        assert at_south("rounds", "show", 1).code == 0  # a group's own options stand between
+        assert "At site south: 1 documents new" in at_south("ingest", tmp_path / "a.txt").out
+        assert "at site south" in at_south("train", "--rounds", 1, "--detach").out
+        assert "at site south" in at_south("train", "--rounds", 1).err
+        assert daemon.asked == []
+        assert fedctl("status", "--json").object["site"] == "north"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bogus"],
+        ["ca"],
+        ["ask"],
+        ["eval", "--bogus"],
+        ["train"],
+        ["train", "--rounds", "0"],
+        ["train", "--rounds", "1", "--stop"],
+        ["train", "--attach", "--learning-rate", "0.1"],
+        ["rounds", "show", "x"],
+        ["ca", "sign", "missing.csr", "--ca", "ca", "--out", "x"],
+        ["demo", "--data", "missing"],
+        ["demo", "--sites", "a,b"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors(fedctl: Fedctl, words: list[str]) -> None:
+    ran = fedctl(*words, "--json")
+    assert ran.code == Exit.USAGE
+    assert ran.err.startswith("fedctl: ")
+    assert ran.err.count("\n") == 1
+    assert set(ran.object) == {"error", "remedy"}
+
+
+def test_a_defect_of_ours_is_no_traceback(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # A reply that the converter was not made for.
+    monkeypatch.setattr(math, "isfinite", lambda _: 1 / 0)
+    ran = fedctl("status", "--json")
+    assert ran.code == Exit.FAILED
+    assert ran.err.count("\n") == 1
+    assert "ZeroDivisionError" in ran.object["error"]
+    (report,) = tmp_path.glob("fedctl-*.txt")
+    assert str(report) in ran.object["remedy"]
+    assert "Traceback" in report.read_text()
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+
+
+# ---- ingest -----------------------------------------------------------------
+
+
+def test_ingest_goes_on_after_a_refused_file(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "docs.jsonl").write_text(
+        '{"id": "1", "title": "Weirs", "text": "A weir."}\n{"id": broken\n'
+    )
+    ran = fedctl("ingest", tmp_path, tmp_path / "vanished", "--json")
+    assert ran.code == Exit.PARTLY
+    assert ran.object["documents_new"] == 2
+    assert [Path(p["path"]).name for p in ran.object["problems"]] == [
+        "b.txt",
+        "docs.jsonl",
+        "vanished",
+    ]
+    assert ran.object["problems"][1]["line"] == 2
+    assert ran.err.count("refused: ") == 3
+    assert fedctl("ingest", tmp_path / "vanished").code == Exit.FAILED  # nothing was ingested
+
+
+def test_ingest_tells_what_the_daemon_refused(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.md").write_text("# Locks\n\nLocks keep the level.")
+    daemon.ingest_errors = ["document b: its id is too long"]
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.PARTLY
+    assert "refused: document b: its id is too long" in ran.err
+
+
+def test_ingest_tells_of_pairs_that_name_no_document_here(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    pair = json.dumps({"query": "Who mends the lift?", "positives": ["lift"]})
+    (tmp_path / "pairs_train.jsonl").write_text(f"{pair}\n" * 3)
+    assert "; 3 pairs." in fedctl("ingest", tmp_path).out
+    daemon.unusable = 2
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.OK
+    assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
+    assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
+    daemon.unusable = 3
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
+    assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
+
+
+def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
+    lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
+    sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
+    assert len(sizes) == 3
+    assert max(sizes) < ingesting.BATCH_BYTES + (1 << 20)
+
+
+# ---- train ------------------------------------------------------------------
+
+
+def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    ran = fedctl("train", "--rounds", 2, "--local-epochs", 3)
+    assert ran.code == Exit.OK
+    (asked,) = [one for one in daemon.asked if isinstance(one, control.TrainRequest)]
+    assert (asked.rounds, asked.plan.local_epochs) == (2, 3)
+    assert "round 1.0 train, coordinator north" in ran.err
+    assert "round 1 committed, mean loss 1.2500" in ran.err
+    assert "Round 2 is committed" in ran.out
+
+
+def test_train_for_machines_is_a_line_a_step(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    ran = fedctl("train", "--attach", "--json")
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert [line["phase"] for line in ran.lines] == ["train", "committed", "train", "committed"]
+    assert ran.lines[0]["loss"] is None  # NaN is no JSON
+
+
+@pytest.mark.parametrize(("reached", "code"), [(1, Exit.PARTLY), (0, Exit.FAILED)])
+def test_a_run_that_ends_early(
+    fedctl: Fedctl, daemon: CannedDaemon, reached: int, code: Exit
+) -> None:
+    daemon.training = [
+        progress(round=1, phase="train", head_round=0),
+        progress(phase="idle", head_round=reached, finished=True, message="stopped by east"),
+    ]
+    ran = fedctl("train", "--attach")
+    assert ran.code == code
+    assert f"ended at round {reached} of 2. stopped by east" in ran.err
+
+
+def test_a_reason_that_comes_back_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    """Two coordinators in turn, each with a reason of its own, and at last another one."""
+    reasons = ["0 sites are ready; east: has 0 pairs", "0 sites are ready; east: did not answer"]
+    daemon.training = []
+    for attempt in range(13):
+        for phase, message in (("prepare", ""), ("failed", reasons[attempt % 2])):
+            said = progress(round=1, attempt=attempt, phase=phase, message=message)
+            daemon.training += [said, said]  # an epoch's report repeats what stands
+    last = progress(phase="idle", round=1, attempt=13, finished=True, message="stopped")
+    daemon.training.append(last)
+    lines = fedctl("train", "--attach").err.splitlines()
+    assert [lines.count(f"  {reason}") for reason in reasons] == [1, 1]
+    first = "  same reason, {} times: 0 sites are ready; east: has 0 pairs…"
+    assert [lines.count(first.format(n)) for n in (2, 3, 4, 7)] == [1, 0, 1, 1]
+    assert "  same reason, 2 times" in lines
+    assert "  same reason, 6 times: 0 sites are ready; east: did not answer…" in lines
+
+
+def test_a_site_without_pairs_is_told_and_may_ask(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    assert "no pairs" not in fedctl("train", "--rounds", 1).err  # it has pairs that it made
+    daemon.training_pairs = 0
+    ran = fedctl("train", "--rounds", 1)
+    assert ran.code == Exit.OK
+    assert "site north has no pairs to learn from and adds nothing" in ran.err
+    assert "`fedctl ingest` adds pairs" in ran.err
+
+
+def test_attempts_alike_are_one_row(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    for n in range(6):
+        daemon.rounds[1].attempts.add(
+            attempt=n,
+            coordinator=("east", "north", "west")[n % 3],
+            outcome="failed" if n < 5 else "committed",
+            phase="prepare" if n < 5 else "",
+            reason="0 sites are ready" if n != 3 else "the line was cut",
+            seconds=1.5,
+            bytes_sent=100,
+        )
+    out = fedctl("rounds", "show", 2).out
+    row = next(line for line in out.splitlines() if "0–2 (3 ×)" in line)
+    assert "east, north, west" in row
+    assert "4.5" in row
+    assert "300 B" in row
+    assert out.count("0 sites are ready") == 3  # 0 to 2, 4, and 5, which was committed
+    assert len(fedctl("rounds", "show", 2, "--json").object["attempts"]) == 6
+
+
+def test_daemon_that_hangs_up_while_watched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    daemon.training = daemon.training[:1]
+    ran = fedctl("train", "--attach")
+    assert (ran.code, "--attach" in ran.err) == (Exit.UNREACHABLE, True)
+
+
+def test_ctrl_c_leaves_the_run_going(daemon: CannedDaemon, path: Path) -> None:
+    interrupted = threading.Event()
+
+    def slowly() -> Iterator[Any]:
+        yield progress(round=1, phase="train", head_round=0)
+        interrupted.wait(30)
+
+    daemon.training = slowly()  # type: ignore[assignment]
+    with _process("train", "--attach", "--socket", path) as process:
+        assert process.stderr is not None
+        assert "round 1.0 train" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(10) == Exit.INTERRUPTED
+    interrupted.set()
+    assert "the training goes on" in rest
+    assert "fedctl train --attach" in rest
+    assert "Traceback" not in rest
+
+
+# ---- the program ------------------------------------------------------------
+
+
+def _process(*words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "daemon.fedctl", *(str(word) for word in words)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from daemon.fedctl import main; main(['--help']); "
+        "heavy = {'grpc', 'torch', 'transformers', 'tenseal', 'hnswlib', 'numpy', "
+        "'cryptography', 'pydantic'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback(daemon: CannedDaemon, path: Path) -> None:
+    with _process("rounds", "--socket", path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_default_socket_is_the_settings_default() -> None:
+    assert settings.ControlSettings.model_fields["socket"].default == DEFAULT_SOCKET

@@ -1,0 +1,156 @@
+"""fedctl learning and privacy, and what fedctl train passes on of recipes, axes and noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from daemon.fedctl.output import Exit
+from proto import federation_pb2 as pb
+from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon
+from tests.daemon.fedctl.command_line import Fedctl
+
+
+def test_learning_tells_choices_and_the_tier_with_its_reason(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    said = fedctl("learning")
+    assert (said.code, said.err) == (0, "")
+    for fact in (
+        "recipe          pfedrag",
+        "last run        none yet",
+        "exchanged       1,182,336 values a round",
+        "personal layer  none until this site has trained for a round",
+        "dropout         0.3  (the recipe says 0.1)",
+    ):
+        assert fact in said.out
+    assert fedctl("learning", "--json").object["adaptation_index"] is None
+
+    daemon.learning.tier, daemon.learning.decision = "advanced", "upgrade"
+    daemon.learning.adaptation_index, daemon.learning.reason = 0.25, "stable for 3 rounds"
+    daemon.learning.plan.learning.recipe = "hanse"
+    shown = fedctl("learning").out
+    assert "advanced (upgrade, adaptation index 0.2500)" in shown
+    assert "stable for 3 rounds" in shown
+    assert "last run        hanse" in shown
+
+
+def test_train_asks_for_the_recipe_and_the_choices_that_were_typed(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    words = ("--recipe", "pfedrag", "--set", "dropout=0.2", "--set", "batches=topic")
+    assert fedctl("train", "--rounds", 2, "--detach", *words).code == Exit.OK
+    asked = daemon.asked[-1]
+    assert (asked.recipe, list(asked.choices)) == ("pfedrag", ["dropout=0.2", "batches=topic"])
+    refused = fedctl("train", "--attach", *words)
+    assert refused.code == Exit.USAGE
+    assert "only a new run takes those options" in refused.err
+
+
+def test_learning_tells_what_is_this_sites_own(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    personal = daemon.learning.choices[0]
+    personal.value = "mixture"
+    assert "nothing yet for the version that answers" in fedctl("learning").out
+    daemon.learning.personal_digest, daemon.learning.own_share = DIGEST, 0.5
+    assert "50% of what this site learned alone, for version" in fedctl("learning").out
+    assert "found anew" not in fedctl("learning").out
+    daemon.learning.carried = True
+    assert "found for an earlier version; found anew when" in fedctl("learning").out
+    daemon.learning.untrained = True
+    assert "mixture the encoder as it came" in " ".join(fedctl("learning").out.split())
+    personal.value = "query_encoder"
+    assert "query encoder  this site's own, for version" in fedctl("learning").out
+    personal.value = "none"
+    assert "own" not in fedctl("learning").out.split("personal  ")[0]
+
+
+def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    last = daemon.personalising[-1]
+    shown = fedctl("personalise", "--local-epochs", 2)
+    assert (shown.code, daemon.asked[-1].local_epochs) == (Exit.OK, 2)
+    assert "this site's own encoder of questions" in shown.out
+    last.own_share = 0.25
+    assert "a mixture, 25% of it what this site learned alone" in fedctl("personalise").out
+    last.judged_in_turn = True
+    assert "20 training pairs: MRR 0.500 with the shared version, which has learned" in (
+        " ".join(fedctl("personalise").out.split())
+    )
+    last.untrained = True
+    assert "answers with   the encoder as it came" in fedctl("personalise").out
+    daemon.personalising.pop()
+    refused = fedctl("personalise")
+    assert refused.code == Exit.UNREACHABLE
+    assert "stopped telling before it was done" in refused.err
+
+
+# ---- privacy ------------------------------------------------------------------
+
+
+def test_privacy_tells_unit_spent_left_and_cost(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    shown = fedctl("privacy", "--noise", 2, "--rounds", 1)
+    assert (shown.code, shown.err) == (0, "")
+    for fact in (
+        "unit                this site",
+        "delta               1e-05",
+        "spent               epsilon 2.5",
+        "budget              epsilon 8",
+        "left                epsilon 5.5",
+        "updates with noise  3, the last of multiplier 2; failed attempts count",
+        "updates without     1: no epsilon bounds what they told",
+        "further rounds      1 more of multiplier 2 would cost epsilon 0.75",
+        "least noise         multiplier 0.9 for one more round",
+    ):
+        assert fact in shown.out
+    assert (daemon.asked[-1].noise_multiplier, daemon.asked[-1].rounds) == (2.0, 1)
+
+    daemon.privacy.epsilon_budget = daemon.privacy.epsilon_left = math.nan
+    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = 0.0, 0.0
+    shown = fedctl("privacy")
+    assert "no budget, nothing is refused" in shown.out
+    assert "no run with noise is known" in shown.out
+
+    daemon.privacy.least_multiplier, daemon.privacy.further_multiplier = 4.0, 2.0
+    daemon.privacy.further_fits = False
+    shown = fedctl("privacy")
+    assert "left                no budget" in shown.out
+    assert "nothing is refused" not in shown.out
+    assert "less noise than the least below, they would be declined" in shown.out
+
+    daemon.privacy.least_multiplier = math.inf
+    assert "more than is left, they would be declined" in fedctl("privacy").out
+    assert "whatever the noise" in fedctl("privacy").out
+    plain = fedctl("privacy", "--json").object
+    assert (plain["epsilon_spent"], plain["epsilon_budget"]) == (2.5, None)
+    assert plain["least_multiplier"] is None
+
+
+def test_train_asks_for_the_noise_that_was_typed(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    train = ["train", "--rounds", 4, "--detach"]
+
+    def asked(*options: object) -> Any:
+        assert fedctl(*train, *options).code == 0
+        return daemon.asked[-1]
+
+    assert not asked().plan.HasField("privacy")
+    static = asked("--clip", 0.5, "--noise", 4, "--colluders", 2).plan.privacy
+    assert (static.clip_norm, static.noise_multiplier, static.noise_floor) == (0.5, 4.0, 0.0)
+    assert (static.colluders, static.clip_quantile) == (2, 0.0)
+    claimed = asked("--clip", 1, "--noise-schedule", "adaptive").plan.privacy
+    assert (claimed.noise_multiplier, claimed.noise_floor, claimed.noise_decay) == (0.1, 0.01, 0.95)
+    adaptive = asked("--clip", 1, "--noise", 4, "--noise-schedule", "adaptive").plan.privacy
+    assert (adaptive.noise_multiplier, adaptive.noise_floor) == (4.0, 0.4)
+    budget = asked("--clip", 1, "--epsilon", 2, "--clip-quantile", 0.5)
+    assert (budget.epsilon, budget.plan.privacy.clip_quantile) == (2.0, 0.5)
+    masked = asked("--mask").plan
+    assert (masked.mode, masked.robust) == (pb.MASKING, pb.ROBUST_NONE)
+    guarded = asked("--robust", "multi_krum", "--byzantine-sites", 2).plan
+    assert (guarded.robust, guarded.byzantine_sites) == (pb.ROBUST_MULTI_KRUM, 2)
+    for senseless in (
+        ["--mask", "--robust", "norm"],
+        ["--byzantine-sites", 1],
+        ["--noise", 1],
+        ["--epsilon", 1],
+        ["--clip", 1, "--noise", 1, "--epsilon", 1],
+        ["--clip", 1, "--noise-schedule", "adaptive", "--epsilon", 1],
+    ):
+        assert fedctl(*train, *senseless).code == Exit.USAGE

@@ -1,0 +1,229 @@
+"""fedctl pairs and fedctl eval as a person and a script see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon.fedctl import main
+from daemon.fedctl.evaluating import sparkline
+from daemon.fedctl.output import Exit
+from proto import control_pb2 as control
+from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon, canned_daemon
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
+    monkeypatch.setenv("COLUMNS", "80")
+    with tempfile.TemporaryDirectory(prefix="hanse-") as folder:
+        path = Path(folder) / "fedd.sock"
+        monkeypatch.setenv("HANSE_SOCKET", str(path))
+        with canned_daemon(path) as running:
+            yield running
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], daemon: CannedDaemon) -> Said:
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(words))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+# ---- eval ---------------------------------------------------------------------------
+
+
+def test_four_rankings_side_by_side_on_eighty_columns(said: Said, daemon: CannedDaemon) -> None:
+    code, out, err = said("eval")
+    assert (code, err) == (0, "")
+    assert daemon.asked[0].split == "", "the daemon chooses: test, or else valid"
+    shown = lines(out)
+    assert shown[0] == "questions      30, of split test"
+    assert "to vanilla" in shown[3]
+    rows = [line.split() for line in shown[5:8]]
+    assert rows == [
+        ["mrr@10", "BM25", "0.625", "0.500–0.875"],
+        ["vanilla", "0.688", "0.500–0.875"],
+        ["this", "version", "0.750", "0.500–0.875", "+0.062", "-0.010", "to", "+0.130"],
+    ]
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_each_step_of_an_evaluation_is_on_the_screen(daemon: CannedDaemon) -> None:
+    looked = threading.Event()
+
+    def halfway() -> Iterator[control.EvaluateProgress]:
+        yield control.EvaluateProgress(step="encoder", done=64, total=128)
+        looked.wait(30)
+
+    daemon.evaluating = halfway()
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "-m", "daemon.fedctl", "eval"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+        seen = b""
+        while b"64/128" not in seen:
+            seen += os.read(mine, 4096)
+        looked.set()
+        out, _ = process.communicate(timeout=30)
+    os.close(mine)
+    os.close(theirs)
+    assert b"passages embedded by the untrained encoder" in seen
+    assert process.returncode == 0
+    assert b"of split test" in out
+
+
+def test_ctrl_c_ends_an_evaluation_and_the_daemon_learns_of_it(daemon: CannedDaemon) -> None:
+    begun = threading.Event()
+
+    def forever() -> Iterator[control.EvaluateProgress]:
+        yield control.EvaluateProgress(step="encoder", done=64, total=128)
+        begun.set()
+        daemon.left.wait(30)
+
+    daemon.evaluating = forever()
+    command = [sys.executable, "-m", "daemon.fedctl", "eval"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert begun.wait(60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (Exit.INTERRUPTED, b"")
+    assert b"given up; nothing was judged" in err
+    assert b"Traceback" not in err
+    assert daemon.left.wait(10)
+
+
+def test_a_daemon_that_ends_amid_an_evaluation_is_no_result(
+    said: Said, daemon: CannedDaemon
+) -> None:
+    daemon.judged = None
+    code, out, err = said("eval")
+    assert (code, out) == (Exit.UNREACHABLE, "")
+    assert "stopped telling before it was done" in err
+
+
+def test_the_metrics_shown_are_chosen(said: Said) -> None:
+    _, out, _ = said("eval", "--metric", "map", "--metric", "mrr@10")
+    assert out.index("map") < out.index("mrr@10")
+    _, out, _ = said("eval", "--metric", "map", "--json")
+    plain = json.loads(out)
+    assert {f["metric"] for f in plain["figures"]} == {"map"}
+    assert plain["over_vanilla"] == []
+    assert plain["mrr_at_10"] == 0.75, "what scripts read before stays"
+    assert {f["metric"] for f in json.loads(said("eval", "--json")[1])["figures"]} == {
+        "map",
+        "mrr@10",
+    }
+    code, _, err = said("eval", "--metric", "mrr")
+    assert (code, "Use 'all' or some of: mrr@10, map" in err) == (Exit.USAGE, True)
+
+
+def test_who_asks_what_was_learned_is_told_that(said: Said, daemon: CannedDaemon) -> None:
+    _, out, _ = said("eval", "--split", "train")
+    assert daemon.asked[0].split == "train"
+    assert "which is learned from" in " ".join(lines(out))
+    assert said("eval", "--split", "tset")[0] == Exit.USAGE
+
+
+def test_the_history_is_a_table_and_a_line(said: Said) -> None:
+    code, out, _ = said("eval", "--history", "--metric", "mrr@10")
+    assert code == 0
+    version = DIGEST.hex()[:12]
+    rows = [line.split() for line in lines(out)[2:6]]
+    assert rows == [
+        ["0", version, "shared", "20", "0.000"],
+        ["1", version, "shared", "20", "0.125"],
+        ["2", version, "shared", "20", "0.250"],
+        ["2", version, "mixture", "20", "0.500"],
+    ]
+    assert "mrr@10  shared         ▁▅█  0.000 to 0.250" in out
+    assert "mrr@10  mixture          ▁  0.500 to 0.500" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "The newest version: the newest version has not been indexed yet." in out
+    _, out, _ = said("eval", "--history", "--json")
+    points = json.loads(out)["points"]
+    assert [(p["round"], p["kind"]) for p in points if p["metric"] == "map"] == [
+        (0, "shared"), (1, "shared"), (2, "shared"), (2, "mixture"),
+    ]  # fmt: skip
+    assert {p["own_digest"] for p in points} == {"", DIGEST.hex()}
+    assert said("eval", "--history", "--split", "test")[0] == Exit.USAGE
+
+
+def test_a_line_of_bars() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.3, 0.3]) == "▁▁"
+    assert sparkline([1.0, float("nan"), 0.0]) == "█ ▁"
+    assert sparkline([]) == ""
+
+
+# ---- pairs --------------------------------------------------------------------------
+
+
+def test_pairs_are_built_and_what_training_makes_of_them_is_said(
+    said: Said, daemon: CannedDaemon
+) -> None:
+    code, out, _ = said("pairs", "build", "--how", "written", "--per-passage", "3")
+    assert code == 0
+    assert (daemon.asked[0].kind, daemon.asked[0].a_passage) == ("written", 3)
+    told = " ".join(lines(out))
+    assert told.startswith("60 pairs (written) of 44 passages in 1.5 s. 26 queries did not find")
+    assert "trains on 12 pairs (pairs.learn_from is supplied). Set it to" in told
+
+
+def test_pairs_are_counted_and_shown_as_text_alone(said: Said, daemon: CannedDaemon) -> None:
+    for words in (("pairs",), ("pairs", "list")):
+        _, out, _ = said(*words)
+        assert ["cloze", "60", "58"] in [line.split() for line in lines(out)]
+        assert "This site trains on 70 pairs (pairs.learn_from is supplied+made)." in out
+    _, out, _ = said("pairs", "show", "--how", "cloze", "--examples", "5")
+    assert (daemon.asked[-1].kind, daemon.asked[-1].examples) == ("cloze", 5)
+    assert "[cloze] Why [bold]leak?\N{REPLACEMENT CHARACTER}[31m" in out
+    assert "d1: Locks leak." in out
+
+
+def test_nothing_is_forgotten_by_mistake(said: Said, daemon: CannedDaemon) -> None:
+    for words in ((), ("--all", "--how", "cloze")):
+        code, _, err = said("pairs", "drop", *words)
+        assert (code, "Say --how KIND or --all" in err) == (Exit.USAGE, True)
+    assert daemon.asked == []
+    assert said("pairs", "drop", "--how", "titles")[0] == 0
+    assert said("pairs", "drop", "--all")[0] == 0
+    assert [request.kind for request in daemon.asked] == ["titles", ""]
+    assert said("pairs", "build")[0] == Exit.USAGE
+    assert said("pairs", "build", "--how", "magic")[0] == Exit.USAGE
+
+
+def test_ctrl_c_ends_a_build_and_the_daemon_learns_of_it(daemon: CannedDaemon) -> None:
+    begun = threading.Event()
+
+    def forever() -> Iterator[control.BuildPairsProgress]:
+        yield control.BuildPairsProgress(done=1, total=9)
+        begun.set()
+        daemon.left.wait(30)
+
+    daemon.building = forever()
+    command = [sys.executable, "-m", "daemon.fedctl", "pairs", "build", "--how", "cloze", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert begun.wait(60)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == Exit.INTERRUPTED
+    assert json.loads(out)["error"] == "interrupted"
+    assert daemon.left.wait(10)

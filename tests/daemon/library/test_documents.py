@@ -1,0 +1,384 @@
+"""Reading files: what comes in, and what each bad input is answered with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.library import documents
+from daemon.library.documents import Document, FileProblem, Pair, read
+
+GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
+
+
+def taken(path: Path) -> list[Document | Pair]:
+    return [item for item in read(path) if not isinstance(item, FileProblem)]
+
+
+def complaints(path: Path) -> list[str]:
+    """The problems as a person sees them, without the folder they lie in."""
+    folder = path if path.is_dir() else path.parent
+    told = [str(item) for item in read(path) if isinstance(item, FileProblem)]
+    assert all("\n" not in line for line in told)
+    return [line.replace(f"{folder}/", "") for line in told]
+
+
+# ---- what is read -----------------------------------------------------------
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "sails.txt").write_text("Sails are made of flax.\n")
+    (tmp_path / "anchor.md").write_text("Preface.\n\n## Of anchors ##\n\nAn anchor holds.\n")
+    (tmp_path / "docs.jsonl").write_text(GOOD)
+    (tmp_path / "pairs_test.jsonl").write_text('{"query": "What runs below?", "doc_id": "a"}\n')
+    (tmp_path / ".hidden.txt").write_text("not for ingest")
+    assert list(read(tmp_path)) == [
+        Document("anchor.md", "Of anchors", "Preface.\n\n## Of anchors ##\n\nAn anchor holds."),
+        Document("a", "Keels", "A keel runs along the bottom."),
+        Pair("What runs below?", ("a",), "test"),
+        Document("sub/sails.txt", "sails", "Sails are made of flax."),
+    ]
+
+
+def test_one_file_is_read_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "sails.md"
+    path.write_text("No heading here.")
+    assert list(read(path)) == [Document("sails.md", "sails", "No heading here.")]
+
+
+def test_gzip_is_read_as_what_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD.encode()) + gzip.compress(GOOD.encode()))
+    assert len(taken(path)) == 2
+
+
+def test_a_byte_order_mark_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\n   \n" + GOOD.strip().encode())
+    assert len(taken(path)) == 2
+    assert complaints(path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "split"),
+    [
+        ("pairs_train.jsonl", {}, "train"),
+        ("pairs_valid.jsonl", {}, "valid"),
+        ("dev.jsonl", {}, "valid"),
+        ("pairs_test_synonyms.jsonl", {}, "test"),
+        ("contest.jsonl", {}, "train"),
+        ("pairs_test.jsonl", {"split": "train"}, "train"),
+    ],
+)
+def test_a_pair_is_of_the_split_it_says_or_its_file_says(
+    tmp_path: Path, name: str, record: dict[str, str], split: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps({"query": "Why?", "positives": ["a", "b", "a"], **record}))
+    assert list(read(path)) == [Pair("Why?", ("a", "b"), split)]
+
+
+def test_zero_characters_written_as_escapes_become_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text('{"id": "a", "text": "one\\u0000two"}')
+    assert list(read(path)) == [Document("a", "", "one two")]
+
+
+# ---- bad input: a clear line for each, and everything else is read ------------
+
+
+def test_every_bad_file_gets_its_line_and_the_good_ones_are_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.txt").write_bytes(b"\x7fELF\0\0\0")
+    (tmp_path / "empty.md").write_bytes(b"")
+    (tmp_path / "good.txt").write_text("Tar keeps a seam tight.")
+    (tmp_path / "latin.txt").write_bytes("Lübeck".encode("latin-1"))
+    (tmp_path / "lines.jsonl").write_text(GOOD + '{"id": "b", "text": }\n' + GOOD)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "wide.txt").write_text("UTF-16", encoding="utf-16")
+    (tmp_path / "white.txt").write_text(" \n ")
+    assert [item.id for item in taken(tmp_path) if isinstance(item, Document)] == [
+        "good.txt",
+        "a",
+        "a",
+    ]
+    assert complaints(tmp_path) == [
+        "binary.txt: binary, or text in UTF-16 (it has zero bytes): save it as UTF-8 text",
+        "empty.md: empty file: nothing to ingest",
+        "latin.txt: not UTF-8 (at byte 1): save it as UTF-8 text",
+        "lines.jsonl, line 2: broken JSON (Expecting value, column 21): correct it",
+        "picture.png: not a kind of file that is read (.txt, .md, .jsonl, .jsonl.gz): skipped",
+        "white.txt: only white space: nothing to ingest",
+        "wide.txt: binary, or text in UTF-16 (it has zero bytes): save it as UTF-8 text",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ('{"id": "b", "text": 5}', "'text' must hold text in quotes, not int"),
+        ('{"id": 7, "text": "x"}', "'id' must hold text in quotes, not int"),
+        ('{"text": "x"}', "no 'id': add it"),
+        ('{"id": "b", "text": " "}', "'text' is blank: fill it in or leave the line out"),
+        ('{"id": "b"}', "neither 'text' (a document) nor 'query' (a pair): add the key it lacks"),
+        ("[1, 2]", "expected a JSON object with 'id' and 'text', or with 'query'"),
+        (
+            '{"query": "q"}',
+            "a pair needs 'positives' (document ids) or 'doc_id': add one",
+        ),
+        (
+            '{"query": "q", "positives": []}',
+            "'positives' must be a list of 1 to 1000 document ids",
+        ),
+        ('{"query": "q", "positives": [3]}', "'positives' must hold text in quotes, not int"),
+        (
+            '{"id": "b", "text": "x", "split": "exam"}',
+            "'split' must be train, valid or test, or left out",
+        ),
+        (
+            '{"id": "b", "text": "\\ud800"}',
+            "'text' has half of a surrogate pair (\\ud800–\\udfff)",
+        ),
+        (
+            json.dumps({"id": "b" * 513, "text": "x"}),
+            "'id' is longer than 512 characters: shorten it",
+        ),
+        (
+            json.dumps({"query": "q" * 16385, "doc_id": "a"}),
+            "'query' is longer than 16 KiB: shorten it",
+        ),
+    ],
+)
+def test_a_bad_record_is_named_by_its_line(tmp_path: Path, line: str, cause: str) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text(GOOD + line + "\n" + GOOD)
+    assert complaints(path) == [f"docs.jsonl, line 2: {cause}"]
+    assert len(taken(path)) == 2
+
+
+def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text("[" * 200_000 + "\n" + GOOD)
+    [complaint] = complaints(path)
+    assert complaint.startswith("docs.jsonl, line 1: JSON that can't be read")
+    assert len(taken(path)) == 1
+
+
+def test_a_line_that_is_not_utf8_is_refused_alone(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_bytes(GOOD.encode() + b'{"id": "b", "text": "\xff"}\n' + GOOD.encode())
+    assert complaints(path) == ["docs.jsonl, line 2: not UTF-8 (at byte 21): save it as UTF-8 text"]
+    assert len(taken(path)) == 2
+
+
+def test_a_thousand_broken_lines_are_counted_not_listed(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text("broken\n" * 1000 + GOOD)
+    told = complaints(path)
+    assert len(told) == 21
+    assert told[-1] == "docs.jsonl: 980 more lines refused"
+    assert len(taken(path)) == 1
+
+
+READ_WITHIN = """
+import resource, sys
+from pathlib import Path
+limit = 400 << 20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+from daemon.library.documents import read
+for item in read(Path(sys.argv[1])):
+    print(str(item)[-200:])
+"""
+
+
+def read_in_little_memory(path: Path) -> list[str]:
+    """What a process that may use 400 MiB in all makes of the file."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ_WITHIN, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[3],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace(f"{path.parent}/", "").splitlines()
+
+
+@pytest.mark.slow
+def test_a_line_of_one_gigabyte_is_passed_over_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    with path.open("wb") as file:
+        file.write(GOOD.encode())
+        file.truncate(1 << 30)  # a hole: zero bytes that take no space on the disk
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + GOOD.encode())
+    assert read_in_little_memory(path) == [
+        "Document(id='a', title='Keels', text='A keel runs along the bottom.', split='')",
+        "docs.jsonl, line 2: longer than 16 MiB: cut it into several records",
+        "Document(id='a', title='Keels', text='A keel runs along the bottom.', split='')",
+    ]
+
+
+def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_RATIO_FROM", 64 << 20)  # 1 GiB would take seconds
+    path = tmp_path / "docs.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD.encode() + bytes(128 << 20), compresslevel=1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert complaints(path) == [
+        "docs.jsonl.gz: expands more than 200 times; pack it again from its source "
+        "(read up to line 2)"
+    ]
+    assert len(taken(path)) == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
+
+
+def test_a_long_line_inside_gzip_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl.gz"
+    path.write_bytes(gzip.compress(b"x" * (17 << 20) + b"\n" + GOOD.encode(), compresslevel=1))
+    assert complaints(path) == [
+        "docs.jsonl.gz, line 1: longer than 16 MiB: cut it into several records"
+    ]
+    assert len(taken(path)) == 1
+
+
+def test_a_line_of_exactly_the_limit_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_TEXT_BYTES", len(GOOD) - 1)
+    path = tmp_path / "docs.jsonl"
+    path.write_text(GOOD + GOOD + GOOD.strip())
+    assert len(taken(path)) == 3
+    path.write_text(" " + GOOD + GOOD + " " + GOOD.strip())
+    assert [item.line for item in read(path) if isinstance(item, FileProblem)] == [1, 3]
+
+
+def test_a_text_file_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 1 << 20)
+    path = tmp_path / "long.txt"
+    path.write_text("word " * (1 << 19))
+    assert complaints(path) == ["long.txt: longer than 1 MiB: cut it into several files"]
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (GOOD.encode(), "not a gzip file: pack it again or drop the .gz (read up to line 0)"),
+        (gzip.compress(GOOD.encode(), mtime=0)[:-9], "cut short: copy or pack it again"),
+        (gzip.compress(b"", mtime=0)[:10] + b"\xff" * 99, "damaged: copy or pack it again"),
+    ],
+)
+def test_damaged_gzip_is_explained(tmp_path: Path, content: bytes, cause: str) -> None:
+    path = tmp_path / "docs.jsonl.gz"
+    path.write_bytes(content)
+    [complaint] = complaints(path)
+    assert complaint.startswith(f"docs.jsonl.gz: {cause}")
+
+
+def test_a_vanished_folder_is_explained(tmp_path: Path) -> None:
+    told = [str(item) for item in read(tmp_path / "gone")]
+    assert told == [f"{tmp_path}/gone: not there (any more): check the path"]
+
+
+def test_what_vanishes_while_it_is_read_costs_only_itself(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "d.txt"):
+        (tmp_path / name).write_text("Oak planks.")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "x.txt").write_text("Oak planks.")
+    stream = read(tmp_path)
+    assert isinstance(next(stream), Document)
+    (tmp_path / "b.txt").unlink()
+    (tmp_path / "c" / "x.txt").unlink()
+    (tmp_path / "c").rmdir()
+    assert [str(item).replace(f"{tmp_path}/", "") for item in stream if not taken_item(item)] == [
+        "b.txt: not there (any more): check the path",
+        "c: not there (any more): check the path",
+    ]
+
+
+def taken_item(item: object) -> bool:
+    return not isinstance(item, FileProblem)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that anyone may enter (pytest's own are private), as an ordinary user."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    is_root = os.geteuid() == 0  # root may read everything
+    try:
+        (folder / "secret.txt").write_text("x")
+        (folder / "secret.txt").chmod(0)
+        if is_root:
+            os.seteuid(65534)
+        yield folder
+    finally:
+        if is_root:
+            os.seteuid(0)
+        shutil.rmtree(folder)
+
+
+def test_a_file_without_permission_is_explained(open_folder: Path) -> None:
+    assert complaints(open_folder) == [
+        "secret.txt: permission denied: run fedctl as someone who may read it"
+    ]
+
+
+def test_links_that_go_round_end(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("Hemp rope.")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "self.txt").symlink_to(tmp_path / "self.txt")
+    assert [item.id for item in taken(tmp_path) if isinstance(item, Document)] == [
+        "a/x.txt",
+        "b/x.txt",
+    ]
+    assert complaints(tmp_path) == [
+        "a/up: a link to a folder above it: not read again",
+        "b/up: a link to a folder above it: not read again",
+        "self.txt: Too many levels of symbolic links",
+    ]
+
+
+def test_a_pipe_or_socket_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        endpoint.bind(str(tmp_path / "s.txt"))
+        assert complaints(tmp_path) == [
+            "pipe.txt: not a regular file: give a file or a folder",
+            "s.txt: not a regular file: give a file or a folder",
+        ]
+
+
+def test_a_file_name_cannot_paint_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[31m\nb.txt").write_bytes(b"")
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_text("x")
+    assert complaints(tmp_path) == [
+        "a?[31m?b.txt: empty file: nothing to ingest",
+        "?.txt: the file's name is not UTF-8: rename it",
+    ]
+
+
+@given(st.binary(max_size=300))
+def test_whatever_a_line_holds_it_is_a_record_or_a_problem(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "docs.jsonl"
+    path.write_bytes(content + b"\n" + GOOD.encode())
+    assert taken(path)[-1] == Document("a", "Keels", "A keel runs along the bottom.")

@@ -1,0 +1,206 @@
+"""Worker processes: one kind of arithmetic each, ended and started again as attempts go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from daemon.process.workers import NobodyAnswers, Worker, WorkerCrashed, ask, import_once, report
+
+
+@pytest.fixture(params=[False, True], ids=["spawned", "forked"])
+async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
+    import_once(["fractions"], threads=1)
+    worker = Worker("arithmetic", threads=1, forked=request.param)
+    yield worker
+    await worker.stop()
+
+
+def reporting(item: int) -> int:
+    report(item)
+    return os.getpid()
+
+
+def sleeping() -> None:
+    time.sleep(60)
+
+
+def reporting_and_sleeping() -> None:
+    report("begun")
+    time.sleep(600)
+
+
+def whereabouts() -> tuple[bool, str, int]:
+    """Whether what was to be imported is here, the limit on threads, and the parent."""
+    return "fractions" in sys.modules, os.environ["OMP_NUM_THREADS"], os.getppid()
+
+
+async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: Worker) -> None:
+    """An attempt is given up, and the next one trains at once."""
+    seen: list[int] = []
+
+    async def heard(item: int) -> int:
+        """Reports until one is heard: what arrives when its call is over is for nobody."""
+        while True:
+            process = await worker.run_reporting(seen.append, reporting, item)
+            if item in seen:
+                return process
+
+    old = await heard(1)
+    ending = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    new = await heard(2)
+    await ending
+    assert await heard(3) == new != old
+
+
+async def test_a_call_whose_worker_is_ended_fails_and_the_next_one_works(worker: Worker) -> None:
+    old = await worker.run(reporting, 1)
+    call = asyncio.create_task(worker.run(sleeping))
+    await asyncio.sleep(0.2)
+    await worker.stop()
+    with pytest.raises(WorkerCrashed):
+        await call
+    assert not psutil.pid_exists(old)
+    assert await worker.run(reporting, 2) != old
+
+
+async def test_a_forked_worker_has_what_was_imported_once_for_all() -> None:
+    import_once(["fractions"], threads=1)
+    workers = [Worker(name, threads=1, forked=True) for name in ("one", "other")]
+    try:
+        one, other = [await worker.run(whereabouts) for worker in workers]
+    finally:
+        for worker in workers:
+            await worker.stop()
+    assert one == other
+    imported, limit, parent = one
+    assert imported
+    assert limit == "1"
+    assert psutil.Process(parent).ppid() == os.getpid()
+    assert psutil.Process(parent).num_threads() == 1, "no thread is lost when it forks"
+
+
+# ---- a job that asks ------------------------------------------------------------------
+
+
+def asking(count: int, size: int) -> list[int]:
+    """Lengths of the answers to ``count`` questions of ``size`` bytes."""
+    return [len(ask(bytes(size))) for _ in range(count)]
+
+
+def asking_until_nobody_answers() -> str:
+    """Why it ended."""
+    try:
+        while True:
+            ask("is anybody there?")
+    except NobodyAnswers as error:
+        return str(error)
+
+
+def asking_after_a_failure() -> str:
+    try:
+        ask("first")
+    except ValueError as error:
+        return f"{error}, then {ask('second')}"
+    return "no failure"
+
+
+async def test_answers_larger_than_a_pipe_holds_come_in_order(worker: Worker) -> None:
+    sizes: list[int] = []
+
+    async def answerer(item: bytes) -> bytes:
+        sizes.append(len(item))
+        await asyncio.sleep(0)
+        return bytes((1 << 20) + len(sizes))
+
+    found = await worker.run_asking(lambda _: None, answerer, asking, 3, 1 << 20)
+    assert found == [(1 << 20) + n for n in (1, 2, 3)]
+    assert sizes == [1 << 20] * 3
+
+
+async def test_what_answering_raises_is_raised_where_it_was_asked(worker: Worker) -> None:
+    async def answerer(item: str) -> str:
+        if item == "first":
+            raise ValueError("no such thing")
+        return item
+
+    told = await worker.run_asking(lambda _: None, answerer, asking_after_a_failure)
+    assert told == "no such thing, then second"
+
+
+async def test_who_asks_in_a_job_that_was_not_started_to_ask_is_told(worker: Worker) -> None:
+    assert "nobody waits" in await worker.run(asking_until_nobody_answers)
+    with pytest.raises(NobodyAnswers, match="no daemon"):
+        ask("outside a worker")
+
+
+async def test_a_job_that_is_given_up_ends_at_its_next_question(worker: Worker) -> None:
+    """Also when it is given up while somebody is looking for the answer."""
+    asked = asyncio.Event()
+
+    async def never(_item: str) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    call = asyncio.create_task(
+        worker.run_asking(lambda _: None, never, asking_until_nobody_answers)
+    )
+    await asked.wait()
+    before = worker.pid
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+    async def answers(_item: bytes) -> bytes:
+        return b"yes"
+
+    async with asyncio.timeout(20):  # and is not kept alive by the answers to the next one
+        assert await worker.run_asking(lambda _: None, answers, asking, 1, 1) == [3]
+        assert await worker.run(reporting, 1) == before  # the same process, free again
+
+
+async def test_who_gives_up_while_it_waits_ends_nobody_elses_job(worker: Worker) -> None:
+    begun, answered = asyncio.Event(), asyncio.Event()
+
+    async def answer(_item: bytes) -> bytes:
+        begun.set()
+        await answered.wait()
+        return b"yes"
+
+    others = asyncio.create_task(worker.run_asking(lambda _: None, answer, asking, 1, 1))
+    await begun.wait()
+    ours = asyncio.create_task(worker.run_reporting(lambda _: None, reporting, 1))
+    await asyncio.sleep(0)  # it waits for its turn
+    await worker.give_up(ours)
+    assert ours.cancelled()
+    answered.set()
+    assert await others == [3]
+
+
+async def test_a_job_that_is_given_up_does_not_keep_the_next_one_waiting(worker: Worker) -> None:
+    begun = asyncio.Event()
+    endless = asyncio.create_task(
+        worker.run_reporting(lambda _: begun.set(), reporting_and_sleeping)
+    )
+    await begun.wait()
+    async with asyncio.timeout(60):
+        await worker.give_up(endless)
+        assert endless.cancelled()
+        assert await worker.run(reporting, 1)
+
+
+async def test_a_worker_that_dies_while_it_asks_fails_its_call_alone(worker: Worker) -> None:
+    async def ends_it(_item: bytes) -> bytes:
+        os.kill(worker.pid or 0, 9)
+        return bytes(1 << 20)
+
+    with pytest.raises(WorkerCrashed):
+        await worker.run_asking(lambda _: None, ends_it, asking, 1, 1)
+    assert await worker.run(reporting, 1)

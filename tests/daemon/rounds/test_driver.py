@@ -1,0 +1,295 @@
+"""The driver's one boundary: nothing that is asked of it, or sent to it, ends the daemon."""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+import asyncio
+import math
+import typing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+from google.protobuf.message import Message
+from structlog.testing import capture_logs
+
+from config.settings import load
+from daemon.main import Daemon, Workers
+from daemon.rounds.driver import Node
+from daemon.state.audit import AuditLog
+from peers.attempts import effects as do
+from peers.rounds.runs import RunRefused
+from peers.wire.certificates import RULES
+from peers.wire.errors import PeerRefused, RemoteProtocolError
+from peers.wire.manifest import signed
+from proto import federation_pb2 as pb
+from tests.daemon.learning.small_models import small_encoder
+from tests.live.authority import Federation
+from tests.live.federation import _toml, _words
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What is logged is drawn with every local variable otherwise, which takes seconds."""
+    with capture_logs():
+        yield
+
+
+EFFECTS = typing.get_args(do.Effect)
+NO_NUMBER = 1 << 70  # no round and no attempt: neither SQLite nor protobuf can take it
+
+
+def absurd(hint: Any) -> Any:
+    """A value of that type that nothing can be done with."""
+    hint = next((one for one in typing.get_args(hint) if isinstance(one, type)), hint)
+    if hint is do.Durable:
+        return do.Durable(NO_NUMBER, b"", promised=NO_NUMBER)
+    if isinstance(hint, type) and issubclass(hint, Message):
+        return hint()
+    return {int: NO_NUMBER, float: math.nan, str: "\0", bytes: b"\0"}.get(hint, ())
+
+
+def made(kind: type) -> Any:
+    """An effect that can't be carried out."""
+    hints = typing.get_type_hints(kind)
+    needed = [one for one in fields(kind) if one.default is MISSING]
+    named = {one.name: absurd(hints[one.name]) for one in needed if one.default_factory is MISSING}
+    return kind(**named)
+
+
+async def started(folder: Path, stack: AsyncExitStack) -> Node:
+    """Everything of a daemon but its control socket, in this process."""
+    federation = Federation.found(folder, "alder", "birch")
+    home = folder / "alder"
+    (home / "manifest.json").write_bytes(signed(federation.manifest(), federation.authority))
+    encoder = small_encoder(folder / "encoder", words=_words())
+    settings: dict[str, dict[str, Any]] = {
+        "site": {"state_dir": str(home / "state")},
+        "identity": {"directory": str(home), "manifest": str(home / "manifest.json")},
+        "network": {"bind": federation.address("alder")},
+        "retriever": {"encoder": str(encoder), "max_tokens": 64, "personal": "none"},
+        "retrieval": {"passage_tokens": 60},
+        "workers": {"threads": 1},
+    }
+    (home / "fedd.toml").write_text(_toml(settings))
+    daemon = Daemon(load(home / "fedd.toml"))
+    workers = Workers.of(1)
+    stack.push_async_callback(workers.stop)
+    node, _ = await daemon._make_node(workers, stack)
+    audit = AuditLog(home / "audit")
+    stack.callback(audit.close)
+    transport = daemon._make_transport(node, audit)
+    running = asyncio.create_task(node.run(transport, lambda: None))
+
+    async def end() -> None:
+        assert not running.done(), "whatever happened, it lives"
+        running.cancel()
+        await asyncio.wait([running])
+
+    stack.push_async_callback(end)
+    await transport.start()
+    stack.push_async_callback(transport.stop, 0)
+    node.listening.set()
+    await node.ask(do.Tick())
+    return node
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    async with AsyncExitStack() as stack:
+        yield await started(tmp_path_factory.mktemp("driver"), stack)
+
+
+def stepping(node: Node, monkeypatch: pytest.MonkeyPatch, *effects: do.Effect) -> None:
+    """The next step wishes these."""
+    monkeypatch.setattr(node.protocol, "step", lambda _event, _now: list(effects))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in EFFECTS if kind is not do.Persist], ids=lambda kind: kind.__name__
+)
+async def test_an_effect_that_cannot_be_carried_out_costs_itself(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    shown: list[do.Progress] = []
+    monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
+    last = do.Progress(1, 0, "prepare", "birch")
+    stepping(node, monkeypatch, made(kind), last)
+    # Refused, or taken: some fail later, as tasks of their own.
+    await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
+    assert shown[-1] is last, "what stands behind it is carried out"
+    stepping(node, monkeypatch)
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(node.ask(do.Tick()), 10)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OverflowError("too large"), ValueError("no"), RuntimeError("a bug"), KeyError("gone")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("kind", EFFECTS[1:], ids=lambda kind: kind.__name__)
+async def test_whatever_an_effect_raises_its_message_is_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: type, error: Exception
+) -> None:
+    async def raising(effect: do.Effect) -> None:
+        if isinstance(effect, kind):
+            raise error
+
+    monkeypatch.setattr(node, "_carry_out", raising)
+    stepping(node, monkeypatch, made(kind))
+    with pytest.raises(RemoteProtocolError, match=f"can't carry that out .{type(error).__name__}"):
+        await node.ask(do.Received("birch", pb.Recall(round=1)))
+    assert kind.__name__ in node.last_error
+    assert str(error) in node.last_error
+    with pytest.raises(RunRefused, match="can't carry that out"):
+        await node.ask(do.StopRequested("run"))
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), AssertionError("a bug")])
+async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    kept = do.Progress(1, 0, "waiting", "birch", message="kept")
+    shown: list[do.Progress] = []
+    monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
+
+    def failing(_event: do.Event) -> None:
+        node.protocol._emit(kept)
+        raise error
+
+    monkeypatch.setattr(node.protocol, "_dispatch", failing)
+    with pytest.raises(RemoteProtocolError, match="can't carry that out"):
+        await node.ask(do.Received("birch", pb.Recall(round=1)))
+    assert shown == [kept]
+    monkeypatch.undo()
+    await asyncio.wait_for(node.ask(do.Tick()), 10)
+
+
+async def test_a_manifest_that_waits_is_warned_of_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.protocol._manifests, "waiting", "Manifest 4 is installed")
+    with capture_logs() as logged:
+        for _ in range(2):
+            await node.ask(do.Tick())
+    told = [one for one in logged if "Manifest 4" in one["event"]]
+    assert [one["log_level"] for one in told] == ["warning"]
+
+
+async def test_an_error_of_an_attempt_goes_with_a_later_round_and_others_stay(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def committed(round_: int) -> None:
+        stepping(node, monkeypatch, do.Adopt(round_, bytes(32), ("birch",)))
+        await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
+
+    async def failed(round_: int) -> None:
+        why = do.Progress(round_, 46, "failed", "birch", message="birch: did not answer")
+        stepping(node, monkeypatch, why)
+        await node.ask(do.Tick())
+
+    node.report("alder's disk is full")
+    await failed(1)
+    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    await committed(1)
+    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    await committed(2)
+    assert node.last_error == "alder's disk is full"
+    await failed(3)
+    node.report("birch has signed two things")
+    assert node.last_error == "birch has signed two things", "the last one is shown"
+    await committed(4)
+    assert node.last_error == "birch has signed two things"
+
+
+async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        node.store.forget_round()
+        with capture_logs() as logged:
+            for round_ in (1, 2):
+                back = do.WentBack(round_, "birch", "promised attempt 4")
+                stepping(node, monkeypatch, back)
+                await node.ask(do.Tick())
+                if round_ == 1:
+                    assert node.last_error == ""
+        told = [one for one in logged if "went back" in one["event"]]
+        assert [one["log_level"] for one in told] == ["info", "warning"]
+        assert "on purpose (fedctl site forget-round)" in told[0]["event"]
+        assert "of round 2" in node.last_error, "of another round it was nobody's purpose"
+        monkeypatch.undo()
+
+
+async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed(
+    tmp_path: Path,
+) -> None:
+    """Its state was restored: certificates come back from peers, what was spent does not."""
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        for round_ in (2, 5):
+            await node.privacy.spend(round_, 0, None)
+        commits = [one_of(round_, "alder", "birch") for round_ in range(1, 6)]
+        commits += [one_of(6, "birch"), one_of(7, "alder", "birch", rules=0)]
+        node.store.persist(node.protocol.durable, tuple(commits[:4]))
+        with capture_logs() as logged:
+            await node.unbooked.look()
+            assert "lacks rounds 1 and 3 to 4, in which it took part" in node.unbooked.warning
+            node.store.persist(node.protocol.durable, tuple(commits[4:]))
+            await node.unbooked.look()
+        assert [one["log_level"] for one in logged if "lacks" in one["event"]] == ["warning"]
+        assert "lacks rounds 1 and 3 to 4," in node.unbooked.warning
+
+
+def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
+    body = pb.VoteBody(round=round_, contributors=contributors, rules=rules)
+    return pb.Commit(certificate=pb.Certificate(body=body))
+
+
+async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
+    node._out.put("birch", pb.RunWish())
+    node._out.put("nobody", pb.RunWish())
+    node._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
+    async with asyncio.timeout(10):
+        while "could not be sent" not in node.last_error:
+            await asyncio.sleep(0.01)
+    await asyncio.wait_for(node.ask(do.Tick()), 10)
+
+
+async def test_a_state_that_cannot_be_written_leaves_the_site_refusing_and_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        said: list[do.Send] = []
+        monkeypatch.setattr(node._out, "put", lambda to, body: said.append(do.Send(to, body)))
+        promise = do.Send("birch", pb.Promised())
+        stepping(node, monkeypatch, made(do.Persist), promise)
+        with pytest.raises(PeerRefused, match="stands still"):
+            await node.ask(do.Received("birch", pb.Recall(round=1)))
+        assert promise not in said, "nothing is said that is not on the disk"
+        monkeypatch.undo()
+        for event, refusal in (
+            (do.Received("birch", pb.Recall(round=1)), PeerRefused),
+            (do.StopRequested("run"), RunRefused),
+        ):
+            with pytest.raises(refusal, match="restart it"):
+                await node.ask(event)
+        for _ in range(20):  # its own events pile up nowhere
+            await node.feed(do.Tick())
+        async with asyncio.timeout(10):
+            while node._events.qsize():
+                await asyncio.sleep(0.01)
+        assert "restart it" in node.last_error
+        name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1)
+        assert "restart it" in (node.accepts("birch", name, 1) or "")

@@ -1,0 +1,507 @@
+"""What a site learns from, and how it judges what came of it: real workers, a small encoder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from daemon.jobs import learning
+from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
+from daemon.learning.options import (
+    EvaluationError,
+    LearningError,
+    TrainingOptions,
+)
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import Document, Pair
+from daemon.library.store import Library
+from daemon.personal.personal import PersonalState, PersonalStore, own_digest
+from daemon.process.workers import Worker
+from daemon.services import collection as collection_module
+from daemon.services import pair_maker as pairs_module
+from daemon.services.collection import Collection, CollectionSettings
+from daemon.services.curve import Curve
+from daemon.services.pair_maker import PairMaker, WriterSettings
+from daemon.state.store import Store
+from daemon.state.versions import read_version, write_version
+from tests.daemon.learning.small_models import small_encoder
+from tests.daemon.pairs.test_pair_writers import about, completion, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln"]
+DOCUMENTS = [
+    Document(
+        f"yard/{subject}",
+        f"The {subject}",
+        f"Somebody should keep the {subject} dry. Otherwise the {subject} will not serve for long.",
+    )
+    for subject in SUBJECTS
+]
+VALID = [Pair(f"keep the {s} dry", (f"yard/{s}",), "valid") for s in SUBJECTS]
+PLAN = TrainingOptions(local_epochs=2, batch_size=4, learning_rate=3e-3, hard_negatives=2)
+Version = tuple[int, bytes]
+LearnFrom = Literal["supplied", "supplied+made", "made"]
+Adapt = Literal["head", "lora"]
+Personal = Literal["none", "query_encoder", "mixture"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker() -> AsyncIterator[Worker]:
+    """One process for all that computes here."""
+    started = Worker("learning", threads=1)
+    try:
+        yield started
+    finally:
+        await started.stop()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = {word for d in DOCUMENTS for word in re.findall(r"\w+", d.text.lower())}
+    return small_encoder(tmp_path_factory.mktemp("encoder"), sorted(words))
+
+
+@dataclass
+class Site:
+    """One site's state and the parts of its daemon that this is about."""
+
+    worker: Worker
+    spec: RetrieverSpec
+    state: Path
+    collection: Collection
+    genesis: bytes
+    indexing: asyncio.Task[None]
+
+    @classmethod
+    async def start(
+        cls,
+        worker: Worker,
+        encoder: Path,
+        state: Path,
+        learn_from: LearnFrom,
+        adapt: Adapt = "head",
+        personal: Personal = "none",
+    ) -> Site:
+        spec = RetrieverSpec(
+            encoder=str(encoder),
+            max_tokens=48,
+            device="cpu",
+            adapt=adapt,
+            personal=personal,
+            personal_folder=str(state / "personal"),
+            learn_from=learn_from,
+            made_pairs=str(state / "made_pairs.jsonl"),
+        )
+        collection = Collection(
+            spec=spec,
+            state=state,
+            versions=state / "versions",
+            settings=CollectionSettings(passage_tokens=40, top_k=3, willing=True, min_pairs=4),
+            learning=worker,
+            answering=worker,
+        )
+        await collection.prepare()
+        genesis = await worker.run(learning.write_initial_version, spec, state / "versions")
+        indexing = asyncio.create_task(collection.run())
+        collection.adopt(genesis)
+        return cls(worker, spec, state, collection, genesis, indexing)
+
+    @property
+    def made(self) -> Path:
+        return Path(self.spec.made_pairs)
+
+    async def ingest(self, documents: list[Document], pairs: list[Pair]) -> None:
+        await self.collection.ingest(documents, pairs)
+        await self.collection.index(lambda _: None)
+
+    def maker(self, model: str = "") -> PairMaker:
+        return PairMaker(
+            spec=self.spec,
+            state=self.state,
+            collection=self.collection,
+            writer=WriterSettings(model, "general"),
+            learning=self.worker,
+            answering=self.worker,
+        )
+
+    async def build(self, plan: PairPlan, model: str = "") -> PairCounts:
+        steps = [step async for step in self.maker(model).build(plan)]
+        assert isinstance(steps[-1], PairCounts)
+        return steps[-1]
+
+    async def train(self) -> int:
+        """A round's training as a daemon has it done; how many pairs were trained on."""
+        update = self.state / "update.npy"
+        result = await self.worker.run(
+            learning.train,
+            self.spec,
+            self.collection.library_path,
+            self.state / "versions",
+            self.genesis,
+            PLAN,
+            1,
+            "yard",
+            update,
+        )
+        assert np.abs(np.load(update, allow_pickle=False)[:-1]).max() > 0
+        return result.num_examples
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(
+    request: pytest.FixtureRequest, worker: Worker, encoder: Path, tmp_path: Path
+) -> AsyncIterator[Site]:
+    chosen: LearnFrom = getattr(request, "param", "supplied+made")
+    made = await Site.start(worker, encoder, tmp_path / "state", chosen)
+    try:
+        yield made
+    finally:
+        made.indexing.cancel()
+
+
+def there(path: Path) -> bool:
+    return path.exists()
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+# ---- learning from what was made -----------------------------------------------------------
+
+
+async def test_a_site_without_a_question_makes_its_own_and_trains(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    situation = await site.collection.situation()
+    assert not situation.willing
+    assert "make some (fedctl pairs)" in situation.reason
+
+    counts = await site.build(PairPlan(how="inverse-cloze"))
+    assert (counts.made, counts.passages) == (8, 8)
+    situation = await site.collection.situation()
+    assert (situation.willing, situation.num_examples) == (True, 8)
+    assert await site.train() == 8
+
+    await site.build(PairPlan(how="title"))  # another kind, beside the first
+    assert await site.train() == (await site.collection.situation()).num_examples == 16
+    found = await site.maker().overview("title", 2)
+    assert found.kinds == {"inverse-cloze": (8, 8), "title": (8, 8)}
+    assert [example.query for example in found.examples] == ["The pump", "The gate"]
+
+    await site.maker().drop("inverse-cloze")
+    assert (await site.collection.situation()).num_examples == 8
+    await site.maker().drop()
+    assert not (await site.collection.situation()).willing
+
+
+async def test_what_is_put_aside_is_learned_from_no_longer(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    await site.build(PairPlan(how="title"))
+    await site.ingest([replace(DOCUMENTS[0], split="test"), DOCUMENTS[1]], [])
+    assert (await site.collection.situation()).num_examples == 7
+    assert await site.train() == 7
+    assert (await site.maker().overview()).kinds == {"title": (8, 7)}
+    assert (await site.build(PairPlan(how="title"))).made == 7
+
+
+@pytest.mark.parametrize(
+    ("site", "trained"),
+    [("supplied", 4), ("supplied+made", 11), ("made", 8)],
+    indirect=["site"],
+)
+async def test_the_operator_chooses_what_is_learned_from(site: Site, trained: int) -> None:
+    """Four questions were supplied, one of them in the words of a title, which gives way."""
+    asked = [f"who keeps the {subject}?" for subject in SUBJECTS[1:4]]
+    supplied = [Pair("the  PUMP", ("yard/pump",)), *(
+        Pair(query, (f"yard/{subject}",))
+        for query, subject in zip(asked, SUBJECTS[1:], strict=False)
+    )]  # fmt: skip
+    await site.ingest(DOCUMENTS, supplied)
+    await site.build(PairPlan(how="title"))
+    assert (await site.collection.situation()).num_examples == trained
+    assert await site.train() == trained
+
+
+async def test_damaged_pairs_are_refused_and_can_be_dropped(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    await site.build(PairPlan(how="title"))
+    cut_short(site.made)
+    with pytest.raises(LearningError, match="fedctl pairs drop --all"):
+        await site.train()
+    with pytest.raises(LearningError, match="fedctl pairs drop --all"):
+        await site.build(PairPlan(how="keywords"))
+    await site.maker().drop()
+    assert (await site.build(PairPlan(how="keywords"))).made == 8
+
+
+# ---- written by a language model -------------------------------------------------------------
+
+
+@pytest.fixture
+def one_reply_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pairs_module, "_SLICE_S", 0.0)
+    yield
+
+
+@pytest.mark.usefixtures("one_reply_at_a_time")
+async def test_writing_that_broke_off_goes_on_where_it_was(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    left = 3
+
+    def write(body: dict[str, object]) -> tuple[int, bytes]:
+        nonlocal left
+        left -= 1
+        return completion(f"1. {about(body)}") if left >= 0 else (500, b"out of memory")
+
+    plan = PairPlan(how="llm", top_k=8)
+    with serving(write) as (url, asked):
+        with pytest.raises(LearningError, match="answered 500: out of memory"):
+            await site.build(plan, f"{url}#m")
+        assert not there(site.made)
+
+        left = 100  # somebody looks on for two replies, then presses Ctrl-C
+        seen = 0
+        async with aclosing(site.maker(f"{url}#m").build(plan)) as steps:
+            async for step in steps:
+                seen += isinstance(step, PairProgress)
+                if seen == 2:
+                    break
+        counts = await site.build(plan, f"{url}#m")
+        prompts = [about(body) for body in asked]
+    assert counts.made == 8
+    assert len(prompts) == 8 + 1, "the one that failed was asked again, no other"
+    assert not there(site.made.with_name("written_queries.jsonl"))
+
+
+@pytest.mark.usefixtures("one_reply_at_a_time")
+async def test_a_round_that_begins_trains_between_two_replies(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [Pair("what of the pump?", ("yard/pump",))])
+    await site.build(PairPlan(how="title"))
+    training: asyncio.Task[int] | None = None
+    written_when_trained: list[int] = []
+    with serving(lambda body: completion(f"1. {about(body)}")) as (url, asked):
+        async for _ in site.maker(f"{url}#m").build(PairPlan(how="llm", top_k=8)):
+            if training is None:
+                training = asyncio.create_task(site.train())
+                training.add_done_callback(lambda _: written_when_trained.append(len(asked)))
+        assert training is not None
+        assert await training == 9
+        assert len(asked) == 8
+    assert 0 < written_when_trained[0] < 8
+
+
+async def test_one_build_at_a_time_and_none_without_a_writer(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    with pytest.raises(LearningError, match=r"set pairs\.writer"):
+        await site.build(PairPlan(how="llm"))
+    maker = site.maker()
+    async with aclosing(maker.build(PairPlan(how="title"))) as first:
+        await maker._one_at_a_time.acquire()
+        with pytest.raises(LearningError, match="being made or dropped already"):
+            await anext(first)
+        with pytest.raises(LearningError, match="wait until that has ended"):
+            await maker.drop()
+
+
+# ---- the curve -----------------------------------------------------------------------------------
+
+
+async def test_a_site_that_renews_an_old_version_goes_on_to_the_newer_one(site: Site) -> None:
+    """What is a site's own is made for one version, and the next may be committed meanwhile."""
+    await site.ingest(DOCUMENTS, [])
+    described = await site.worker.run(learning.describe, site.spec)
+    shape = described.shape_manifest.digest
+    start = read_version(site.state / "versions", site.genesis, shape)
+    newer, _ = write_version(site.state / "versions", shape, start + np.float32(0.01))
+    await site.collection.until_served(site.genesis)
+    site.collection.adopt(newer)
+    await site.collection.renew()
+    await site.collection.until_served(newer)
+    assert site.collection.served_digest == newer
+
+
+def curve_of(site: Site, store: Store, questions: int, head: Callable[[], Version]) -> Curve:
+    curve = Curve(
+        spec=site.spec,
+        state=site.state,
+        store=store,
+        learning=site.worker,
+        questions=questions,
+        head=head,
+    )
+    site.collection.answers, site.collection.changed = curve.answers, curve.changed
+    return curve
+
+
+async def test_each_committed_version_is_judged_on_the_validation_pairs(site: Site) -> None:
+    store = Store(site.state / "state.sqlite3")
+    head = (0, site.genesis)
+    curve = curve_of(site, store, 5, lambda: head)
+    judging = asyncio.create_task(curve.run())
+
+    async def until(round_: int) -> dict[str, float]:
+        async with asyncio.timeout(60):
+            while not (found := [p for p in store.curve() if p.round == round_]):
+                await asyncio.sleep(0.02)
+        assert {point.questions for point in found} == {5}
+        return {point.metric: point.value for point in found}
+
+    try:
+        await site.ingest(DOCUMENTS, [])
+        async with asyncio.timeout(60):
+            while "no pairs of split valid" not in curve.missing:
+                await asyncio.sleep(0.02)
+        await site.ingest([], VALID)
+        before = await until(0)
+        shape = await site.worker.run(learning.describe, site.spec)
+        manifest = shape.shape_manifest
+        vector = read_version(site.state / "versions", site.genesis, manifest.digest).copy()
+        vector += np.random.default_rng(5).normal(size=vector.shape).astype(np.float32)
+        digest, _ = write_version(site.state / "versions", manifest.digest, vector)
+        head = (1, digest)
+        curve.committed(*head)  # before it is indexed
+        after = await until(1)
+        assert set(after) == set(before) > {"mrr@10", "map", "em", "f1@5", "avg_rank"}
+        assert after["avg_rank"] != before["avg_rank"]
+        assert curve.missing == ""
+        curve.committed(2, b"\x01" * 32)  # a version that is gone
+        site.collection.adopt(digest)
+        await site.collection.index(lambda _: None)
+        assert not judging.done()
+        # What the curve says is what an evaluation says, when asked the same.
+        asked = await site.collection.evaluate("valid")
+        assert asked.split == "valid"
+        with Library.open(site.collection.library_path, read_only=True) as library:
+            assert len(library.pairs("valid")) == asked.dense.questions == 8
+    finally:
+        judging.cancel()
+        store.close()
+
+
+async def put_something_of_its_own(site: Site) -> None:
+    """As a personaliser leaves it, and far from what is shared."""
+    described = await site.worker.run(learning.describe, site.spec)
+    shape = described.shape_manifest
+    vector = read_version(site.state / "versions", site.genesis, shape.digest).copy()
+    chance = np.random.default_rng(5)
+    arrays = {"mixture": vector}
+    if site.spec.personal == "query_encoder":
+        arrays = {f"query.{n:04d}": v for n, v in enumerate(shape.split(vector).values())}
+    for name, value in arrays.items():
+        arrays[name] = value + chance.normal(scale=5.0, size=value.shape).astype(np.float32)
+    state = PersonalState(arrays, {"kind": site.spec.personal})
+    PersonalStore(Path(site.spec.personal_folder), shape.digest).put(site.genesis, state)
+
+
+@pytest.mark.parametrize("own_first", [False, True])
+@pytest.mark.parametrize(
+    ("personal", "adapt"), [("mixture", "head"), ("query_encoder", "head"), ("mixture", "lora")]
+)
+async def test_what_is_shared_and_what_is_the_sites_own_are_judged_apart(
+    worker: Worker,
+    encoder: Path,
+    tmp_path: Path,
+    personal: Personal,
+    adapt: Adapt,
+    own_first: bool,
+) -> None:
+    """Whether a version is judged before or after something of the site's own was made for it."""
+    site = await Site.start(worker, encoder, tmp_path, "supplied", adapt, personal)
+    store = Store(site.state / "state.sqlite3")
+    head = (3, site.genesis)
+
+    async def until(kind: str) -> dict[str, float]:
+        async with asyncio.timeout(60):
+            while not (found := [p for p in store.curve() if p.kind == kind]):
+                await asyncio.sleep(0.02)
+        assert {(point.round, point.questions) for point in found} == {(3, 8)}
+        return {point.metric: point.value for point in found}
+
+    await site.ingest(DOCUMENTS, VALID)
+    before = (await site.collection.evaluate("valid")).dense
+    curve = curve_of(site, store, 500, lambda: head)
+    judging = asyncio.create_task(curve.run())
+    try:
+        if own_first:
+            await put_something_of_its_own(site)
+        curve.committed(*head)
+        shared = await until("shared")
+        if not own_first:
+            assert {point.kind for point in store.curve()} == {"shared"}
+            await put_something_of_its_own(site)
+        await site.collection.renew()
+        own = await until(personal)
+        assert await until("shared") == shared
+        after = (await site.collection.evaluate("valid")).dense
+        assert (shared["mrr@10"], own["mrr@10"]) == (before.mrr_at_10, after.mrr_at_10)
+        assert shared["avg_rank"] != own["avg_rank"]
+        assert {p.own_digest for p in store.curve() if p.kind == personal} == {
+            own_digest(site.spec.personal_folder, site.genesis)
+        }
+    finally:
+        judging.cancel()
+        site.indexing.cancel()
+        store.close()
+
+
+# ---- the encoder before training -----------------------------------------------------------------
+
+
+async def test_an_evaluation_tells_how_far_it_is_and_lets_training_in_between(
+    worker: Worker, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection_module, "_SLICE_S", 0.0)
+    site = await Site.start(worker, encoder, tmp_path, "supplied", "lora")
+    many = [Document(f"yard/{n}", "", f"The {SUBJECTS[n % 8]} of shed {n}") for n in range(150)]
+    steps: list[object] = []
+    training: asyncio.Task[int] | None = None
+    trained_at: list[object] = []
+
+    def listener(item: object) -> None:
+        if item not in steps:
+            steps.append(item)
+
+    def impatient(item: object) -> None:
+        nonlocal training
+        listener(item)
+        if item == ("encoder", 0, 0):  # a round begins as soon as passages are embedded
+            training = asyncio.create_task(site.worker.run(os.getpid))
+            training.add_done_callback(lambda _: trained_at.append(steps[-1]))
+        if item == ("encoder", 128, 158):
+            evaluating.cancel()
+
+    try:
+        await site.ingest([*DOCUMENTS, *many], [])
+        with pytest.raises(EvaluationError, match="no pairs of split valid"):
+            await site.collection.evaluate("valid", listener)
+        assert steps == [("index", 0, 0), ("encoder", 0, 0)], "nothing is embedded in vain"
+        steps.clear()
+
+        await site.ingest([], VALID)
+        evaluating = asyncio.create_task(site.collection.evaluate("valid", impatient))
+        with pytest.raises(asyncio.CancelledError):
+            await evaluating
+        assert steps == [
+            ("index", 0, 0), ("encoder", 0, 0), ("encoder", 64, 158), ("encoder", 128, 158),
+        ]  # fmt: skip
+        assert trained_at == [("encoder", 64, 158)]
+
+        steps.clear()
+        judged = await site.collection.evaluate("valid", listener)
+        assert steps == [
+            ("index", 0, 0), ("encoder", 0, 0), ("encoder", 30, 30), ("questions", 0, 0),
+        ]  # fmt: skip
+        assert "vanilla" in judged.figures
+    finally:
+        site.indexing.cancel()

@@ -1,0 +1,215 @@
+"""Model versions on disk: the old one or the new one, whatever the moment of a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from daemon.process import faultpoints
+from daemon.state.versions import (
+    Float32,
+    ShapeManifest,
+    VersionError,
+    import_version,
+    is_sound,
+    largest_file,
+    read_version,
+    sweep,
+    version_digest,
+    version_path,
+    write_version,
+)
+
+SHAPE = ShapeManifest("test", (("w", (300,)), ("b", (7,))))
+
+
+def vector(seed: int) -> Float32:
+    return np.random.default_rng(seed).standard_normal(SHAPE.total, dtype=np.float32)
+
+
+def child(code: str, *args: object, fault: str = "") -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, that a fault may kill."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        env={**os.environ, faultpoints.VARIABLE: fault},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+WRITE = """
+import sys; from pathlib import Path
+from tests.daemon.state.test_versions import SHAPE, vector
+from daemon.state.versions import write_version
+for seed in (1, 2):
+    digest, _ = write_version(Path(sys.argv[1]), SHAPE.digest, vector(seed))
+    print(digest.hex(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "second_is_there"),
+    [
+        ("version:write", False),
+        ("version:rename", False),
+        ("version:renamed", True),
+        ("version:synced", True),
+    ],
+)
+def test_a_crash_leaves_whole_versions_only(
+    tmp_path: Path, point: str, second_is_there: bool
+) -> None:
+    crashed = child(WRITE, tmp_path, fault=f"{point}=kill@2")
+    assert crashed.returncode == -signal.SIGKILL
+    first = version_digest(SHAPE.digest, vector(1))
+    second = version_digest(SHAPE.digest, vector(2))
+    assert crashed.stdout.split() == [first.hex()], "the second was not reported as written"
+    assert is_sound(tmp_path, first, SHAPE.digest)
+    assert is_sound(tmp_path, second, SHAPE.digest) == second_is_there
+    sweep(tmp_path)
+    expected = {first, second} if second_is_there else {first}
+    assert {p.name for p in tmp_path.iterdir()} == {f"{d.hex()}.safetensors" for d in expected}
+    assert child(WRITE, tmp_path).returncode == 0, "the next start writes it"
+    assert is_sound(tmp_path, second, SHAPE.digest)
+
+
+@pytest.mark.parametrize("what", ["enospc", "erofs"])
+def test_a_disk_that_fails_leaves_nothing_behind(tmp_path: Path, what: str) -> None:
+    failed = child(WRITE, tmp_path, fault=f"version:rename={what}@2")
+    assert failed.returncode == 1
+    assert "OSError" in failed.stderr
+    digest = version_digest(SHAPE.digest, vector(1))
+    assert [p.name for p in tmp_path.iterdir()] == [f"{digest.hex()}.safetensors"]
+
+
+def test_a_real_full_disk_is_an_oserror_and_leaves_nothing_behind(small_disk: Path) -> None:
+    big = ShapeManifest("test", (("w", (1 << 20,)),))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(6 << 20))
+    with pytest.raises(OSError, match=r"cannot write|No space"):
+        write_version(small_disk, big.digest, np.ones(big.total, dtype=np.float32))
+    assert [p.name for p in small_disk.iterdir()] == ["ballast"]
+    ballast.unlink()
+    digest, _ = write_version(small_disk, big.digest, np.ones(big.total, dtype=np.float32))
+    assert is_sound(small_disk, digest, big.digest)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> object:
+    """A disk of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system may be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_version_is_refused_and_can_be_replaced(tmp_path: Path, damage: str) -> None:
+    digest, path = write_version(tmp_path, SHAPE.digest, vector(1))
+    whole = path.read_bytes()
+    damaged = {
+        "flip": whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
+        "cut": whole[:-4],
+        "empty": b"",
+    }[damage]
+    path.write_bytes(damaged)
+    with pytest.raises(VersionError, match="version"):
+        read_version(tmp_path, digest, SHAPE.digest)
+    arrived = tmp_path / "arrived"
+    arrived.write_bytes(whole)
+    import_version(arrived, tmp_path, digest, SHAPE.digest)
+    assert np.array_equal(read_version(tmp_path, digest, SHAPE.digest), vector(1))
+    assert not arrived.exists()
+
+
+def test_what_a_peer_sent_under_a_wrong_name_is_not_kept(tmp_path: Path) -> None:
+    _, path = write_version(tmp_path / "theirs", SHAPE.digest, vector(1))
+    arrived = path.rename(tmp_path / "arrived")
+    wanted = version_digest(SHAPE.digest, vector(2))
+    with pytest.raises(VersionError, match="damaged or of another"):
+        import_version(arrived, tmp_path / "ours", wanted, SHAPE.digest)
+    assert not arrived.exists()
+    assert not version_path(tmp_path / "ours", wanted).exists()
+
+
+@pytest.mark.parametrize("shape", [(307, 1), (1, 307)])
+def test_the_right_values_in_another_shape_are_not_kept(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """The digest is over the values alone; whoever trains from them needs a vector."""
+    arrived = tmp_path / "arrived"
+    save_file({"shared": vector(1).reshape(shape)}, arrived)
+    wanted = version_digest(SHAPE.digest, vector(1))
+    with pytest.raises(VersionError, match="no vector of float32"):
+        import_version(arrived, tmp_path / "ours", wanted, SHAPE.digest)
+    assert not arrived.exists()
+    assert not version_path(tmp_path / "ours", wanted).exists()
+
+
+def test_what_arrived_whole_waits_for_space(tmp_path: Path) -> None:
+    digest, path = write_version(tmp_path / "theirs", SHAPE.digest, vector(1))
+    arrived = path.rename(tmp_path / "arrived")
+    (tmp_path / "ours").write_text("no folder can be made here")
+    with pytest.raises(OSError, match="exists"):
+        import_version(arrived, tmp_path / "ours", digest, SHAPE.digest)
+    assert arrived.exists()
+
+
+def test_the_file_of_a_version_stays_below_its_bound(tmp_path: Path) -> None:
+    for shapes in (SHAPE, ShapeManifest("one", (("w", (1,)),))):
+        values = np.ones(shapes.total, dtype=np.float32)
+        _, path = write_version(tmp_path, shapes.digest, values)
+        assert path.stat().st_size <= largest_file(shapes)
+
+
+# ---- fault points -------------------------------------------------------------
+
+
+def test_without_the_variable_a_fault_point_is_nothing() -> None:
+    assert faultpoints.passing_with("") is faultpoints._nothing
+    assert (
+        child("from daemon import faultpoints as f; assert f.passing is f._nothing").returncode == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("persist:befor=kill", "no fault point 'persist:befor'"),
+        ("persist:before=explode", "'explode' is none of kill"),
+        ("persist", "is not <point>=<what>"),
+    ],
+)
+def test_a_misspelt_fault_is_refused(spec: str, complaint: str) -> None:
+    with pytest.raises(faultpoints.FaultSpecError, match=complaint):
+        faultpoints.read(spec)
+
+
+def test_a_fault_happens_when_it_is_asked_for() -> None:
+    passing = faultpoints.passing_with("persist:before=enospc@2x2")
+    outcomes = []
+    for _ in range(5):
+        try:
+            passing("persist:before")
+            outcomes.append("")
+        except OSError as error:
+            outcomes.append(str(error.strerror))
+    assert outcomes == ["", *["No space left on device"] * 2, "", ""]
+    with pytest.raises(faultpoints.FaultSpecError, match="does not list"):
+        passing("persist:never")

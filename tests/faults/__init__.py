@@ -1,0 +1,1 @@
+"""What networks, disks and crashes do to real daemons."""

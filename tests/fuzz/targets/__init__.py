@@ -1,0 +1,1 @@
+"""What is fuzzed: each parser that takes a peer's bytes."""

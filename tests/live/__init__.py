@@ -1,0 +1,1 @@
+"""Real `fedd` processes over real TLS on loopback, and who starts them."""

@@ -1,0 +1,180 @@
+"""What a peer may take of us: the arithmetic by the clock, and the door that keeps to it."""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.link.quotas import Bucket, Ledger, Quotas, TooMuch
+from peers.link.transport import Terms
+from peers.wire.errors import PeerBusy
+from peers.wire.messages import MIB
+from proto import federation_pb2 as pb
+from tests.live.authority import Federation
+from tests.peers.link.loopback import CONTEXT, QUICK, UPDATE, VERSION, running
+from tests.peers.link.strangers import beta_calling, calling, framed, pushed, refused
+
+Code = grpc.StatusCode
+
+
+# ---- the arithmetic -------------------------------------------------------------
+
+
+@given(
+    rate=st.floats(0.1, 1000),
+    size=st.integers(1, 500),
+    pauses=st.lists(st.floats(0, 10), max_size=200),
+)
+def test_never_more_than_the_burst_and_the_rate(
+    rate: float, size: int, pauses: list[float]
+) -> None:
+    bucket, now, taken = Bucket(rate, size), 1000.0, 0
+    for pause in pauses:
+        now += pause
+        taken += not bucket.take(now)
+        assert taken <= size + rate * (now - 1000.0) + 1e-6
+
+
+@given(rate=st.floats(0.1, 1000), size=st.integers(1, 50))
+def test_who_waits_as_long_as_told_is_served(rate: float, size: int) -> None:
+    bucket, now = Bucket(rate, size), 5.0
+    for _ in range(size):
+        assert bucket.take(now) == 0
+    for _ in range(20):
+        wait = bucket.take(now)
+        assert wait > 0
+        now += wait * (1 + 1e-9) + 1e-9
+        assert bucket.take(now) == 0
+
+
+def test_a_clock_that_goes_back_gives_nothing() -> None:
+    bucket = Bucket(1, 1)
+    assert bucket.take(100) == 0
+    assert bucket.take(50) > 0
+    assert bucket.take(50.5) > 0
+
+
+def test_large_messages_cost_more() -> None:
+    ledger = Ledger(Quotas(requests_per_s=10, burst=100))
+    for _ in range(3):
+        ledger.request("beta", 1.0)
+        ledger.message("beta", 2 * MIB)
+    with pytest.raises(TooMuch) as error:
+        for _ in range(3):
+            ledger.request("beta", 1.0)
+    assert error.value.retry_after_s > 0
+    ledger.request("gamma", 1.0)  # pays for itself alone
+
+
+def test_an_object_may_arrive_again_but_not_for_ever() -> None:
+    ledger = Ledger(Quotas(copies=3))
+    for _ in range(3 * 10):
+        ledger.frame("beta", "update", MIB, total=10 * MIB)
+    with pytest.raises(TooMuch, match="has pushed this object 3 times over"):
+        for _ in range(10):
+            ledger.frame("beta", "update", MIB, total=10 * MIB)
+    ledger.frame("beta", "key", MIB, total=MIB)
+
+
+def test_only_so_many_refusals_are_held_back() -> None:
+    ledger = Ledger(Quotas(hold_s=0.5))
+    held = [ledger.hold("beta") for _ in range(300)]
+    assert (held.count(0.5), held.count(0.0)) == (256, 44)
+    ledger.let_go("beta")
+    assert ledger.hold("beta") == 0.5
+
+
+# ---- at the door -------------------------------------------------------------------
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation.found(tmp_path, "alpha", "beta")
+
+
+def terms_with(quotas: Quotas, busy_s: float = 30.0) -> Terms:
+    return replace(
+        QUICK,
+        limits=replace(QUICK.limits, quotas=quotas),
+        patience=replace(QUICK.patience, busy_s=busy_s),
+    )
+
+
+@pytest.mark.slow
+async def test_an_honest_peer_waits_as_long_as_it_is_told(
+    federation: Federation, tmp_path: Path
+) -> None:
+    quotas = Quotas(pulls_per_minute=120, hold_s=0.01)  # two a second, 120 at once
+    async with (
+        running(federation, "alpha", terms=terms_with(quotas)) as alpha,
+        running(federation, "beta", terms=QUICK, chance=random.Random(1)) as beta,
+    ):
+        alpha.inbox.shelf[pb.MODEL_VERSION] = b"version"
+        for number in range(123):
+            await beta.transport.pull("alpha", VERSION, tmp_path / str(number))
+        seen = alpha.transport.statistics()["beta"]
+        assert seen.over_quota >= 1
+        assert seen.refused == seen.over_quota
+
+
+async def test_patience_with_a_busy_peer_ends(federation: Federation, tmp_path: Path) -> None:
+    quotas = Quotas(pulls_per_minute=1, hold_s=0.01)
+    async with (
+        running(federation, "alpha", terms=terms_with(quotas)) as alpha,
+        running(federation, "beta", terms=terms_with(Quotas(), busy_s=1.0)) as beta,
+    ):
+        alpha.inbox.shelf[pb.MODEL_VERSION] = b"version"
+        await beta.transport.pull("alpha", VERSION, tmp_path / "one")
+        with pytest.raises(PeerBusy, match=r"more than 1 pulls a minute of 'beta': ask again in"):
+            await beta.transport.pull("alpha", VERSION, tmp_path / "two")
+
+
+async def test_a_peer_that_is_not_in_the_manifest_pays_too(federation: Federation) -> None:
+    quotas = Quotas(requests_per_s=1, burst=3, hold_s=0.01)
+    async with running(federation, "alpha", terms=terms_with(quotas)) as alpha:
+        alpha.transport.reload(alpha.identity, federation.manifest(version=2, disabled={"beta"}))
+        async with calling(federation, federation.identity("beta")) as beta:
+            for _ in range(3):
+                with refused(Code.PERMISSION_DENIED, "disabled"):
+                    await beta.hello()
+            with refused(Code.RESOURCE_EXHAUSTED, "more than 1 calls a second"):
+                await beta.hello()
+
+
+async def test_connections_do_not_multiply_streams(federation: Federation) -> None:
+    quotas = Quotas(streams=2, hold_s=0.01)
+    async with running(federation, "alpha", terms=terms_with(quotas)) as alpha:
+        alpha.inbox.gate = asyncio.Event()
+        async with beta_calling(federation) as one, beta_calling(federation) as other:
+            pieces = pushed(await framed(b"key"), CONTEXT)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(one.push(pieces))
+                group.create_task(other.push(pieces))
+                async with asyncio.timeout(20):
+                    while alpha.transport._servicer.ledger._accounts["beta"].streams < 2:
+                        await asyncio.sleep(0.01)
+                with refused(Code.RESOURCE_EXHAUSTED, "2 calls of site 'beta' are under way"):
+                    await one.hello()
+                alpha.inbox.gate.set()
+            await one.hello()
+
+
+async def test_the_same_update_again_and_again(federation: Federation) -> None:
+    quotas = Quotas(copies=2, hold_s=0.01)
+    async with running(federation, "alpha", terms=terms_with(quotas)) as alpha:
+        async with beta_calling(federation) as beta:
+            update = pushed(await framed(bytes(3 * MIB)), UPDATE)
+            with refused(Code.RESOURCE_EXHAUSTED, "has pushed this object 2 times over"):
+                for _ in range(4):
+                    await beta.push(update)
+        assert 2 <= len(alpha.inbox.blobs) <= 3

@@ -1,1 +1,0 @@
-"""Drawn scenarios for the simulation: schedules of faults, invariants, planted bugs."""

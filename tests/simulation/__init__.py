@@ -1,0 +1,1 @@
+"""Simulated federations: `python -m tests.simulation --seeds 1000`."""

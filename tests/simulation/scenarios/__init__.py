@@ -1,0 +1,1 @@
+"""What goes wrong in a simulated federation, and what must hold."""
