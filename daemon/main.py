@@ -335,16 +335,6 @@ class Daemon:
         node.manifest = membership.manifest
         return node, StageTwo(settings, spec, described)
 
-    def _spec(self) -> RetrieverSpec:
-        retriever = self._settings.retriever
-        return RetrieverSpec(
-            encoder=retriever.encoder,
-            adapt=retriever.adapt,
-            max_tokens=retriever.max_tokens,
-            device=retriever.device,
-            threads=self._settings.workers.threads,
-        )
-
     def _make_protocol(
         self, durable: do.Durable, store: Store, described: RetrieverDescription
     ) -> Protocol:
