@@ -2,7 +2,6 @@
 
 The objects follow the steps of crypto/masking/site.py:
 
-    Relay       step 2, coordinator: passes sealed shares on; who dealt all is a sharer
     MaskedSum   step 3, coordinator: adds masked inputs, each once; memory is one sum
     Unmasking   step 5, every site: t shares -> secrets -> masks -> the exact sum, in place
 
@@ -26,46 +25,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from crypto.keystream import Integers, Words, add_masks
 from crypto.masking import shamir
 from crypto.masking.roster import Roster
-from crypto.masking.site import SEALED_BYTES, Opened, Outcome, check_outcome
+from crypto.masking.site import Opened, Outcome, check_outcome
 from crypto.quantize import CryptoError
 
 _PIECE_BYTES = 1 << 18  # of an input that comes from a file
-
-
-class Relay:
-    """Sealed shares on their way from each site to each other one."""
-
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
-        self._sealed: dict[str, dict[str, bytes]] = {}
-
-    def take(self, dealer: str, sealed: Mapping[str, bytes]) -> None:
-        """One site's shares, for all others of the roster.
-
-        Raises CryptoError when they are not exactly that, or came before.
-        """
-        if dealer not in self._roster.sites or dealer in self._sealed:
-            raise CryptoError(f"{dealer!r} has no keys in this attempt, or has dealt already")
-        if set(sealed) != set(self._roster.sites) - {dealer}:
-            raise CryptoError(f"{dealer} has not dealt shares to every other site")
-        if any(len(one) != SEALED_BYTES for one in sealed.values()):
-            raise CryptoError(f"sealed shares have {SEALED_BYTES} bytes; not those of {dealer}")
-        self._sealed[dealer] = dict(sealed)
-
-    def close(self) -> dict[str, dict[str, bytes]]:
-        """For each sharer what the other sharers sealed for it, by sender.
-
-        Raises CryptoError when they are fewer than the threshold.
-        """
-        if len(self._sealed) < self._roster.terms.threshold:
-            raise CryptoError(
-                f"{len(self._sealed)} sites have shared their secrets, "
-                f"{self._roster.terms.threshold} are needed: the attempt must fail"
-            )
-        return {
-            to: {sender: sealed[to] for sender, sealed in self._sealed.items() if sender != to}
-            for to in sorted(self._sealed)
-        }
 
 
 class MaskedSum:

@@ -18,10 +18,10 @@ import numpy as np
 
 from crypto.identity.site import IdentityError
 from crypto.keystream import Words
-from crypto.masking.coordinator import MaskedSum, Relay, Unmasking
+from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Advertisement, Roster, Terms, smallest_threshold
-from crypto.masking.site import Contributor, Dealer, Opened, Outcome, SiteKeys
-from crypto.quantize import Int32, Int64
+from crypto.masking.site import SEALED_BYTES, Contributor, Dealer, Opened, Outcome, SiteKeys
+from crypto.quantize import CryptoError, Int32, Int64
 
 PLAN = hashlib.sha256(b"plan").digest()
 NEVER = 9
@@ -69,6 +69,45 @@ def random_inputs(agreed: Terms, seed: int = 1) -> dict[str, Int32]:
 def exact(inputs: Mapping[str, Int32], sites: Iterable[str]) -> Int64:
     total: Int64 = np.sum([inputs[site] for site in sites], axis=0, dtype=np.int64)
     return total
+
+
+class Relay:
+    """Sealed shares on their way from each site to each other one, in one process.
+
+    In the product each is an item of a message (peers/attempts/masking.py).
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._sealed: dict[str, dict[str, bytes]] = {}
+
+    def take(self, dealer: str, sealed: Mapping[str, bytes]) -> None:
+        """One site's shares, for all others of the roster.
+
+        Raises CryptoError when they are not exactly that, or came before.
+        """
+        if dealer not in self._roster.sites or dealer in self._sealed:
+            raise CryptoError(f"{dealer!r} has no keys in this attempt, or has dealt already")
+        if set(sealed) != set(self._roster.sites) - {dealer}:
+            raise CryptoError(f"{dealer} has not dealt shares to every other site")
+        if any(len(one) != SEALED_BYTES for one in sealed.values()):
+            raise CryptoError(f"sealed shares have {SEALED_BYTES} bytes; not those of {dealer}")
+        self._sealed[dealer] = dict(sealed)
+
+    def close(self) -> dict[str, dict[str, bytes]]:
+        """For each sharer what the other sharers sealed for it, by sender.
+
+        Raises CryptoError when they are fewer than the threshold.
+        """
+        if len(self._sealed) < self._roster.terms.threshold:
+            raise CryptoError(
+                f"{len(self._sealed)} sites have shared their secrets, "
+                f"{self._roster.terms.threshold} are needed: the attempt must fail"
+            )
+        return {
+            to: {sender: sealed[to] for sender, sealed in self._sealed.items() if sender != to}
+            for to in sorted(self._sealed)
+        }
 
 
 @dataclass

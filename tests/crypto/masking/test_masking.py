@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from crypto.identity.site import Identity, IdentityError
 from crypto.keystream import MAX_VALUES
-from crypto.masking.coordinator import MaskedSum, Relay, Unmasking
+from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Advertisement, Roster, Terms, advertised, smallest_threshold
 from crypto.masking.site import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys
 from crypto.quantize import CryptoError, Int32
-from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
+from tests.crypto.masking.masked import Crowd, Relay, exact, random_inputs, sign, terms, verify
 from tests.live.authority import Federation
 
 # `make test` runs these; with HANSE_MASKING_CASES=10000 it takes a quarter of an hour or more.

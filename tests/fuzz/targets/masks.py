@@ -25,11 +25,11 @@ from crypto.identity.site import IdentityError
 from crypto.keystream import Words
 from crypto.masking import shamir
 from crypto.masking import site as masking
-from crypto.masking.coordinator import Relay, Unmasking
+from crypto.masking.coordinator import Unmasking
 from crypto.masking.roster import KEY_BYTES, Advertisement, Roster, advertised
 from crypto.masking.site import SEALED_BYTES, Contributor, Opened, Outcome
 from crypto.quantize import CryptoError
-from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
+from tests.crypto.masking.masked import Crowd, Relay, exact, random_inputs, sign, terms, verify
 from tests.fuzz.mutators import mutate_bytes
 from tests.fuzz.targets.wire import joined, pieces, shuffled
 

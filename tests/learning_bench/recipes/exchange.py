@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from crypto.identity.site import Identity, IdentityError
-from crypto.masking.coordinator import MaskedSum, Relay, Unmasking
+from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Roster, Terms, Verify, smallest_threshold
 from crypto.masking.site import SiteKeys
 from crypto.privacy import NoiseTerms
@@ -24,6 +24,7 @@ from daemon.jobs import ckks
 from daemon.jobs import integers as integers_
 from daemon.learning.options import TrainingOptions
 from daemon.state.versions import ShapeManifest, largest_file, read_version, write_version
+from tests.crypto.masking.masked import Relay
 from tests.daemon.jobs.proofs import AGREED, LEAD, check_of, proven
 from tests.live.authority import FEDERATION_ID, Federation
 
