@@ -27,11 +27,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 Gram = Sequence[Sequence[float]]
-Vectors = NDArray[np.float64]
 
 NONE = "none"
 FROM_GRAM = ("norm", "norm_sigma", "krum", "multi_krum")
@@ -276,30 +272,3 @@ def _norms(gram: Gram) -> list[float]:
 
 def _times(distance: float, unit: float) -> str:
     return f"{distance / unit:.3g}" if unit > 0 else "infinitely many"
-
-
-# ---- rules that need every value --------------------------------------------------------
-
-
-def coordinate_median(vectors: Vectors) -> Vectors:
-    """The median of each coordinate (Yin et al. 2018); ``vectors`` [n, d], result [d]."""
-    median: Vectors = np.median(_checked(vectors, 1), axis=0)
-    return median
-
-
-def trimmed_mean(vectors: Vectors, f: int) -> Vectors:
-    """The mean of each coordinate without its f greatest and f least values (Yin et al. 2018).
-
-    ``vectors`` [n, d], result [d]. Raises ValueError unless n > 2f.
-    """
-    ordered = np.sort(_checked(vectors, 2 * f + 1), axis=0)
-    mean: Vectors = ordered[f : len(ordered) - f].mean(axis=0)
-    return mean
-
-
-def _checked(vectors: Vectors, least: int) -> Vectors:
-    if vectors.ndim != 2 or len(vectors) < least or not np.isfinite(vectors).all():
-        raise ValueError(
-            f"expected at least {least} finite vectors of one length, got shape {vectors.shape}"
-        )
-    return vectors

@@ -14,17 +14,42 @@ from peers.attempts.robust import (
     FROM_GRAM,
     FROM_VALUES,
     RULES,
-    coordinate_median,
     krum_scores,
     needed_sites,
     objection,
     select,
-    trimmed_mean,
     unweighted,
     warning,
 )
 
 Vectors = NDArray[np.float64]
+
+
+# The rules that need every value in the clear: no round uses them.
+
+
+def coordinate_median(vectors: Vectors) -> Vectors:
+    """The median of each coordinate (Yin et al. 2018); ``vectors`` [n, d], result [d]."""
+    median: Vectors = np.median(_checked(vectors, 1), axis=0)
+    return median
+
+
+def trimmed_mean(vectors: Vectors, f: int) -> Vectors:
+    """The mean of each coordinate without its f greatest and f least values (Yin et al. 2018).
+
+    ``vectors`` [n, d], result [d]. Raises ValueError unless n > 2f.
+    """
+    ordered = np.sort(_checked(vectors, 2 * f + 1), axis=0)
+    mean: Vectors = ordered[f : len(ordered) - f].mean(axis=0)
+    return mean
+
+
+def _checked(vectors: Vectors, least: int) -> Vectors:
+    if vectors.ndim != 2 or len(vectors) < least or not np.isfinite(vectors).all():
+        raise ValueError(
+            f"expected at least {least} finite vectors of one length, got shape {vectors.shape}"
+        )
+    return vectors
 
 
 def gram(vectors: Vectors) -> list[list[float]]:
