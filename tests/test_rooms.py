@@ -31,7 +31,7 @@ MODELS = tuple(
     f"daemon/{room}/"
     for room in ("learning", "personal", "jobs", "pairs", "inversion", "answering")
 )
-# Each heavy dependency has one home, whose files translate its exceptions.
+# Each heavy dependency has one home, whose files translate its exceptions; none: tests alone.
 HOMES = {
     "tenseal": ("crypto/ckks/seal_library.py",),
     "cryptography.x509": (
@@ -48,10 +48,10 @@ HOMES = {
     "peft": ("daemon/learning/",),
     "tokenizers": MODELS,
     "ir_measures": ("daemon/evaluation/",),
-    "sacrebleu": ("daemon/learning/",),
-    "rouge_score": ("daemon/learning/",),
-    "jiwer": ("daemon/learning/", "daemon/inversion/"),
-    "nltk": ("daemon/learning/",),
+    "sacrebleu": (),
+    "rouge_score": (),
+    "jiwer": (),
+    "nltk": (),
     "grpc": (
         "proto/",
         "peers/link/",
