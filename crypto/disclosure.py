@@ -22,8 +22,6 @@ from crypto.quantize import CryptoError, Float32
 UInt8 = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 
-LEVELS: Final = ("exact", "noisy", "bucket")
-
 # Two unit vectors are at most this far apart: one in place of another moves it so far.
 SENSITIVITY: Final = 2.0
 

@@ -49,7 +49,6 @@ from daemon.learning.options import EvaluationError
 Float64 = NDArray[np.float64]
 
 CUTOFFS = (1, 5, 10)
-LOWER_IS_BETTER = frozenset({"avg_rank"})
 _PART = re.compile(r"#\d+\Z")
 
 
@@ -100,14 +99,6 @@ class Judged:
             hit_at_1=self.mean("hit@1"),
             ndcg_at_10=self.mean("ndcg@10"),
         )
-
-
-def evaluate_rankings(rankings: Sequence[Sequence[str]], positives: Sequence[Set[str]]) -> Metrics:
-    """Score document rankings (best first) against each question's right documents.
-
-    The four figures of `judge` that a daemon reports; raises EvaluationError as it does.
-    """
-    return judge(rankings, positives).metrics()
 
 
 def judge(

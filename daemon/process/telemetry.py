@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
@@ -160,7 +159,7 @@ def _is_journal(stream: TextIO) -> bool:
 _SHORTEST_S = 1e-4
 _STEPS_A_DECADE = 20  # a bucket is 12 % wide
 _BUCKETS = 6 * _STEPS_A_DECADE  # 0.1 ms .. 100 s; longer ones fall into the last
-_WINDOW_S = 60
+_MOST_COUNTED_S = 60
 
 
 @dataclass(frozen=True)
@@ -188,11 +187,8 @@ class _Histogram:
         self.longest_s = max(self.longest_s, lag_s)
 
 
-def _summary(histograms: Iterable[_Histogram]) -> Lag:
-    counts, longest_s = [0] * _BUCKETS, 0.0
-    for histogram in histograms:
-        counts = [a + b for a, b in zip(counts, histogram.counts, strict=True)]
-        longest_s = max(longest_s, histogram.longest_s)
+def _summary(histogram: _Histogram) -> Lag:
+    counts, longest_s = histogram.counts, histogram.longest_s
 
     def quantile_ms(share: float) -> float:
         wanted, seen = share * sum(counts), 0
@@ -221,7 +217,6 @@ class LoopLag:
         self._interval_s = interval_s
         self._clock = clock
         self._ever = _Histogram()
-        self._seconds: deque[tuple[int, _Histogram]] = deque(maxlen=_WINDOW_S)
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -232,25 +227,16 @@ class LoopLag:
 
     def record(self, lag_s: float) -> None:
         """Count a lag, and those of the samples that it kept from being taken."""
-        second = int(self._clock())
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append((second, _Histogram()))
-        # More than a window's worth would change nothing in what is shown.
-        for _ in range(int(_WINDOW_S / self._interval_s)):
+        # Of a stall without end a minute is counted: it stands out by then.
+        for _ in range(int(_MOST_COUNTED_S / self._interval_s)):
             self._ever.add(lag_s)
-            self._seconds[-1][1].add(lag_s)
             lag_s -= self._interval_s
             if lag_s <= 0:
                 break
 
     def since_start(self) -> Lag:
         """The lag since the daemon started."""
-        return _summary([self._ever])
-
-    def last_minute(self) -> Lag:
-        """The lag of the last 60 seconds."""
-        oldest = int(self._clock()) - _WINDOW_S
-        return _summary(histogram for second, histogram in self._seconds if second > oldest)
+        return _summary(self._ever)
 
 
 # ---- systemd ----------------------------------------------------------------

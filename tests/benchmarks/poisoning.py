@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.evaluation.evaluation import evaluate_rankings
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.mining import mine_negatives
 from daemon.learning.retriever.retriever import HeadRetriever, Texts
 from daemon.learning.training import TrainingSet, fit, training_seed
 from peers.attempts.robust import select
+from tests.rankings import evaluate_rankings
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")) / "medquad"

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.evaluation.evaluation import Metrics, answer_of, collapse, evaluate_rankings, judge
+from daemon.evaluation.evaluation import Metrics, answer_of, collapse, judge
 from daemon.learning.options import EvaluationError
+from tests.rankings import evaluate_rankings
 
 
 def test_a_perfect_ranking_scores_one_everywhere() -> None:

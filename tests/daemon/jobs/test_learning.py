@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from daemon.evaluation.evaluation import evaluate_rankings
 from daemon.jobs import learning
 from daemon.learning import training, training_data
 from daemon.learning.options import (
@@ -36,6 +35,7 @@ from daemon.personal.personal import PersonalState
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.learning.small_models import small_encoder
+from tests.rankings import evaluate_rankings
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 PLAN = TrainingOptions(local_epochs=6, batch_size=4, learning_rate=3e-3, hard_negatives=2)
