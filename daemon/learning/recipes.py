@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from config.recipes import RECIPES, Recipe
 from config.settings import LearningSettings, TrainingSettings
 from daemon.learning.options import TrainingOptions
 from proto import federation_pb2 as pb
@@ -35,15 +34,6 @@ def learning_plan(chosen: LearningSettings) -> pb.LearningPlan:
 def most_examples(training: TrainingSettings, learning: LearningSettings) -> int:
     """What a site's weight is clipped to; at 1 all sites count the same."""
     return 1 if learning.weigh == "uniform" else training.max_num_examples
-
-
-def options_of(name: str) -> TrainingOptions:
-    """What a recipe asks of a site in a round. KeyError for a name that is none."""
-    recipe: Recipe = RECIPES[name]
-    tables = recipe.settings
-    return options_from(
-        TrainingSettings(**tables["training"]), LearningSettings(**tables["learning"])
-    )
 
 
 def options_from(training: TrainingSettings, learning: LearningSettings) -> TrainingOptions:

@@ -227,20 +227,6 @@ def number_of(path: Path) -> int:
     return int(match[1])
 
 
-def entries(paths: Sequence[Path], chain: Chain | None = None) -> Iterator[dict[str, Any]]:
-    """Every entry of these segments, verified; ``chain`` follows.
-
-    Raises Break at the first one, recorded or not, and OSError.
-    """
-    chain = chain if chain is not None else Chain()
-    for entry in walk(paths, chain):
-        if chain.breaks:
-            raise chain.breaks[0]
-        yield entry
-    if chain.breaks:
-        raise chain.breaks[0]
-
-
 def walk(
     paths: Sequence[Path], chain: Chain, *, torn_end: bool = False
 ) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
 from daemon.jobs.ckks import apply_integers
 from daemon.jobs.integers import LOSS_BOUND
 from daemon.learning.options import ServerOptions, TrainingOptions
-from daemon.learning.recipes import learning_plan, options_of
+from daemon.learning.recipes import learning_plan, options_from
 from daemon.state.versions import ShapeManifest, read_whole_version, write_version
 from peers.attempts.bundle import Bundle, Ground, clipped, derive_plan
 from peers.wire.manifest import FederationManifest, ManifestSite
@@ -143,7 +143,10 @@ def test_every_recipe_is_a_plan_that_sites_take(name: str) -> None:
     plan = make_plan(pb.TrainingPlan(), training, learning, ROBUST, recipe.adapt)
     check(plan)
     assert plan.learning.recipe == name
-    asked = options_of(name)
+    asked = options_from(
+        TrainingSettings(**recipe.settings["training"]),
+        LearningSettings(**recipe.settings["learning"]),
+    )
     for axis in ("negatives", "batches", "distill", "start_from", "temperature", "dropout"):
         assert getattr(asked, axis) == getattr(recipe, axis)
 

@@ -31,12 +31,12 @@ from daemon.state.audit_format import (
     AuditError,
     Break,
     Chain,
-    entries,
     segment,
     segments,
 )
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from proto import federation_pb2 as pb
+from tests.entries import entries
 from tests.live.authority import Federation
 from tests.peers.link.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running
 

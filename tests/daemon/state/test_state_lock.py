@@ -18,8 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon.state.audit_format import entries, segments
+from daemon.state.audit_format import segments
 from daemon.state.state_lock import LOCK_FILE, StateError, StateInUse, locked
+from tests.entries import entries
 from tests.live.authority import free_port
 from tests.live.federation import LiveFederation, LiveSite
 
