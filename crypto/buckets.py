@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.disclosure import Buckets, Rows, UInt8
+from crypto.arrays import Rows, UInt8
+from crypto.disclosure import Buckets
 from crypto.quantize import CryptoError
 
 

@@ -14,13 +14,10 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Rows, UInt8
 from crypto.privacy import gaussian_deviation
-from crypto.quantize import CryptoError, Float32
-
-UInt8 = NDArray[np.uint8]
-Rows = NDArray[np.int64]
+from crypto.quantize import CryptoError
 
 # Two unit vectors are at most this far apart: one in place of another moves it so far.
 SENSITIVITY: Final = 2.0

@@ -21,7 +21,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-from crypto.quantize import CryptoError, Int32
+from crypto.arrays import Int32
+from crypto.quantize import CryptoError
 
 Words = NDArray[Any]  # unsigned, little-endian, of the ring's width
 Integers = NDArray[Any]  # signed, of the same width

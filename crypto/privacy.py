@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.quantize import MAX_EXPONENT, MIN_EXPONENT, CryptoError, Float32, Float64, Int64
+from crypto.arrays import Float32, Float64, Int64
+from crypto.quantize import MAX_EXPONENT, MIN_EXPONENT, CryptoError
 
 if TYPE_CHECKING:
     from dp_accounting.rdp import RdpAccountant

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
+from crypto.arrays import Float32, Float64, Int32, Int64
+
 Slots = NDArray[np.complex128]
 
 MIN_EXPONENT = -126

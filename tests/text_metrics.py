@@ -20,11 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float64
 from daemon.learning.options import EvaluationError
-
-Float64 = NDArray[np.float64]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WORD = re.compile(r"\w+")

@@ -37,10 +37,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.arrays import Float64
 from crypto.ckks.parameters import PRODUCT_PRECISION, WORD, CkksParameters
 from crypto.ckks.seal_library import Compressed, Frame, seal_of, translated
 from crypto.ckks.sums import RoundKey
-from crypto.quantize import CryptoError, Float64
+from crypto.quantize import CryptoError
 
 Words = NDArray[np.uint64]
 Signs = NDArray[np.bool_]

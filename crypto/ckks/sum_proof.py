@@ -31,8 +31,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from crypto.arrays import Int32, Int64
 from crypto.keystream import BLOCK_BYTES, keystream
-from crypto.quantize import CryptoError, Int32, Int64
+from crypto.quantize import CryptoError
 
 PRIME = (1 << 61) - 1
 CHALLENGE_BYTES = 32

@@ -40,6 +40,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from crypto.arrays import Int32
 from crypto.keystream import Words, add_masks
 from crypto.masking import shamir
 from crypto.masking.roster import (
@@ -53,7 +54,7 @@ from crypto.masking.roster import (
     derive,
     text,
 )
-from crypto.quantize import CryptoError, Int32
+from crypto.quantize import CryptoError
 
 _CHANNEL = b"hanse-masking-channel-v1\0"
 _SHARES = b"hanse-masking-shares-v1\0"

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.answering.generator import GeneratedAnswer, cite
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
 from daemon.library.store import embedding_text
 
-Float32 = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Float32]
 
 NOTHING_FOUND = "No answer was found in this site's documents."

@@ -42,11 +42,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float64
 from daemon.learning.options import EvaluationError
-
-Float64 = NDArray[np.float64]
 
 CUTOFFS = (1, 5, 10)
 _PART = re.compile(r"#\d+\Z")

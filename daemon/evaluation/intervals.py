@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float64, Int32
 from daemon.evaluation.evaluation import Judged
 from daemon.learning.options import EvaluationError
-
-Float64 = NDArray[np.float64]
-Int32 = NDArray[np.int32]
 
 RESAMPLES = 2000
 LEVEL = 0.95

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Int64
 from daemon.evaluation.evaluation import Judged, judge
 from daemon.learning.options import EvaluationError
 from daemon.library.documents import Pair
@@ -29,8 +29,6 @@ from daemon.library.search import (
 )
 from daemon.library.store import Library
 
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 Labels = list[list[int]]  # passages for each question, best first
 
 # Passages judged for each question: several may be of one answer, and ten

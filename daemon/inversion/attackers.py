@@ -35,10 +35,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crypto.arrays import Float32, Rows
 from daemon.inversion.text_recovery import Recovery, mean_recovery, pooled_recovery
 
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Disclose = Callable[[Float32], Float32]  # embeddings [n, d] -> what the attacker sees [n, c]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Rows, UInt8
 from crypto.disclosure import Projections, noisy
 from daemon.evaluation.evaluation import answer_of
 from daemon.inversion import attackers, negative_utility, text_recovery
@@ -40,9 +40,6 @@ from daemon.process.workers import report
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.store import Library, Passage
-
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 LEAST_PASSAGES = 200
 LEAST_SUBJECTS = 20
@@ -189,7 +186,7 @@ def disclosure_of(level: Level, dimension: int, seed: bytes) -> Callable[[Float3
     return lambda vectors: vectors
 
 
-def signs(names: NDArray[np.uint8], bits: int) -> Float32:
+def signs(names: UInt8, bits: int) -> Float32:
     """Names of buckets as rows of length 1: +-1 / sqrt(bits) for each bit."""
     unpacked = np.unpackbits(names, axis=1, count=bits, bitorder="little")
     return (2.0 * unpacked.astype(np.float32) - 1.0) / np.float32(math.sqrt(bits))

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Rows
 from crypto.disclosure import BucketTable, Projections, noisy
 
 if TYPE_CHECKING:
     from daemon.inversion.exposure import Level
 
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 WANTED = 10  # negatives a question
 _MOST_ASKED = 256

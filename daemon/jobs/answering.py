@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.answering.answering import Answered, OpenVersion
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
@@ -36,7 +36,6 @@ from daemon.personal.personal import embedded_by
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
 
-Float32 = NDArray[np.float32]
 
 _WEIGHED_BY = 200  # pairs, at most: opening a version is to take about a second
 

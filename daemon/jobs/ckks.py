@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from crypto.arrays import Float64, Int64
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
 from crypto.ckks.sum_proof import (
     NONCE_BYTES,
@@ -52,8 +53,6 @@ from crypto.privacy import (
 )
 from crypto.quantize import (
     FRACTION_INTEGERS,
-    Float64,
-    Int64,
     dequantise_fraction_sum,
     dequantise_sum,
     pack,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from crypto.arrays import Float32, Int32, Int64
 from crypto.ckks.sums import (
     CryptoError,
 )
@@ -25,9 +26,6 @@ from crypto.privacy import (
 )
 from crypto.quantize import (
     FRACTION_INTEGERS,
-    Float32,
-    Int32,
-    Int64,
     check_exponents,
     dequantise_sum,
     quantise,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.inversion.exposure import AuditOptions, Exposure, ExposureError, ExposureProgress
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.workers import report
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from daemon.inversion.inversion_audit import Divided
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.store import Library, Passage
-
-Float32 = NDArray[np.float32]
 
 
 def audit_embeddings(

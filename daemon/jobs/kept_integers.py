@@ -29,8 +29,9 @@ from pathlib import Path
 
 import numpy as np
 
+from crypto.arrays import Float32, Int32, Int64
 from crypto.privacy import NoiseTerms
-from crypto.quantize import FRACTION_INTEGERS, CryptoError, Float32, Int32, Int64
+from crypto.quantize import FRACTION_INTEGERS, CryptoError
 
 _HEADER = struct.Struct("<4sBB32s32s")
 _MAGIC = b"HNSI"

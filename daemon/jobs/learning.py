@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.learning import training_data
 from daemon.learning.options import (
     LOSS_BOUND,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
     from daemon.learning.training import TrainingSet
 
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 _STUDENT = "student"
 _RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it

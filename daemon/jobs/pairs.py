@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.jobs import learning
 from daemon.learning import training_data
 from daemon.learning.options import LearningError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from daemon.pairs.replies import Remembered
     from daemon.pairs.writing import Writer
 
-Float32 = NDArray[np.float32]
 
 _SHOWN, _TEXTS_SHOWN = 1000, 3  # characters of a text, and texts of a pair, that people see
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.jobs import learning
 from daemon.learning import training_data
 from daemon.learning.foreign import Disclosure, fetcher, same_above
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
     from daemon.personal.query_encoder import PersonalQueryRetriever
 
-Float32 = NDArray[np.float32]
 
 KINDS = ("query_encoder", "mixture")  # of RetrieverSpec.personal, that this job makes
 _MIXTURE = "mixture"

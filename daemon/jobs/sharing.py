@@ -21,17 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Int64, UInt8
 from crypto.buckets import PrefixTable
 from crypto.disclosure import Projections, chance_from, noisy
 from daemon.library.index import load_index
 from daemon.library.store import Library
 from daemon.process.workers import reads
-
-Float32 = NDArray[np.float32]
-UInt8 = NDArray[np.uint8]
-Int64 = NDArray[np.int64]
 
 _QUERIES_AT_ONCE = 32
 _SPLIT = "train"  # what may be learned from

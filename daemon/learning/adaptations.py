@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
+from crypto.arrays import Float32
 from daemon.learning.options import LearningError
 from daemon.learning.parameters import Parameters, uniform
 from daemon.learning.projection import onto_columns, onto_rows
-from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.texts import Texts
 from daemon.state.versions import ShapeManifest
 

@@ -6,10 +6,8 @@ In a batch of one topic every other pair's passage is a hard negative, at no cos
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
+from crypto.arrays import Float32, Rows
 
 
 def random_batches(count: int, size: int, chance: np.random.Generator) -> list[Rows]:

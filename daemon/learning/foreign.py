@@ -14,12 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from crypto.disclosure import Projections, chance_from, noisy
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
 from daemon.process.workers import ask
 from peers.link.negatives import Level, nearest
-
-Float32 = NDArray[np.float32]
 
 _BY_CHANCE = 4.0  # deviations
 

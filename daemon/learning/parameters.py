@@ -6,12 +6,10 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from crypto.arrays import Float32
 from daemon.state.versions import ShapeManifest
-
-Float32 = NDArray[np.float32]
 
 _START_SEED = 0x48414E5345  # "HANSE"; part of the family: changing it needs a new version name
 

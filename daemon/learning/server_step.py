@@ -11,12 +11,9 @@ file goes on exactly as one that had them in memory.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Float64
 from daemon.learning.options import LearningError, ServerOptions
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 MOMENTS = {"fedavg": 0, "fedavgm": 1, "fedadam": 2}  # rows of state that a rule keeps
 

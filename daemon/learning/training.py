@@ -17,13 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
 from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.retriever import Retriever, Texts
-
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
 FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step

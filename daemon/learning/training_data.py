@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Rows
 from daemon.learning.options import EmbeddingProgress, TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library, Passage
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from daemon.learning.training import TrainingSet
     from daemon.pairs.made import Made
 
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 _SLICE = 256  # texts embedded between two progress reports, and stored in one transaction
 _ALL = 2**62  # no limit, as SQLite counts

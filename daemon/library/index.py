@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from crypto.arrays import Float32, Int64
 
 if TYPE_CHECKING:
     import hnswlib
 
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 _M = 16  # links of a passage in each layer of the graph
 _EF_CONSTRUCTION = 256  # candidates looked at while linking a passage

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.library.index import DenseIndex
 from daemon.library.store import Library, Passage
-
-Float32 = NDArray[np.float32]
 
 _DEPTH = 50  # passages of each ranking that take part in the fusion, at least
 _FUSION_K = 60  # of reciprocal rank fusion; its authors found results flat around it

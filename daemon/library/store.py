@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Int64
 from daemon.library.documents import TEXT_ENDINGS, Document, Pair
 from daemon.library.passages import passage_ids
 from daemon.library.schema import LibraryError, explained, open_database
@@ -43,8 +43,6 @@ __all__ = [
     "Splitter",
 ]
 
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 _MAX_QUERY_TERMS = 128
 # A word of the title counts as so many of the text. Measured on the questions of

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.learning.options import LearningError
 from daemon.learning.retriever.retriever import Texts
 from daemon.learning.training import TrainingSet
 from daemon.library.documents import MAX_QUERY_BYTES
 
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 How = Literal["inverse-cloze", "title", "keywords", "llm"]
 
 _FORMAT = "hanse-made-pairs-1"

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.pairs.made import Made, merged
-
-Float32 = NDArray[np.float32]
 
 TOP_K = 10
 _QUERIES_AT_ONCE = 256  # bounds the similarity matrix to 256 x passages

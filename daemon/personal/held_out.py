@@ -10,16 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Rows
 from daemon.learning import training_data
 from daemon.learning.retriever.retriever import Retriever, Texts
 from daemon.learning.training import TrainingSet
 from daemon.library.store import Library
 from daemon.personal.tiering import rows_by_document
 from daemon.personal.tuning import Validation
-
-Rows = NDArray[np.int64]
 
 FEWEST = 20  # pairs that can judge; fewer choose by chance
 _HELD_OUT = 5  # one in so many answers' training pairs, where those for validation are too few

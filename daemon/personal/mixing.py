@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Float64, Rows
 from daemon.jobs import learning
 from daemon.learning import training_data
 from daemon.learning.options import Personalised, TrainingOptions, TrainingProgress
@@ -31,10 +31,6 @@ from daemon.personal.mixture import PREFERRED, SHARES, best_share, mix, near_eno
 from daemon.personal.personal import PersonalState, seed_for
 from daemon.personal.tuning import Validation
 from daemon.process.workers import report
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 _FOLDS = 4  # of few training pairs: each one judges once
 _EITHER_SIDE = FEWEST // 2  # pairs to learn from and to judge by, at least

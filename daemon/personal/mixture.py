@@ -14,12 +14,9 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Float64
 from daemon.learning.options import LearningError
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the site's own, that are tried
 PREFERRED = 0.5

@@ -26,14 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from crypto.arrays import Float32
 from daemon.learning.options import DepthReport, LearningError
-
-Float32 = NDArray[np.float32]
 
 _ROUNDS_KEPT = 3  # the next attempt needs the one before its round
 _VERSIONS_KEPT = 8

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from crypto.arrays import Float32
 from daemon.learning.options import LearningError
-from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.texts import Texts
 from daemon.state.versions import ShapeManifest

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Rows
 from daemon.learning.options import DepthReport, TrainingOptions
 from daemon.learning.retriever.retriever import Retriever, Texts
 from daemon.learning.training import TrainingSet
@@ -24,9 +24,6 @@ from daemon.personal.depth import (
 )
 from daemon.personal.personal import PersonalState
 from daemon.personal.tiers import TieredHeadRetriever, change_tier
-
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 _PREFIX = "personal."
 _RECALL_AT = 5

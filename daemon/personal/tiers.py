@@ -12,20 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, random_batches
 from daemon.learning.losses import distillation
 from daemon.learning.options import LearningError, TrainingOptions
 from daemon.learning.parameters import uniform
-from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
 from daemon.learning.training import TrainingSet
 from daemon.personal.depth import TIERS
-
-Rows = NDArray[np.int64]
 
 _TOKENS = 8  # that the extended tier sees the 2d values as
 _HEADS = 4

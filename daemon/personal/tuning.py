@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from crypto.arrays import Float32, Float64, Rows
 from daemon.learning import training
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
 from daemon.learning.options import TrainingError, TrainingOptions
@@ -27,10 +27,6 @@ from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.texts import Texts
 from daemon.learning.training import TrainingSet
 from daemon.personal.query_encoder import PersonalQueryRetriever
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 # Queries as embedded now [b, d] -> for each the passages that other sites answer with [n_i, d].
 Fetch = Callable[[Float32], Sequence[Float32]]

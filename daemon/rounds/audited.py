@@ -12,13 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final
 
+from crypto.arrays import Float32
 from daemon.state.audit import DAEMON, Action, AuditLog
 from daemon.state.audit_format import AuditError
 from peers.link.servicer import Inbox
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused
 from peers.wire.frames import Received, Source, size_of
-from peers.wire.negative_bounds import Float32, count_of
+from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
 
 _REMEMBERED: Final = 256

@@ -20,8 +20,9 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from crypto.arrays import Float32
 from daemon.jobs import sharing
-from daemon.jobs.sharing import Float32, Shelf
+from daemon.jobs.sharing import Shelf
 from daemon.learning.foreign import Disclosed, Heard
 from daemon.library.index import IndexDamaged
 from daemon.library.schema import LibraryError

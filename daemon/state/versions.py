@@ -21,13 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from crypto.arrays import Float32
 from daemon.process.faultpoints import passing
-
-Float32 = NDArray[np.float32]
 
 _MAX_GROUPS = 4096
 _TENSOR = "shared"

@@ -7,6 +7,7 @@ the peer misbehaves, the peer refused, or the network.
 from __future__ import annotations
 
 import peers.link.tls13  # noqa: F401  before grpc, see there
+from crypto.arrays import Float32
 
 # isort: split
 import asyncio
@@ -46,7 +47,7 @@ from peers.wire.messages import (
     one_line,
     parse,
 )
-from peers.wire.negative_bounds import Float32, answers_of
+from peers.wire.negative_bounds import answers_of
 from proto import federation_pb2 as pb
 
 T = TypeVar("T")

@@ -25,9 +25,10 @@ from typing import Final, Literal
 
 import numpy as np
 
+from crypto.arrays import Float32
 from peers.wire.bounds import refuse
 from peers.wire.errors import PeerError
-from peers.wire.negative_bounds import Float32, count_of
+from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
 
 Level = Literal["exact", "noisy", "bucket"]

@@ -12,6 +12,7 @@ wrong inside a site is told to its operator, not to its peers.
 from __future__ import annotations
 
 import peers.link.tls13  # before grpc, see there
+from crypto.arrays import Float32
 
 # isort: split
 import asyncio
@@ -56,7 +57,6 @@ from peers.wire.errors import (
 from peers.wire.frames import OffsetBeyondEnd, Received, Source
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import FEATURES, PROTOCOL_VERSION, SOFTWARE_VERSION
-from peers.wire.negative_bounds import Float32
 from proto import federation_pb2 as pb
 
 __all__ = [

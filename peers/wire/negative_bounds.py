@@ -11,13 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32, UInt8
 from peers.wire.bounds import Part, Rule, each, matching, number, octets, one_of, refuse, text
 from proto import federation_pb2 as pb
-
-Float32 = NDArray[np.float32]
-UInt8 = NDArray[np.uint8]
 
 VECTOR_BYTES: Final = 1 << 20  # of a request's queries, and of a reply's embeddings
 MAX_QUERIES: Final = 1024

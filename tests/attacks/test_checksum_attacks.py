@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.arrays import Float32
 from crypto.ckks import sum_proof
 from crypto.ckks.sum_proof import (
     NONCE_BYTES,
@@ -32,7 +33,7 @@ from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters
 from crypto.quantize import CryptoError, pack, quantise_fraction
 from daemon.jobs import ckks
 from daemon.jobs.integers import LOSS_BOUND
-from daemon.state.versions import Float32, ShapeManifest, read_version, write_version
+from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import read_encrypted, read_trailer, write_encrypted
 from tests.attacks.programs.lattice import short_relation
 from tests.crypto.ckks.test_sum_proof import expanded

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 from crypto import quantize
+from crypto.arrays import Int64
 from crypto.ckks import sums
 from crypto.ckks.parameters import CkksParameters, choose_parameters
 from crypto.ckks.seal_library import Seal
 from crypto.ckks.sum_proof import size_of_tags
 from crypto.ckks.sums import DealtKey, RoundKey, RunningSum
-from crypto.quantize import FRACTION_INTEGERS, CryptoError, Int64, pack, unpack
+from crypto.quantize import FRACTION_INTEGERS, CryptoError, pack, unpack
 from daemon.jobs import ckks as round_crypto
 from daemon.jobs.aggregation import CiphertextSum
 from daemon.process.workers import Worker

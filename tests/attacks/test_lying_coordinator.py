@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.quantize import Float64
+from crypto.arrays import Float64
 from proto import control_pb2 as control
 from tests.live.federation import LiveFederation, LiveSite, Surroundings
 

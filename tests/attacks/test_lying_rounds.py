@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto.quantize import Float64
+from crypto.arrays import Float64
 from peers.attempts.bundle import DOMINANCE, clipped
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from crypto.arrays import Int32
 from crypto.identity.site import IdentityError
 from crypto.keystream import Words, add_masks
 from crypto.masking import roster, shamir
@@ -25,7 +26,7 @@ from crypto.masking import site as masking
 from crypto.masking.coordinator import Unmasking
 from crypto.masking.roster import Roster, smallest_threshold
 from crypto.masking.site import Contributor, Opened, Outcome, SiteKeys
-from crypto.quantize import CryptoError, Int32
+from crypto.quantize import CryptoError
 from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
 
 pytestmark = pytest.mark.attacks

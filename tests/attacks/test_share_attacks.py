@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from crypto.arrays import Int32
 from crypto.identity.site import IdentityError
 from crypto.masking import roster, shamir
 from crypto.masking import site as masking
 from crypto.masking.coordinator import Unmasking
 from crypto.masking.roster import Roster
 from crypto.masking.site import Contributor, Opened, SiteKeys
-from crypto.quantize import CryptoError, Int32
+from crypto.quantize import CryptoError
 from tests.attacks.programs.planting import without
 from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
 

@@ -31,11 +31,12 @@ from typing import Any
 
 import numpy as np
 
+from crypto.arrays import Int32
 from crypto.ckks.sum_proof import Check
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Roster
 from crypto.masking.site import Opened, Outcome
-from crypto.quantize import CryptoError, Int32
+from crypto.quantize import CryptoError
 from daemon.jobs import ckks
 from daemon.process.workers import Worker
 from tests.crypto.masking.masked import Crowd, terms

@@ -36,8 +36,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from crypto.arrays import Float32, Float64
 from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters, deal
-from crypto.quantize import CryptoError, Float32, Float64, dequantise_sum, pack, quantise, unpack
+from crypto.quantize import CryptoError, dequantise_sum, pack, quantise, unpack
 
 SIZES = {300_000: "300 k", 1_200_000: "1.2 M", 5_000_000: "5 M"}
 CONTRIBUTORS = (3, 8)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.mining import mine_negatives
@@ -46,7 +47,6 @@ RULES = ("none", "norm", "krum", "multi_krum")
 PARTS = 2  # passages of an answer
 OPTIONS = TrainingOptions(local_epochs=4, batch_size=16, learning_rate=1e-4, hard_negatives=4)
 
-Float32 = NDArray[np.float32]
 Updates = dict[str, Float32]
 
 

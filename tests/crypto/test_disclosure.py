@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crypto.arrays import Float32
 from crypto.buckets import PrefixTable
 from crypto.disclosure import (
     MAX_BITS,
@@ -19,7 +20,7 @@ from crypto.disclosure import (
     noise_for,
     noisy,
 )
-from crypto.quantize import CryptoError, Float32
+from crypto.quantize import CryptoError
 
 
 def units(n: int, d: int, seed: int = 0) -> Float32:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto import privacy
+from crypto.arrays import Float32
 from crypto.privacy import (
     LARGEST_MULTIPLIER,
     LOSS_CLIP,
@@ -30,7 +31,7 @@ from crypto.privacy import (
     next_clip_norm,
     scheduled_multiplier,
 )
-from crypto.quantize import CryptoError, Float32
+from crypto.quantize import CryptoError
 
 DELTA = 1e-5
 # Statistical tests below fail by chance once in 2e-7 runs at most: 5.2 deviations, two-sided.

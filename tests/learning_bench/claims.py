@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float64
 from daemon.evaluation.intervals import Interval, paired_bootstrap
 from tests.learning_bench.cells import Cell
 
-Float64 = NDArray[np.float64]
 Rows = Mapping[str, Sequence[Cell]]  # recipe -> its cells, one a seed
 
 

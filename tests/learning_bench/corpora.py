@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.learning.retriever.retriever import Retriever
 from daemon.library.store import Library
 from daemon.personal.personal import PersonalState
@@ -23,8 +24,6 @@ from daemon.personal.query_encoder import PersonalQueryRetriever
 from daemon.personal.tiering import take_up
 from daemon.personal.tiers import TieredHeadRetriever
 from tests.learning_bench.worlds import DataError
-
-Float32 = NDArray[np.float32]
 
 DEPTH = 100  # passages judged of each ranking, as `fedctl eval` has it
 _QUERIES_AT_ONCE = 256

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float64
 from crypto.privacy import epsilon_of
 from daemon.evaluation.intervals import Interval, bootstrap, paired_bootstrap
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
 from tests.learning_bench.recipes.tables import ABLATIONS, CONTROLS, SPLIT_NAMES, changed
 
-Float64 = NDArray[np.float64]
 Cells = Mapping[Work, Cell]
 K = TypeVar("K")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.jobs import learning
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -36,7 +36,6 @@ _ALL = 2**62  # no limit, as SQLite counts
 _FILINGS = "filings"
 _FEWEST, _DRAWS = 20, 200
 
-Float32 = NDArray[np.float32]
 
 Told = Callable[[str, int, int], None]  # (what, done, total)
 

@@ -7,6 +7,7 @@ asks what an honest daemon would not.
 from __future__ import annotations
 
 import peers.link.tls13  # noqa: F401  before anything imports grpc
+from crypto.arrays import Float32
 
 # isort: split
 import asyncio
@@ -26,7 +27,6 @@ from daemon.library.index import load_index
 from daemon.library.store import Library
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused
-from peers.wire.negative_bounds import Float32
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.live.federation import LiveFederation, LiveSite

@@ -28,14 +28,13 @@ import torch
 import transformers
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
+from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
 
-Float32 = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crypto.arrays import Float32
 from daemon.learning.options import LearningError
 from daemon.learning.parameters import Parameters, uniform
-from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.texts import Texts
 from daemon.state.versions import ShapeManifest
 

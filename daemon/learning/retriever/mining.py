@@ -18,10 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.arrays import Float32, Rows
 from daemon.evaluation.evaluation import answer_of
-
-Float32 = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 NEAR_DUPLICATE = 0.95  # cosine
 _COMPARED_AT_ONCE = 64

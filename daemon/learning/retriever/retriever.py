@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from crypto.arrays import Float32
 from daemon.learning.adaptations import FullRetriever, LoraRetriever, LoraServerRetriever
 from daemon.learning.options import LearningError
-from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import HeadRetriever
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.texts import Texts

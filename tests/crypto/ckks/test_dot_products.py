@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from crypto.arrays import Int32
 from crypto.ckks.dot_products import (
     MAX_BLOCKS,
     SKETCHES,
@@ -29,7 +30,7 @@ from crypto.ckks.sums import (
     choose_parameters,
     deal,
 )
-from crypto.quantize import Int32, pack, unpack
+from crypto.quantize import pack, unpack
 from peers.attempts.robust import select
 
 Floats = NDArray[np.float64]

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crypto.arrays import Int64
 from crypto.ckks import sum_proof
 from crypto.ckks.sum_proof import (
     COMMITMENT_BYTES,
@@ -27,7 +28,7 @@ from crypto.ckks.sum_proof import (
     UnprovenSum,
     inner_products,
 )
-from crypto.quantize import CryptoError, Int64
+from crypto.quantize import CryptoError
 
 SITES = ("a", "b", "c", "d")
 EXPONENTS = (-3, 2)

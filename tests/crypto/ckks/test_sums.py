@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from crypto.arrays import Int32
 from crypto.ckks.parameters import BITS, MAX_CONTRIBUTORS, MAX_MODULUS_BITS
 from crypto.ckks.sums import (
     CkksParameters,
@@ -19,7 +20,7 @@ from crypto.ckks.sums import (
     choose_parameters,
     deal,
 )
-from crypto.quantize import RESIDUAL_LIMIT, Int32, Slots, pack, unpack
+from crypto.quantize import RESIDUAL_LIMIT, Slots, pack, unpack
 
 
 class Site:

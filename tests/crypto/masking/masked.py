@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from crypto.arrays import Int32, Int64
 from crypto.identity.site import IdentityError
 from crypto.keystream import Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Advertisement, Roster, Terms, smallest_threshold
 from crypto.masking.site import SEALED_BYTES, Contributor, Dealer, Opened, Outcome, SiteKeys
-from crypto.quantize import CryptoError, Int32, Int64
+from crypto.quantize import CryptoError
 
 PLAN = hashlib.sha256(b"plan").digest()
 NEVER = 9

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from crypto.arrays import Int32
 from crypto.identity.site import Identity, IdentityError
 from crypto.keystream import MAX_VALUES
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Advertisement, Roster, Terms, advertised, smallest_threshold
 from crypto.masking.site import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys
-from crypto.quantize import CryptoError, Int32
+from crypto.quantize import CryptoError
 from tests.crypto.masking.masked import Crowd, Relay, exact, random_inputs, sign, terms, verify
 from tests.live.authority import Federation
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from crypto.arrays import Int64
 from crypto.ckks import parameters
 from crypto.ckks.sums import CkksParameters, CryptoError, RoundKey, choose_parameters, deal
-from crypto.quantize import FRACTION_INTEGERS, Int64, pack, unpack
+from crypto.quantize import FRACTION_INTEGERS, pack, unpack
 from daemon.jobs.aggregation import CiphertextSum
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest

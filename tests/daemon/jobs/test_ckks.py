@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crypto.arrays import Float32
 from crypto.ckks.sum_proof import Claim, UnprovenSum, size_of_tags
 from crypto.ckks.sums import CryptoError, RoundKey, deal, parameters_of
 from crypto.privacy import Mechanism, NoiseTerms
@@ -21,7 +22,7 @@ from daemon.jobs import integers as integers_
 from daemon.jobs.ckks import Applied
 from daemon.jobs.integers import LOSS_BOUND
 from daemon.process.workers import Worker
-from daemon.state.versions import Float32, ShapeManifest, VersionError, read_version, write_version
+from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
 
 SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,)), ("c", (1,))))

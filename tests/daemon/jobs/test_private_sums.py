@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.arrays import Float32
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
 from crypto.quantize import CryptoError
 from daemon.jobs import ckks
 from daemon.jobs.ckks import Applied, Summed
 from daemon.jobs.integers import LOSS_BOUND
-from daemon.state.versions import Float32, ShapeManifest, read_version, write_version
+from daemon.state.versions import ShapeManifest, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
 
 SHAPE = ShapeManifest("private", (("a", (150, 100)), ("b", (5000,))))

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.arrays import Float32
 from crypto.ckks.sums import CryptoError, DealtKey, choose_measurable
-from crypto.quantize import Float32
 from daemon.jobs import ckks
 from daemon.jobs.integers import LOSS_BOUND
 from daemon.process.workers import Worker

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.arrays import Float32
 from crypto.disclosure import BucketTable, Projections
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
 from daemon.library.documents import Document
 from daemon.library.index import build_index
 from daemon.library.store import Library
-from peers.wire.negative_bounds import Float32
 
 DIGEST = b"\x07" * 32
 D = 8

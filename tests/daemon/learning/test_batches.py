@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.learning.batches import Float32, pair_points, random_batches, topic_batches
+from crypto.arrays import Float32
+from daemon.learning.batches import pair_points, random_batches, topic_batches
 
 
 def chance(seed: int) -> np.random.Generator:

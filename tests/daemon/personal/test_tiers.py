@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from crypto.arrays import Float32
 from daemon.jobs import answering, learning
 from daemon.learning.options import DepthOptions, LearningError, TrainingOptions, TrainingProgress
-from daemon.learning.retriever.encoder import Encoder, Float32
+from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import HeadRetriever, ResidualHead
 from daemon.learning.retriever.retriever import Texts, open_retriever
 from daemon.learning.retriever.spec import RetrieverSpec

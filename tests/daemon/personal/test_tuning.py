@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.retriever import adapted
@@ -20,8 +20,6 @@ from daemon.personal import tuning
 from daemon.personal.query_encoder import PersonalQueryRetriever
 from daemon.personal.tuning import Validation, tune
 from tests.daemon.learning.small_models import small_encoder
-
-Float32 = NDArray[np.float32]
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 OPTIONS = TrainingOptions(

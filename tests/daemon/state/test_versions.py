@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from crypto.arrays import Float32
 from daemon.process import faultpoints
 from daemon.state.versions import (
-    Float32,
     ShapeManifest,
     VersionError,
     import_version,

@@ -7,19 +7,13 @@ from random import Random
 
 import numpy as np
 
+from crypto.arrays import Float32
 from crypto.buckets import PrefixTable
 from crypto.disclosure import Projections
 from peers.link.negatives import AnswerPolicy, Declined, Desk
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import decode, parse
-from peers.wire.negative_bounds import (
-    Float32,
-    answers_of,
-    buckets_of,
-    count_of,
-    queries_of,
-    reply_of,
-)
+from peers.wire.negative_bounds import answers_of, buckets_of, count_of, queries_of, reply_of
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import mutate_bytes, mutate_message
 from tests.fuzz.world import FEDERATION, GENESIS

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from crypto.disclosure import BucketTable, Projections, noisy
 from daemon.learning.foreign import Disclosure
 from peers.link.negatives import nearest
-
-Float32 = NDArray[np.float32]
 
 
 @dataclass

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from crypto.arrays import Float32
 from daemon.jobs import learning
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.retriever import Retriever, open_retriever
@@ -37,7 +37,6 @@ from tests.learning_bench.recipes.exchange import Training, exchange, in_the_cle
 from tests.learning_bench.sources import code_digest
 from tests.learning_bench.worlds import World, encoder_of
 
-Float32 = NDArray[np.float32]
 Told = Callable[[str], None]
 
 _LEARNED = ("train", "valid")  # a site that has few pairs to learn from has few to choose by

@@ -13,12 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from config.recipes import RECIPES as DAEMONS
 from config.recipes import Adapt
 from config.settings import LearningSettings, TrainingSettings
+from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms
 from daemon.jobs import learning
 from daemon.jobs import personal as personal_jobs
@@ -49,7 +47,6 @@ from tests.learning_bench.recipes.learning import (
 from tests.learning_bench.recipes.recipes import Outcome
 from tests.learning_bench.worlds import World
 
-Float32 = NDArray[np.float32]
 Told = Callable[[str], None]
 
 HEAD_RATE = 1e-4  # a head's, where a recipe gives the rate of a whole encoder

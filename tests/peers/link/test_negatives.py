@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import peers.link.tls13  # noqa: F401  before anything imports grpc
+from crypto.arrays import Float32
 
 # isort: split
 import asyncio
@@ -27,7 +28,6 @@ from peers.wire.messages import check, parse
 from peers.wire.negative_bounds import (
     MAX_QUERIES,
     VECTOR_BYTES,
-    Float32,
     answers_of,
     buckets_of,
     count_of,
