@@ -33,6 +33,10 @@ _STRIPE = 1 << 15  # values
 
 FRACTION_INTEGERS = 2  # what `quantise_fraction` makes of a number
 
+# The mean loss travels as the fraction loss / LOSS_BOUND behind the vector. InfoNCE
+# with tau = 0.05 is below 2 / 0.05 + ln(candidates), that is 48 at 4096 of them.
+LOSS_BOUND = 64.0
+
 
 class CryptoError(Exception):
     """A vector, key, update or sum was refused: what, what was expected, what to do."""

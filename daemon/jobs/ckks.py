@@ -53,6 +53,7 @@ from crypto.privacy import (
 )
 from crypto.quantize import (
     FRACTION_INTEGERS,
+    LOSS_BOUND,
     dequantise_fraction_sum,
     dequantise_sum,
     pack,
@@ -60,13 +61,7 @@ from crypto.quantize import (
     unpack,
 )
 from daemon.jobs.aggregation import CiphertextSum
-from daemon.jobs.integers import (
-    LOSS_BOUND,
-    agreed_mechanism,
-    integers_of,
-    read_update,
-    with_residual,
-)
+from daemon.jobs.integers import agreed_mechanism, integers_of, read_update, with_residual
 from daemon.learning import server_step
 from daemon.learning.options import LearningError, ServerOptions
 from daemon.process.workers import reads

@@ -26,6 +26,7 @@ from crypto.privacy import (
 )
 from crypto.quantize import (
     FRACTION_INTEGERS,
+    LOSS_BOUND,
     check_exponents,
     dequantise_sum,
     quantise,
@@ -33,8 +34,6 @@ from crypto.quantize import (
     scale_exponents,
 )
 from daemon.jobs.kept_integers import Kept, Making, keep, kept_residual, recall
-
-LOSS_BOUND = 64.0
 
 
 def integers_of(

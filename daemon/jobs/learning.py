@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32
+from crypto.quantize import LOSS_BOUND
 from daemon.learning import training_data
 from daemon.learning.options import (
-    LOSS_BOUND,
     DepthReport,
     LearningError,
     RetrieverDescription,

@@ -15,10 +15,6 @@ from config.recipes import Aggregate, Batches, Distill, Negatives, StartFrom
 from daemon.state.versions import ShapeManifest
 from proto import federation_pb2 as pb
 
-# The mean loss travels as loss / LOSS_BOUND in the vector's last value. InfoNCE
-# with tau = 0.05 is below 2 / 0.05 + ln(candidates), that is 48 at 4096 of them.
-LOSS_BOUND = 64.0
-
 # What the plan's numbers are called in settings.
 _NEGATIVES: Mapping[int, Negatives] = {
     pb.NEGATIVES_STATIC: "static",

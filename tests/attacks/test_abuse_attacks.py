@@ -27,12 +27,13 @@ import pytest
 
 from daemon.state import audit_format
 from daemon.state.audit import AuditLog
-from daemon.state.audit_format import Break, Chain, entries, segments
+from daemon.state.audit_format import Break, Chain, segments
 from proto import control_pb2 as control
 from tests.attacks.programs.crowd import SlowLoris, attack, connect, still_let_in
 from tests.attacks.programs.door import Door, door
 from tests.daemon.learning.small_models import small_encoder
 from tests.daemon.state.test_audit import FORGERIES, Forge
+from tests.entries import entries
 from tests.live.authority import Federation
 from tests.live.federation import LiveFederation, Surroundings
 from tests.peers.link.strangers import calling

@@ -30,9 +30,8 @@ from crypto.ckks.sum_proof import (
     size_of_tags,
 )
 from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters
-from crypto.quantize import CryptoError, pack, quantise_fraction
+from crypto.quantize import LOSS_BOUND, CryptoError, pack, quantise_fraction
 from daemon.jobs import ckks
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import read_encrypted, read_trailer, write_encrypted
 from tests.attacks.programs.lattice import short_relation

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.attempts import attending, bundle, participation, preparing, statement
 from peers.attempts import effects as do

@@ -28,12 +28,13 @@ from daemon.process.workers import Worker
 from daemon.services.collection import NotIndexedYet
 from daemon.services.inversion_audit import EmbeddingAudit, options_of
 from daemon.state.audit import AuditLog
-from daemon.state.audit_format import entries, segments
+from daemon.state.audit_format import segments
 from proto import control_pb2 as control
 from proto.control_pb2_grpc import add_ControlServicer_to_server
 from tests.daemon.fedctl.canned_daemon import canned_daemon
 from tests.daemon.inversion.test_attackers import COLOURS, THINGS, WORDS, small_site
 from tests.daemon.learning.small_models import small_encoder
+from tests.entries import entries
 
 QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.05)
 

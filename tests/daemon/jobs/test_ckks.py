@@ -17,10 +17,10 @@ from crypto.arrays import Float32
 from crypto.ckks.sum_proof import Claim, UnprovenSum, size_of_tags
 from crypto.ckks.sums import CryptoError, RoundKey, deal, parameters_of
 from crypto.privacy import Mechanism, NoiseTerms
+from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
 from daemon.jobs import integers as integers_
 from daemon.jobs.ckks import Applied
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven

@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from crypto.quantize import LOSS_BOUND
 from daemon.jobs import learning
 from daemon.learning import training, training_data
 from daemon.learning.options import (
-    LOSS_BOUND,
     EmbeddingProgress,
     EncoderError,
     LearningError,

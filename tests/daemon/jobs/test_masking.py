@@ -14,10 +14,9 @@ import pytest
 
 from crypto.identity.site import Identity, IdentityError
 from crypto.masking.roster import Terms
-from crypto.quantize import FRACTION_INTEGERS, CryptoError
+from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs import masking
 from daemon.jobs.ckks import Applied, measure_update
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.jobs.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo

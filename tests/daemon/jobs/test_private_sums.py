@@ -10,10 +10,9 @@ import pytest
 
 from crypto.arrays import Float32
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
-from crypto.quantize import CryptoError
+from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs import ckks
 from daemon.jobs.ckks import Applied, Summed
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
 

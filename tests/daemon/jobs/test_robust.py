@@ -10,8 +10,8 @@ import pytest
 
 from crypto.arrays import Float32
 from crypto.ckks.sums import CryptoError, DealtKey, choose_measurable
+from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.process.workers import Worker
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest, read_version, write_version

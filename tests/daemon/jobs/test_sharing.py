@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crypto.arrays import Float32
+from crypto.arrays import Float32, UInt8
 from crypto.disclosure import BucketTable, Projections
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
@@ -153,7 +153,7 @@ def projected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]
     done: list[tuple[int, int]] = []
 
     class Counted(Projections):
-        def buckets(self, vectors: Float32) -> sharing.UInt8:
+        def buckets(self, vectors: Float32) -> UInt8:
             done.append((len(vectors), self.bits))
             return super().buckets(vectors)
 

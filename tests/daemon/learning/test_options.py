@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from config.recipes import RECIPES
 from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
-from crypto.quantize import FRACTION_INTEGERS
+from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
 from daemon.jobs.ckks import apply_integers
-from daemon.jobs.integers import LOSS_BOUND
 from daemon.learning.options import ServerOptions, TrainingOptions
 from daemon.learning.recipes import learning_plan, options_from
 from daemon.state.versions import ShapeManifest, read_whole_version, write_version

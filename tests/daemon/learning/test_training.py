@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from crypto.quantize import LOSS_BOUND
 from daemon.learning.losses import info_nce
-from daemon.learning.options import LOSS_BOUND, TrainingError, TrainingOptions
+from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.mining import filter_ranked, mine_negatives
 from daemon.learning.retriever.retriever import HeadRetriever, Retriever, Texts, adapted
