@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from crypto.arrays import Float32, Int64, UInt8
-from crypto.buckets import PrefixTable
-from crypto.disclosure import Projections, chance_from, noisy
+from crypto.disclosure import PrefixTable, Projections, chance_from, noisy
 from daemon.library.index import load_index
 from daemon.library.store import Library
 from daemon.process.workers import reads

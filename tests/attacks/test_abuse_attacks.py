@@ -32,8 +32,8 @@ from proto import control_pb2 as control
 from tests.attacks.programs.crowd import SlowLoris, attack, connect, still_let_in
 from tests.attacks.programs.door import Door, door
 from tests.daemon.learning.small_models import small_encoder
+from tests.daemon.state.entries import entries
 from tests.daemon.state.test_audit import FORGERIES, Forge
-from tests.entries import entries
 from tests.live.authority import Federation
 from tests.live.federation import LiveFederation, Surroundings
 from tests.peers.link.strangers import calling

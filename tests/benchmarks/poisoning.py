@@ -35,7 +35,7 @@ from daemon.learning.retriever.mining import mine_negatives
 from daemon.learning.retriever.retriever import HeadRetriever, Texts
 from daemon.learning.training import TrainingSet, fit, training_seed
 from peers.attempts.robust import select
-from tests.rankings import evaluate_rankings
+from tests.daemon.evaluation.rankings import evaluate_rankings
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")) / "medquad"

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.arrays import Float32
-from crypto.buckets import PrefixTable
 from crypto.disclosure import (
     MAX_BITS,
     BucketTable,
+    PrefixTable,
     Projections,
     chance_from,
     noise_for,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from daemon.evaluation.evaluation import Metrics, answer_of, collapse, judge
 from daemon.learning.options import EvaluationError
-from tests.rankings import evaluate_rankings
+from tests.daemon.evaluation.rankings import evaluate_rankings
 
 
 def test_a_perfect_ranking_scores_one_everywhere() -> None:

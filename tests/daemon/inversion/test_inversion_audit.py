@@ -34,7 +34,7 @@ from proto.control_pb2_grpc import add_ControlServicer_to_server
 from tests.daemon.fedctl.canned_daemon import canned_daemon
 from tests.daemon.inversion.test_attackers import COLOURS, THINGS, WORDS, small_site
 from tests.daemon.learning.small_models import small_encoder
-from tests.entries import entries
+from tests.daemon.state.entries import entries
 
 QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.05)
 

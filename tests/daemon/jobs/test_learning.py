@@ -34,8 +34,8 @@ from daemon.pairs.made import Made
 from daemon.personal.personal import PersonalState
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
+from tests.daemon.evaluation.rankings import evaluate_rankings
 from tests.daemon.learning.small_models import small_encoder
-from tests.rankings import evaluate_rankings
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 PLAN = TrainingOptions(local_epochs=6, batch_size=4, learning_rate=3e-3, hard_negatives=2)

@@ -36,7 +36,7 @@ from daemon.state.audit_format import (
 )
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from proto import federation_pb2 as pb
-from tests.entries import entries
+from tests.daemon.state.entries import entries
 from tests.live.authority import Federation
 from tests.peers.link.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running
 

@@ -20,7 +20,7 @@ import pytest
 
 from daemon.state.audit_format import segments
 from daemon.state.state_lock import LOCK_FILE, StateError, StateInUse, locked
-from tests.entries import entries
+from tests.daemon.state.entries import entries
 from tests.live.authority import free_port
 from tests.live.federation import LiveFederation, LiveSite
 

@@ -8,8 +8,7 @@ from random import Random
 import numpy as np
 
 from crypto.arrays import Float32
-from crypto.buckets import PrefixTable
-from crypto.disclosure import Projections
+from crypto.disclosure import PrefixTable, Projections
 from peers.link.negatives import AnswerPolicy, Declined, Desk
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import decode, parse
