@@ -3,13 +3,11 @@
 isort:skip_file
 What institutions say to each other.
 
-Every message below crosses a building's wall, so every field says what it
-is, its unit and its bounds. A receiver checks the bounds before it uses a
-field (peers/wire/messages.py); a field out of bounds refuses the whole message.
+Every message below crosses a building's wall, so every field says what it is, its
+unit and, as an option (proto/bounds.proto), its bounds. A receiver checks them before
+it uses a field (peers/wire/messages.py); a field out of bounds refuses the whole message.
 
-Conventions: a site id matches [a-z0-9][a-z0-9-]{0,62}; a digest is exactly
-32 bytes of SHA-256; a free text is at most 500 characters and written by
-the daemon, never taken from a document or a question.
+A free text is written by the daemon, never taken from a document or a question.
 """
 
 from collections import abc as _abc
@@ -380,18 +378,18 @@ class HelloRequest(_message.Message):
     SENDER_FIELD_NUMBER: _builtins.int
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """1 ..; must equal the receiver's"""
+    """must equal the receiver's"""
     software_version: _builtins.str
-    """for people; <= 32 characters"""
+    """for people"""
     federation_id: _builtins.str
-    """<= 63 characters; must equal the receiver's"""
+    """must equal the receiver's"""
     sender: _builtins.str
     """site id; must be the certificate's"""
     manifest_version: _builtins.int
     """the sender's manifest"""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """<= 32 names of <= 32 characters, e.g. "ckks" """
+        """e.g. "ckks" """
 
     def __init__(
         self,
@@ -425,7 +423,7 @@ class HelloReply(_message.Message):
     protocol_version: _builtins.int
     """the receiver's"""
     software_version: _builtins.str
-    """<= 32 characters"""
+    """for people"""
     sender: _builtins.str
     """site id of the replier"""
     manifest_version: _builtins.int
@@ -436,7 +434,7 @@ class HelloReply(_message.Message):
     """the replier's clock, milliseconds since 1970 (UTC)"""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the features both have; <= 32 of <= 32 characters"""
+        """the features both have"""
 
     def __init__(
         self,
@@ -488,7 +486,7 @@ class Frame(_message.Message):
     offset: _builtins.int
     """bytes of the object before this frame"""
     data: _builtins.bytes
-    """1048576 bytes; in the last frame 0 .. 1048576"""
+    """its content: full, except in the last frame"""
     running_sha256: _builtins.bytes
     """digest of all bytes up to the end of this frame"""
     last: _builtins.bool
@@ -524,7 +522,7 @@ class BlobName(_message.Message):
     attempt: _builtins.int
     """0 for MODEL_VERSION, CERTIFICATES and MANIFESTS"""
     digest: _builtins.bytes
-    """32 bytes; MODEL_VERSION: of the version, otherwise empty"""
+    """MODEL_VERSION: of the version, otherwise empty"""
     def __init__(
         self,
         *,
@@ -590,7 +588,7 @@ class PullRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters; must equal the receiver's"""
+    """must equal the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     offset: _builtins.int
@@ -659,7 +657,7 @@ class Envelope(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     REMEMBERED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters; must equal the receiver's"""
+    """must equal the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     manifest_version: _builtins.int
@@ -839,13 +837,13 @@ class Signed(_message.Message):
     SIGNATURE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
-    """the encoding of the message that is said; 1 .. 1048576 bytes"""
+    """the encoding of the message that is said"""
     site: _builtins.str
     """site id of the signer; must be the certificate's"""
     signature: _builtins.bytes
-    """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
+    """ECDSA P-256 over SHA-256, DER"""
     certificate: _builtins.bytes
-    """the signer's X.509, DER; <= 4096 bytes"""
+    """the signer's X.509, DER"""
     def __init__(
         self,
         *,
@@ -874,9 +872,9 @@ class Signature(_message.Message):
     site: _builtins.str
     """site id of the signer; must be the certificate's"""
     signature: _builtins.bytes
-    """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
+    """ECDSA P-256 over SHA-256, DER"""
     certificate: _builtins.bytes
-    """the signer's X.509, DER; <= 4096 bytes"""
+    """the signer's X.509, DER"""
     def __init__(
         self,
         *,
@@ -918,29 +916,29 @@ class TrainingPlan(_message.Message):
     adapt: Global___Adapt.ValueType
     """what is trained; must be the site's own setting"""
     local_epochs: _builtins.int
-    """passes over the site's pairs; 0 (no training: exchange only) .. 100"""
+    """passes over the site's pairs; 0: no training, exchange only"""
     batch_size: _builtins.int
-    """pairs; 2 .. 4096"""
+    """pairs"""
     learning_rate: _builtins.float
-    """AdamW; > 0 .. 1"""
+    """AdamW"""
     temperature: _builtins.float
-    """InfoNCE tau on cosines; 0.001 .. 10"""
+    """InfoNCE tau on cosines"""
     hard_negatives: _builtins.int
-    """mined passages per pair; 0 .. 64"""
+    """mined passages per pair"""
     seed: _builtins.int
     """of shuffling; each site mixes in round and site id"""
     bits: _builtins.int
-    """of the fixed-point integers; 8, 12 or 16"""
+    """of the fixed-point integers"""
     min_participants: _builtins.int
-    """2 .. number of sites"""
+    """fewest sites whose updates are added"""
     max_num_examples: _builtins.int
-    """a site's weight counts at most this; >= 1"""
+    """a site's weight counts at most this"""
     mode: Global___Mode.ValueType
     """CKKS or MASKING; a site may refuse it"""
     robust: Global___RobustRule.ValueType
     """who may be in the sum"""
     byzantine_sites: _builtins.int
-    """f: how many sites may contribute what they like; 0 .. 64"""
+    """f: how many sites may contribute what they like"""
     @_builtins.property
     def privacy(self) -> Global___PrivacyPlan:
         """differential privacy; absent: none. Needs 16 bits"""
@@ -999,37 +997,37 @@ class LearningPlan(_message.Message):
     SECOND_MOMENTUM_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
-    """what people call it; 0 .. 32 characters [a-z0-9-]"""
+    """what people call it"""
     negatives: Global___Negatives.ValueType
     """where hard_negatives come from"""
     bm25_rounds: _builtins.int
     """rounds from the first one on in which they come from words instead"""
     random_negatives: _builtins.int
-    """passages a pair, drawn anew in each step; 0 .. 64"""
+    """passages a pair, drawn anew in each step"""
     batches: Global___Batches.ValueType
     """how pairs meet in a batch"""
     distill: Global___Distill.ValueType
     """what is distilled"""
     kd_weight: _builtins.float
-    """of it in the loss; 0 .. 10000"""
+    """of it in the loss"""
     proximal: _builtins.float
-    """FedProx's mu; 0 .. 10000"""
+    """FedProx's mu"""
     start_from: Global___StartFrom.ValueType
     """where local training starts"""
     dropout: _builtins.float
-    """of the head's input; 0 .. 0.9"""
+    """of the head's input"""
     weight_decay: _builtins.float
-    """AdamW's; 0 .. 1"""
+    """AdamW's"""
     aggregate: Global___Aggregate.ValueType
     """what becomes of the mean update"""
     server_learning_rate: _builtins.float
-    """times its step; above 0 .. 100"""
+    """times its step"""
     momentum: _builtins.float
-    """beta_1 of fedavgm and fedadam; 0 .. 0.9999"""
+    """beta_1 of fedavgm and fedadam"""
     second_momentum: _builtins.float
-    """beta_2 of fedadam; 0 .. 0.9999"""
+    """beta_2 of fedadam"""
     floor: _builtins.float
-    """tau of fedadam; above 0 .. 1"""
+    """tau of fedadam"""
     def __init__(
         self,
         *,
@@ -1077,17 +1075,17 @@ class PrivacyPlan(_message.Message):
     COLLUDERS_FIELD_NUMBER: _builtins.int
     CLIP_QUANTILE_FIELD_NUMBER: _builtins.int
     clip_norm: _builtins.float
-    """of the first round; 1e-9 .. 1e9"""
+    """of the first round"""
     noise_multiplier: _builtins.float
-    """the largest of the run; 0.001 .. 1000"""
+    """the largest of the run"""
     noise_floor: _builtins.float
-    """the least; 0.001 .. noise_multiplier. Equal to it: a static schedule"""
+    """the least; at most noise_multiplier. Equal to it: a static schedule"""
     noise_decay: _builtins.float
-    """per round; above 0 .. 1"""
+    """per round"""
     loss_threshold: _builtins.float
-    """0 .. 1000"""
+    """of the last loss; see above"""
     first_round: _builtins.int
-    """of the run; >= 1"""
+    """of the run"""
     colluders: _builtins.int
     """sites that may pool what they know, their own noise included; below min_participants"""
     clip_quantile: _builtins.float
@@ -1128,15 +1126,15 @@ class Run(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     FEDERATION_ID_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
-    """one more than the greatest seen; 1 .."""
+    """one more than the greatest seen"""
     run_id: _builtins.str
-    """1 .. 36 characters [0-9a-z-]"""
+    """what tells it from all others"""
     requested_by: _builtins.str
     """site id; the signer"""
     target_round: _builtins.int
     """last round to commit"""
     federation_id: _builtins.str
-    """<= 63 characters"""
+    """the federation's id"""
     @_builtins.property
     def plan(self) -> Global___TrainingPlan:
         """how to train in each of its rounds"""
@@ -1203,13 +1201,13 @@ class Prepare(_message.Message):
     MANIFEST_VERSION_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """>= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """0 .."""
+    """its attempt in that round"""
     head_digest: _builtins.bytes
-    """32 bytes: model version of round-1"""
+    """model version of round-1"""
     shape_digest: _builtins.bytes
-    """32 bytes: of the shared delta's shape manifest"""
+    """of the shared delta's shape manifest"""
     manifest_version: _builtins.int
     """the version this attempt runs under"""
     @_builtins.property
@@ -1264,33 +1262,33 @@ class Promise(_message.Message):
     TRIED_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters"""
+    """the federation's id"""
     manifest_digest: _builtins.bytes
-    """32 bytes: of the manifest that it goes by"""
+    """of the manifest that it goes by"""
     manifest_version: _builtins.int
     """its version"""
     round: _builtins.int
-    """>= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """0 .."""
+    """its attempt in that round"""
     run_digest: _builtins.bytes
-    """32 bytes: of the run that it knows"""
+    """of the run that it knows"""
     parent_digest: _builtins.bytes
-    """32 bytes: the promiser's model version of round-1"""
+    """the promiser's model version of round-1"""
     shape_digest: _builtins.bytes
-    """32 bytes: of the promiser's shape manifest"""
+    """of the promiser's shape manifest"""
     num_examples: _builtins.int
     """training pairs at the site"""
     willing: _builtins.bool
     """to train in this attempt"""
     reason: _builtins.str
-    """why not; <= 500 characters"""
+    """why not"""
     complexity: _builtins.float
-    """of its documents (S_i of pFedRAG, Eq. 3); 0 .. 1000000; 0: not told"""
+    """of its documents (S_i of pFedRAG, Eq. 3); 0: not told"""
     tried: _builtins.int
     """a sum was made again in vain in attempt tried - 1; 0: none"""
     incarnation: _builtins.bytes
-    """16 bytes, drawn whenever the promiser's daemon is started"""
+    """drawn whenever the promiser's daemon is started"""
     @_builtins.property
     def lock(self) -> Global___LockName:
         """the highest one that it holds; absent: none"""
@@ -1339,9 +1337,9 @@ class LockName(_message.Message):
     attempt: _builtins.int
     """of its latest certificate"""
     root_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the statement of the sum"""
+    """SHA-256 of the statement of the sum"""
     model_digest: _builtins.bytes
-    """32 bytes: the version that was made of it"""
+    """the version that was made of it"""
     def __init__(
         self,
         *,
@@ -1368,7 +1366,7 @@ class StatedName(_message.Message):
     attempt: _builtins.int
     """in which it was signed"""
     digest: _builtins.bytes
-    """32 bytes: SHA-256 of the statement"""
+    """SHA-256 of the statement"""
     def __init__(
         self,
         *,
@@ -1432,16 +1430,16 @@ class Bundle(_message.Message):
     LOCK_FIELD_NUMBER: _builtins.int
     STATED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def run(self) -> Global___Signed:
         """the Run that all of them name"""
 
     @_builtins.property
     def promises(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
-        """Promises, sorted by site; 1 .. 256"""
+        """Promises, sorted by site"""
 
     @_builtins.property
     def lock(self) -> Global___Lock:
@@ -1537,9 +1535,9 @@ class Participant(_message.Message):
     site: _builtins.str
     """site id; in the manifest, at most once in a plan"""
     num_examples: _builtins.int
-    """its weight: clipped (peers/attempts/bundle.py); >= 1"""
+    """its weight: clipped (peers/attempts/bundle.py)"""
     certificate: _builtins.bytes
-    """that its promise was signed with, X.509 DER; <= 4096 bytes"""
+    """that its promise was signed with, X.509 DER"""
     def __init__(
         self,
         *,
@@ -1582,15 +1580,15 @@ class Plan(_message.Message):
     BUNDLE_DIGEST_FIELD_NUMBER: _builtins.int
     FULL_WEIGHT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     parent_digest: _builtins.bytes
-    """32 bytes: the model version to train from"""
+    """the model version to train from"""
     key_dealer: _builtins.str
     """a participant, not the coordinator; empty in masking mode"""
     shape_digest: _builtins.bytes
-    """32 bytes: of the shared delta's shape manifest"""
+    """of the shared delta's shape manifest"""
     manifest_version: _builtins.int
     """the version this round runs under"""
     coordinator: _builtins.str
@@ -1598,22 +1596,22 @@ class Plan(_message.Message):
     noise_multiplier: _builtins.float
     """of this round; within the PrivacyPlan's floor and multiplier, 0 without one"""
     clip_norm: _builtins.float
-    """of this round; 1e-9 .. 1e9, 0 without a PrivacyPlan"""
+    """of this round; 0 without a PrivacyPlan"""
     least_complexity: _builtins.float
     """of the participants that told theirs; 0: none did"""
     most_complexity: _builtins.float
     """likewise; at least the one before"""
     faulty_sites: _builtins.int
-    """f of the manifest; 0 .. 256"""
+    """f of the manifest"""
     draw: _builtins.int
     """attempt in which the integers to be summed were drawn; <= attempt"""
     bundle_digest: _builtins.bytes
-    """32 bytes: of the promises that it follows from"""
+    """of the promises that it follows from"""
     full_weight: _builtins.int
-    """num_examples that weigh 1; >= 1"""
+    """num_examples that weigh 1"""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
-        """sorted by site; 2 .. 256"""
+        """sorted by site"""
 
     @_builtins.property
     def training(self) -> Global___TrainingPlan:
@@ -1664,13 +1662,13 @@ class PlanAnswer(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     accepted: _builtins.bool
     """false: this site does not take part"""
     reason: _builtins.str
-    """why not; <= 500 characters"""
+    """why not"""
     def __init__(
         self,
         *,
@@ -1697,11 +1695,11 @@ class KeyCommitment(_message.Message):
     PUBLIC_DIGEST_FIELD_NUMBER: _builtins.int
     SECRET_DIGEST_FIELD_NUMBER: _builtins.int
     plan_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the Plan"""
+    """SHA-256 of the Plan"""
     public_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the PUBLIC_CONTEXT"""
+    """SHA-256 of the PUBLIC_CONTEXT"""
     secret_digest: _builtins.bytes
-    """32 bytes: SHA-256 of what is in each SEALED_CONTEXT"""
+    """SHA-256 of what is in each SEALED_CONTEXT"""
     def __init__(
         self,
         *,
@@ -1727,9 +1725,9 @@ class KeyCommitted(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     COMMITMENT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def commitment(self) -> Global___Signed:
         """a KeyCommitment"""
@@ -1760,10 +1758,10 @@ class Exponents(_message.Message):
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     SCALE_EXPONENTS_FIELD_NUMBER: _builtins.int
     plan_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the Plan"""
+    """SHA-256 of the Plan"""
     @_builtins.property
     def scale_exponents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """one a group, -126 .. 127; 1 .. 4096 groups"""
+        """one a group"""
 
     def __init__(
         self,
@@ -1790,11 +1788,11 @@ class Trained(_message.Message):
     EXPONENTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     reason: _builtins.str
-    """why; <= 500 characters"""
+    """why"""
     @_builtins.property
     def exponents(self) -> Global___Signed:
         """an Exponents; absent: training failed, the site does not contribute"""
@@ -1825,12 +1823,12 @@ class Scale(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     EXPONENTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def exponents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
-        """Exponents, sorted by site; 1 .. 256"""
+        """Exponents, sorted by site"""
 
     def __init__(
         self,
@@ -1858,13 +1856,13 @@ class Contribution(_message.Message):
     UPLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     plan_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the Plan"""
+    """SHA-256 of the Plan"""
     scale_digest: _builtins.bytes
-    """32 bytes: of the exponents that it took"""
+    """of the exponents that it took"""
     upload_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the ENCRYPTED_UPDATE"""
+    """SHA-256 of the ENCRYPTED_UPDATE"""
     nonce: _builtins.bytes
-    """of its tags; 16 bytes; empty at the coordinator and in masking mode"""
+    """of its tags; empty at the coordinator and in masking mode"""
     def __init__(
         self,
         *,
@@ -1891,9 +1889,9 @@ class Contributed(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def contribution(self) -> Global___Signed:
         """a Contribution"""
@@ -1944,31 +1942,31 @@ class Statement(_message.Message):
     ROOT_DIGEST_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters"""
+    """the federation's id"""
     manifest_digest: _builtins.bytes
-    """32 bytes: of the manifest that the attempt goes by"""
+    """of the manifest that the attempt goes by"""
     manifest_version: _builtins.int
     """its version"""
     round: _builtins.int
-    """>= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """0 .."""
+    """its attempt in that round"""
     parent_digest: _builtins.bytes
-    """32 bytes: model version of round-1"""
+    """model version of round-1"""
     run_digest: _builtins.bytes
-    """32 bytes: of the run that the bundle is of"""
+    """of the run that the bundle is of"""
     bundle_digest: _builtins.bytes
-    """32 bytes: of the promises that it rests on"""
+    """of the promises that it rests on"""
     kind: Global___StatementKind.ValueType
     """never unspecified"""
     sum_digest: _builtins.bytes
-    """32 bytes: of the ENCRYPTED_SUM, or of the ENCRYPTED_PRODUCTS; empty when restated"""
+    """of the ENCRYPTED_SUM, or of the ENCRYPTED_PRODUCTS; empty when restated"""
     roster_digest: _builtins.bytes
     """32 bytes in masking mode: of everyone's keys"""
     question_digest: _builtins.bytes
     """32 bytes with a robust rule: SHA-256 of the QUESTION"""
     byzantine_sites: _builtins.int
-    """QUESTION: the plan's f less those kept out already; 0 .. 64"""
+    """QUESTION: the plan's f less those kept out already"""
     root_digest: _builtins.bytes
     """RESTATED: 32 bytes: SHA-256 of the SUM statement"""
     model_digest: _builtins.bytes
@@ -1987,7 +1985,7 @@ class Statement(_message.Message):
 
     @_builtins.property
     def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose updates are kept out; sorted; <= 256"""
+        """whose updates are kept out; sorted"""
 
     @_builtins.property
     def commitment(self) -> Global___Signed:
@@ -2045,11 +2043,11 @@ class State(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STATEMENT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     statement: _builtins.bytes
-    """the encoding of a Statement; 1 .. 1048576 bytes"""
+    """the encoding of a Statement"""
     def __init__(
         self,
         *,
@@ -2076,11 +2074,11 @@ class Stated(_message.Message):
     STATEMENT_DIGEST_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     statement_digest: _builtins.bytes
-    """32 bytes: SHA-256 of what was signed"""
+    """SHA-256 of what was signed"""
     @_builtins.property
     def signature(self) -> Global___Signature:
         """under the statement"""
@@ -2110,10 +2108,10 @@ class StatementCertificate(_message.Message):
     STATEMENT_FIELD_NUMBER: _builtins.int
     SIGNATURES_FIELD_NUMBER: _builtins.int
     statement: _builtins.bytes
-    """the encoding of a Statement; 1 .. 1048576 bytes"""
+    """the encoding of a Statement"""
     @_builtins.property
     def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signature]:
-        """each site's once; 1 .. 256"""
+        """each site's once"""
 
     def __init__(
         self,
@@ -2141,9 +2139,9 @@ class Certified(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def certificate(self) -> Global___StatementCertificate:
         """of a SUM or a QUESTION of this attempt"""
@@ -2177,7 +2175,7 @@ class MaskingItem(_message.Message):
     site: _builtins.str
     """site id"""
     content: _builtins.bytes
-    """as above; <= 176 bytes"""
+    """as above"""
     def __init__(
         self,
         *,
@@ -2203,9 +2201,9 @@ class MaskingOrder(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     step: Global___MaskingStep.ValueType
     """KEYS or SHARES"""
     @_builtins.property
@@ -2237,9 +2235,9 @@ class MaskingAnswer(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     step: Global___MaskingStep.ValueType
     """never unspecified"""
     @_builtins.property
@@ -2300,12 +2298,12 @@ class Openings(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def opened(self) -> _containers.RepeatedCompositeFieldContainer[Global___Opened]:
-        """sorted by site; 1 .. 256"""
+        """sorted by site"""
 
     def __init__(
         self,
@@ -2332,14 +2330,16 @@ class Products(_message.Message):
     PRODUCTS_FIELD_NUMBER: _builtins.int
     IMAGINARY_FIELD_NUMBER: _builtins.int
     question_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the QUESTION that it answers"""
+    """SHA-256 of the QUESTION that it answers"""
     @_builtins.property
     def products(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """<x_a, x_b> for b <= a, row by row, in squared integer units; 3 .. 2080"""
+        """A product lies below the modulus (2^120), in units of far more than one.
+        <x_a, x_b> for b <= a, row by row, in squared integer units
+        """
 
     @_builtins.property
     def imaginary(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """sites whose updates are no real vectors; sorted; <= 64"""
+        """sites whose updates are no real vectors; sorted"""
 
     def __init__(
         self,
@@ -2366,9 +2366,9 @@ class Compared(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PRODUCTS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def products(self) -> Global___Signed:
         """a Products"""
@@ -2398,11 +2398,11 @@ class Challenge(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     CHALLENGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     challenge: _builtins.bytes
-    """32 bytes: what makes the holder's vector (docs/decisions/0014)"""
+    """what makes the holder's vector (docs/decisions/0014)"""
     def __init__(
         self,
         *,
@@ -2428,9 +2428,9 @@ class Proof(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     answer: _builtins.bytes
     """8 bytes, little-endian: a number below 2^61 - 1"""
     def __init__(
@@ -2459,11 +2459,11 @@ class Applied(_message.Message):
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     NEXT_CLIP_NORM_FIELD_NUMBER: _builtins.int
     root_digest: _builtins.bytes
-    """32 bytes: SHA-256 of the SUM statement"""
+    """SHA-256 of the SUM statement"""
     model_digest: _builtins.bytes
-    """32 bytes: the new model version"""
+    """the new model version"""
     mean_loss: _builtins.float
-    """weighted mean of the contributors' training losses, known only as a sum; 0 .. 1000"""
+    """weighted mean of the contributors' training losses, known only as a sum"""
     next_clip_norm: _builtins.float
     """what this round's noised count makes of the clip norm; 0: unknown, or the norm is fixed"""
     def __init__(
@@ -2492,9 +2492,9 @@ class AppliedSum(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def applied(self) -> Global___Signed:
         """an Applied"""
@@ -2531,7 +2531,7 @@ class Lock(_message.Message):
 
     @_builtins.property
     def proof(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
-        """Applied, equal ones, sorted by site; 1 .. 256"""
+        """Applied, equal ones, sorted by site"""
 
     def __init__(
         self,
@@ -2558,9 +2558,9 @@ class Proven(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LOCK_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     @_builtins.property
     def lock(self) -> Global___Lock:
         """its latest certificate is of this attempt"""
@@ -2602,13 +2602,13 @@ class VoteBody(_message.Message):
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     NEXT_CLIP_NORM_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters"""
+    """the federation's id"""
     round: _builtins.int
-    """the round that it commits; >= 1"""
+    """the round that it commits"""
     parent_digest: _builtins.bytes
-    """32 bytes: model version of round-1"""
+    """model version of round-1"""
     model_digest: _builtins.bytes
-    """32 bytes: the new model version"""
+    """the new model version"""
     manifest_version: _builtins.int
     """the version that the votes were cast under; it says what a quorum is"""
     plan_digest: _builtins.bytes
@@ -2629,7 +2629,7 @@ class VoteBody(_message.Message):
 
     @_builtins.property
     def rejected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose updates the robust rule kept out; sorted; <= 256"""
+        """whose updates the robust rule kept out; sorted"""
 
     def __init__(
         self,
@@ -2670,13 +2670,13 @@ class Vote(_message.Message):
     MEAN_LOSS_FIELD_NUMBER: _builtins.int
     NEXT_CLIP_NORM_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """the attempt that it votes in; 0 .."""
+    """the attempt that it votes in"""
     site: _builtins.str
     """site id of the voter; must be the certificate's"""
     signature: _builtins.bytes
-    """ECDSA P-256 over SHA-256, DER; <= 80 bytes"""
+    """ECDSA P-256 over SHA-256, DER"""
     certificate: _builtins.bytes
-    """the signer's X.509, DER; <= 4096 bytes"""
+    """the signer's X.509, DER"""
     mean_loss: _builtins.float
     """rules 0 only, not signed; NaN: unknown"""
     next_clip_norm: _builtins.float
@@ -2715,7 +2715,7 @@ class Certificate(_message.Message):
     VOTES_FIELD_NUMBER: _builtins.int
     UNIX_MS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """the attempt that committed; 0 .."""
+    """the attempt that committed"""
     unix_ms: _builtins.int
     """coordinator's clock at commit, for people and expiry checks"""
     @_builtins.property
@@ -2724,7 +2724,7 @@ class Certificate(_message.Message):
 
     @_builtins.property
     def votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Vote]:
-        """bodies left empty: they equal the one above; <= 256"""
+        """bodies left empty: they equal the one above"""
 
     def __init__(
         self,
@@ -2780,11 +2780,11 @@ class AttemptFailed(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
     """the attempt that it leaves"""
     reason: _builtins.str
-    """<= 500 characters"""
+    """why"""
     def __init__(
         self,
         *,
@@ -2811,13 +2811,13 @@ class Ended(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters"""
+    """the federation's id"""
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
     """the attempt that is over"""
     reason: _builtins.str
-    """<= 500 characters"""
+    """why"""
     def __init__(
         self,
         *,
@@ -2898,7 +2898,7 @@ class Recall(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round that the asking site is in; >= 1"""
+    """the round that the asking site is in"""
     def __init__(
         self,
         *,
@@ -3101,7 +3101,7 @@ class Drawn(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """that signed it; 0 .."""
+    """that signed it"""
     @_builtins.property
     def sites(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """site ids, sorted"""
@@ -3138,9 +3138,9 @@ class RoundReport(_message.Message):
     CLIP_NORM_FIELD_NUMBER: _builtins.int
     REJECTIONS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """the round it belongs to; >= 1"""
+    """the round it belongs to"""
     attempt: _builtins.int
-    """its attempt in that round; 0 .."""
+    """its attempt in that round"""
     coordinator: _builtins.str
     """site id"""
     key_dealer: _builtins.str
@@ -3155,15 +3155,15 @@ class RoundReport(_message.Message):
     """of the round; 0: no differential privacy"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """site ids, sorted; <= 256"""
+        """site ids, sorted"""
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTime]:
-        """in order; <= 16"""
+        """in order"""
 
     @_builtins.property
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rejection]:
-        """whose updates were kept out, sorted by site; <= 256"""
+        """whose updates were kept out, sorted by site"""
 
     def __init__(
         self,
@@ -3197,7 +3197,7 @@ class Rejection(_message.Message):
     site: _builtins.str
     """site id"""
     reason: _builtins.str
-    """for people there; <= 500 characters"""
+    """for people there"""
     def __init__(
         self,
         *,
@@ -3219,9 +3219,9 @@ class PhaseTime(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
-    """prepare, plan, key, train, aggregate, select, state, open, vote; others in old rounds"""
+    """encrypt and commit: in old rounds"""
     seconds: _builtins.float
-    """wall clock at the coordinator; >= 0"""
+    """wall clock at the coordinator"""
     def __init__(
         self,
         *,
@@ -3250,23 +3250,23 @@ class NegativesRequest(_message.Message):
     BITS_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
-    """<= 63 characters; must equal the receiver's"""
+    """must equal the receiver's"""
     sender: _builtins.str
     """must be the certificate's site"""
     model_digest: _builtins.bytes
-    """32 bytes: the version whose passages the queries are compared with; covers encoder and shape"""
+    """the version whose passages the queries are compared with; covers encoder and shape"""
     level: Global___Disclosure.ValueType
     """never unspecified; the receiver may refuse it"""
     dimension: _builtins.int
-    """d of an embedding; 1 .. 16384"""
+    """d of an embedding"""
     top_n: _builtins.int
-    """embeddings wanted a query; 1 .. 256"""
+    """embeddings wanted a query"""
     queries: _builtins.bytes
-    """EXACT, NOISY: float32 little-endian [q, d], rows of length 1; <= 1 MiB, q <= 1024"""
+    """EXACT, NOISY: float32 little-endian [q, d], rows of length 1; q as in a reply's counts"""
     bits: _builtins.int
     """BUCKET: projections, seeded with model_digest; 1 .. 256, otherwise 0"""
     buckets: _builtins.bytes
-    """BUCKET: [q, ceil(bits / 8)], bit i in byte i / 8 from its low end; q <= 1024"""
+    """BUCKET: [q, ceil(bits / 8)], bit i in byte i / 8 from its low end; q likewise"""
     def __init__(
         self,
         *,
@@ -3295,7 +3295,7 @@ class NegativesReply(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     embeddings: _builtins.bytes
-    """float32 little-endian [sum of counts, d], rows of length 1; <= 1 MiB"""
+    """float32 little-endian [sum of counts, d], rows of length 1"""
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each query, in their order; 0 .. top_n"""

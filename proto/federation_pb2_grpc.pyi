@@ -3,13 +3,11 @@
 isort:skip_file
 What institutions say to each other.
 
-Every message below crosses a building's wall, so every field says what it
-is, its unit and its bounds. A receiver checks the bounds before it uses a
-field (peers/wire/messages.py); a field out of bounds refuses the whole message.
+Every message below crosses a building's wall, so every field says what it is, its
+unit and, as an option (proto/bounds.proto), its bounds. A receiver checks them before
+it uses a field (peers/wire/messages.py); a field out of bounds refuses the whole message.
 
-Conventions: a site id matches [a-z0-9][a-z0-9-]{0,62}; a digest is exactly
-32 bytes of SHA-256; a free text is at most 500 characters and written by
-the daemon, never taken from a document or a question.
+A free text is written by the daemon, never taken from a document or a question.
 """
 
 from collections import abc as _abc

@@ -1,7 +1,8 @@
-"""Bounds of single fields, from which the rules of messages are made. PURE.
+"""The rules of single fields, made of the bounds that the .proto files say. PURE.
 
-Each function here makes a `Rule`, which raises `RemoteProtocolError` with the field's
-path, what was found and what was expected.
+A `Rule` raises `RemoteProtocolError` with the field's path, what was found and what was
+expected. `rule_of` makes that of a field; the functions behind it also serve rules that
+join several fields.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from peers.wire.errors import RemoteProtocolError
+from google.protobuf.descriptor import FieldDescriptor
 
-# Counters must fit SQLite's signed integers and leave room to count on.
-COUNT_MAX: Final = 2**62
+from peers.wire.errors import RemoteProtocolError
+from proto import bounds
+from proto.bounds_pb2 import COUNT, Bounds, Kind
+
+COUNT_MAX: Final = int(bounds.held_by(Kind.DESCRIPTOR.values_by_number[COUNT]).most)
 
 Rule = Callable[[str, Any], None]  # (path of the field, its value): raises RemoteProtocolError
 
@@ -25,7 +29,72 @@ Rule = Callable[[str, Any], None]  # (path of the field, its value): raises Remo
 class Part:
     """A field that is itself a message; it is checked by the table in turn."""
 
-    presence: Literal["required", "optional", "absent"] = "required"
+    presence: Literal["required", "optional"] = "required"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A list of messages, ``length`` of them; the table checks each, and that its field
+    ``without`` is left empty.
+    """
+
+    length: Rule
+    without: str = ""
+
+
+def rule_of(field: FieldDescriptor) -> Rule | Part | Parts:
+    """What a field must be, as its bounds say. Raises TypeError where they say too little."""
+    said = bounds.bounds_of(field)
+    if field.message_type is None:
+        rule = _rule_of_one(field, said)
+        if not field.is_repeated:
+            return rule
+        return each(rule, _length_of(field, said), ordered=said.items.ascending)
+    if field.is_repeated:
+        return Parts(_length_of(field, said), said.without)
+    # Of a oneof one is there, and which is a matter of all of them.
+    free_to_lack = said.optional or field.containing_oneof is not None
+    return Part("optional" if free_to_lack else "required")
+
+
+def _length_of(field: FieldDescriptor, said: Bounds) -> Rule:
+    if not said.items.most:
+        raise TypeError(f"{field.full_name} does not say how long the list may be")
+    return long(said.items.least, said.items.most)
+
+
+def _rule_of_one(field: FieldDescriptor, said: Bounds) -> Rule:
+    """Of the field's one value, or of each in its list."""
+    if said.any or field.type == field.TYPE_BOOL:
+        return free
+    if said.word or said.choice:
+        return one_of(*said.word, *map(int, said.choice))
+    if field.enum_type is not None:
+        return one_of(*bounds.names_of(field.enum_type))
+    if said.pattern:
+        return matching(f"({said.pattern})?" if said.optional else said.pattern)
+    if not said.HasField("most"):
+        raise TypeError(f"{field.full_name} has no bounds: say them as its option")
+    low, high = said.above if said.HasField("above") else said.least, said.most
+    if field.cpp_type == field.CPPTYPE_DOUBLE:
+        return real(low, high, above=said.HasField("above"), unknown=said.unknown)
+    if field.type == field.TYPE_STRING:
+        return text(int(low), int(high))
+    if field.type == field.TYPE_BYTES:
+        return octets(int(low), int(high))
+    return number(int(low), int(high))
+
+
+def rule_for(message: str, name: str) -> Rule:
+    """The rule of a field that is no message."""
+    rule = rule_of(bounds.field_of(message, name))
+    assert not isinstance(rule, Part | Parts)  # noqa: S101  our own names
+    return rule
+
+
+def most(message: str, name: str) -> int:
+    """The greatest number, or the most characters or bytes, that a field may hold."""
+    return int(bounds.of(message, name).most)
 
 
 def refuse(path: str, found: str, expected: str) -> RemoteProtocolError:
@@ -101,12 +170,21 @@ def octets(low: int, high: int) -> Rule:
     return rule
 
 
-def each(rule: Rule, low: int, high: int, *, ordered: bool = False) -> Rule:
-    """A list of ``low`` to ``high``; ``ordered``: strictly ascending, so none occurs twice."""
+def long(low: int, high: int) -> Rule:
+    """A list of so many."""
 
-    def list_rule(path: str, values: Sequence[Any]) -> None:
+    def rule(path: str, values: Sequence[Any]) -> None:
         if not low <= len(values) <= high:
             raise refuse(path, f"{len(values)} long", f"{low} .. {high}")
+
+    return rule
+
+
+def each(rule: Rule, length: Rule, *, ordered: bool = False) -> Rule:
+    """A list; ``ordered``: strictly ascending, so none occurs twice."""
+
+    def list_rule(path: str, values: Sequence[Any]) -> None:
+        length(path, values)
         for position, value in enumerate(values):
             rule(f"{path}[{position}]", value)
         if ordered:

@@ -1,5 +1,7 @@
 """The bounds of what sites ask one another of embeddings, and what a reply may hold. PURE.
 
+The bounds of single fields are said in proto/federation.proto; here is what joins several.
+
 A vector that crosses is finite and of length 1, which is looked at here and not later:
 to look at 1 MiB of them took 0.6 ms where it was measured.
 """
@@ -13,35 +15,17 @@ import numpy as np
 from google.protobuf.message import Message
 
 from crypto.arrays import Float32, UInt8
-from peers.wire.bounds import Part, Rule, each, matching, number, octets, one_of, refuse, text
+from peers.wire.bounds import most, number, octets, refuse
+from proto import bounds
 from proto import federation_pb2 as pb
 
-VECTOR_BYTES: Final = 1 << 20  # of a request's queries, and of a reply's embeddings
-MAX_QUERIES: Final = 1024
-MAX_TOP_N: Final = 256
-MAX_DIMENSION: Final = 16_384
-MAX_BITS: Final = 256
+VECTOR_BYTES: Final = most("NegativesReply", "embeddings")
+MAX_QUERIES: Final = bounds.of("NegativesReply", "counts").items.most
+MAX_DIMENSION: Final = most("NegativesRequest", "dimension")
+MAX_BITS: Final = most("NegativesRequest", "bits")
 _VALUE: Final = 4  # bytes of a float32
 # A float32 has 24 bits, and the sum of 16,384 squares may lose a few of them.
 _UNIT_TOLERANCE: Final = 1e-3
-
-RULES: Final[dict[type[Message], dict[str, Rule | Part]]] = {
-    pb.NegativesRequest: {
-        "federation_id": text(1, 63),
-        "sender": matching("[a-z0-9][a-z0-9-]{0,62}"),
-        "model_digest": octets(32, 32),
-        "level": one_of(pb.EXACT, pb.NOISY, pb.BUCKET),
-        "dimension": number(1, MAX_DIMENSION),
-        "top_n": number(1, MAX_TOP_N),
-        "queries": octets(0, VECTOR_BYTES),
-        "bits": number(0, MAX_BITS),
-        "buckets": octets(0, MAX_QUERIES * MAX_BITS // 8),
-    },
-    pb.NegativesReply: {
-        "counts": each(number(0, MAX_TOP_N), 1, MAX_QUERIES),
-        "embeddings": octets(0, VECTOR_BYTES),
-    },
-}
 
 
 def most_queries(dimension: int, top_n: int) -> int:

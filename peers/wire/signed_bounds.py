@@ -1,6 +1,6 @@
 """How fields of what sites sign bound one another: plans, bundles, statements, votes. PURE.
 
-The bounds of single fields stand in the table of peers/wire/messages.py.
+The bounds of single fields are said in proto/federation.proto.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from peers.wire.bounds import ascending, each, number, octets, one_of, real, refuse, shown
+from peers.wire.bounds import ascending, number, octets, one_of, real, refuse, rule_for, shown
+from proto import bounds
 from proto import federation_pb2 as pb
 
-EXPONENTS = each(number(-126, 127), 1, 4096)
-CLIP_NORM = real(1e-9, 1e9)
+_EXPONENTS = rule_for("Exponents", "scale_exponents")
+_CLIP_NORM = rule_for("PrivacyPlan", "clip_norm")
+_DIGEST = rule_for("Stated", "statement_digest")
+_NOTHING = octets(0, 0)
+_LEAST_NOISE = bounds.of("PrivacyPlan", "noise_floor").least
+_MOST_COMPLEXITY = bounds.of("Plan", "most_complexity").most
 
 
 def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
@@ -22,7 +27,7 @@ def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
         return
     privacy = plan.privacy
     one_of(16)(f"{path}.bits", plan.bits)  # noise needs a fine grid
-    real(0.001, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
+    real(_LEAST_NOISE, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
     number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
     if privacy.clip_quantile:
         real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
@@ -33,9 +38,9 @@ def _plan(path: str, plan: pb.Plan) -> None:
     privacy = plan.training.privacy
     low, high = (privacy.noise_floor, privacy.noise_multiplier) if noised else (0.0, 0.0)
     real(low, high)(f"{path}.noise_multiplier", plan.noise_multiplier)
-    clip_norm = CLIP_NORM if noised else real(0.0, 0.0)
+    clip_norm = _CLIP_NORM if noised else real(0.0, 0.0)
     clip_norm(f"{path}.clip_norm", plan.clip_norm)
-    real(plan.least_complexity, 1e6)(f"{path}.most_complexity", plan.most_complexity)
+    real(plan.least_complexity, _MOST_COMPLEXITY)(f"{path}.most_complexity", plan.most_complexity)
     sites = [participant.site for participant in plan.participants]
     ascending(f"{path}.participants", sites)
     if plan.training.mode == pb.MASKING:
@@ -60,7 +65,7 @@ def _statement(path: str, statement: pb.Statement) -> None:
     _by_site("contributions", "answers")(path, statement)
     restated = statement.kind == pb.RESTATED
     for name in ("root_digest", "model_digest"):
-        octets(*((32, 32) if restated else (0, 0)))(f"{path}.{name}", getattr(statement, name))
+        (_DIGEST if restated else _NOTHING)(f"{path}.{name}", getattr(statement, name))
     if restated:
         for field, _value in statement.ListFields():
             if field.name in _OF_A_SUM:
@@ -68,14 +73,14 @@ def _statement(path: str, statement: pb.Statement) -> None:
         return
     if not statement.HasField("plan"):
         raise refuse(f"{path}.plan", "missing", "the plan that all derive")
-    octets(32, 32)(f"{path}.sum_digest", statement.sum_digest)
-    EXPONENTS(f"{path}.scale_exponents", statement.scale_exponents)
+    _DIGEST(f"{path}.sum_digest", statement.sum_digest)
+    _EXPONENTS(f"{path}.scale_exponents", statement.scale_exponents)
     masked = statement.plan.training.mode == pb.MASKING
-    octets(*((32, 32) if masked else (0, 0)))(f"{path}.roster_digest", statement.roster_digest)
+    (_DIGEST if masked else _NOTHING)(f"{path}.roster_digest", statement.roster_digest)
     if statement.HasField("commitment") is masked:
         raise refuse(f"{path}.commitment", "set" if masked else "missing", "one with a round key")
     if statement.question_digest:
-        octets(32, 32)(f"{path}.question_digest", statement.question_digest)
+        _DIGEST(f"{path}.question_digest", statement.question_digest)
 
 
 _OF_A_SUM: Final = frozenset(
@@ -87,7 +92,7 @@ _OF_A_SUM: Final = frozenset(
 
 
 def _vote_body(path: str, body: pb.VoteBody) -> None:
-    digest = octets(32, 32) if body.rules else octets(0, 0)
+    digest = _DIGEST if body.rules else _NOTHING
     digest(f"{path}.manifest_digest", body.manifest_digest)
     digest(f"{path}.statement_digest", body.statement_digest)
     if not body.rules and (body.mean_loss or body.next_clip_norm):

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.wire import messages, signed_bounds
-from peers.wire.bounds import COUNT_MAX
+from peers.wire.bounds import COUNT_MAX, rule_of
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import BLOB_BYTES, FRAME_BYTES, check, decode, one_line, parse
 from proto import federation_pb2 as pb
@@ -43,6 +45,21 @@ def test_every_field_of_the_protocol_has_a_rule() -> None:
     for name, descriptor in pb.DESCRIPTOR.message_types_by_name.items():
         rules = messages._RULES[getattr(pb, name)]
         assert set(rules) == {field.name for field in descriptor.fields}, name
+
+
+def test_a_field_that_does_not_say_what_it_may_hold_has_no_rule() -> None:
+    """Options of fields are read when the daemon starts: one that is forgotten starts none."""
+    file = FileDescriptorProto(name="silent.proto", package="silent", syntax="proto3")
+    message = file.message_type.add(name="Silent")
+    kinds = [FieldDescriptorProto.TYPE_UINT64, FieldDescriptorProto.TYPE_DOUBLE]
+    kinds += [FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES]
+    for number, kind in enumerate(kinds, start=1):
+        message.field.add(name=f"field_{number}", number=number, type=kind, label=1)
+    pool = DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]
+    for field in pool.FindMessageTypeByName("silent.Silent").fields:
+        with pytest.raises(TypeError, match="has no bounds"):
+            rule_of(field)
 
 
 def test_every_kind_of_object_has_a_bound() -> None:

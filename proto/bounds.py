@@ -1,0 +1,54 @@
+"""What a field of a message may hold, read from the options of the .proto files.
+
+The only home of these numbers: `peers` derives from them what it refuses, `config`
+what an operator may choose, `fedctl` what it offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from google.protobuf.descriptor import EnumDescriptor, EnumValueDescriptor, FieldDescriptor
+
+from proto import bounds_pb2, federation_pb2
+from proto.bounds_pb2 import Bounds
+
+
+def bounds_of(field: FieldDescriptor) -> Bounds:
+    """The bounds of a field, those of its kind included; empty where none are said."""
+    said = field.GetOptions().Extensions[bounds_pb2.bounds]
+    whole = Bounds()
+    if said.kind:
+        whole.CopyFrom(held_by(bounds_pb2.Kind.DESCRIPTOR.values_by_number[said.kind]))
+    whole.MergeFrom(said)
+    return whole
+
+
+def held_by(value: EnumValueDescriptor) -> Bounds:
+    """What the value of an enum stands for: the bounds of a kind, the bytes of an object."""
+    return value.GetOptions().Extensions[bounds_pb2.holds]
+
+
+def field_of(message: str, name: str) -> FieldDescriptor:
+    """A field of a message between sites. KeyError for one that there is not."""
+    return federation_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name[name]
+
+
+def of(message: str, name: str) -> Bounds:
+    """The bounds of a field of a message between sites."""
+    return bounds_of(field_of(message, name))
+
+
+@cache
+def names_of(enum: EnumDescriptor) -> Mapping[int, str]:
+    """What people call the values of an enum: without what all names begin with, in small letters.
+
+    NEGATIVES_IN_BATCH is ``in_batch``, HEAD is ``head``. A value that says nothing has no name.
+    """
+    told = [value for value in enum.values if not value.name.endswith("_UNSPECIFIED")]
+    words = [value.name.split("_") for value in told]
+    columns = enumerate(zip(*words, strict=False))
+    common = next((n for n, same in columns if len(set(same)) > 1), 0)
+    start = sum(len(word) + 1 for word in words[0][:common])
+    return {value.number: value.name[start:].lower() for value in told}
