@@ -11,9 +11,11 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from proto import bounds
+
 # Linux sun_path holds 108 bytes, the last of them zero (unix(7)).
 _LONGEST_SOCKET_PATH = 107
-_SITE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_SITE_ID = re.compile(bounds.of("Signed", "site").pattern)
 _GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _WRITER_URL = re.compile(

@@ -1,8 +1,9 @@
 """Recipes: named sets of choices about how a federation learns.
 
 A recipe fills in what the settings file leaves open, so every choice can also be
-made alone. `Recipe`'s own defaults are plain federated averaging of a head; each
-recipe says what it does otherwise. What the axes mean, and what goes wrong when
+made alone. The axes' own defaults are plain federated averaging of a head; each
+recipe says what it does otherwise. An axis that every site of a round must know stands
+under its name in the plan, too, and is bounded there. What the axes mean, and what goes wrong when
 one is off, stands in ``fedd.example.toml``; where each recipe departs from its
 paper, in docs/decisions/0018.
 """
@@ -10,7 +11,7 @@ paper, in docs/decisions/0018.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 Adapt = Literal["head", "lora", "lora_server", "full"]
@@ -24,16 +25,28 @@ Weigh = Literal["num_examples", "uniform"]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One choice on every axis of learning; units and bounds are those of the settings."""
+class RetrieverAxes:
+    """``[retriever]``: what is trained, and what of it each site keeps to itself."""
 
     adapt: Adapt = "head"
     personal: Personal = "none"
+
+
+@dataclass(frozen=True)
+class TrainingAxes:
+    """``[training]``: what every round has."""
+
     local_epochs: int = 4
     batch_size: int = 32
     learning_rate: float = 1e-4
     temperature: float = 0.05
     hard_negatives: int = 4
+
+
+@dataclass(frozen=True)
+class LocalAxes:
+    """``[learning]``, as far as it is about the training of one site."""
+
     negatives: Negatives = "static"
     bm25_rounds: int = 0
     random_negatives: int = 0
@@ -44,26 +57,37 @@ class Recipe:
     start_from: StartFrom = "global"
     dropout: float = 0.0
     weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class LearningAxes(LocalAxes):
+    """``[learning]``: also how updates count, and what becomes of their mean."""
+
     weigh: Weigh = "num_examples"
     own_rounds: int = 3
     aggregate: Aggregate = "fedavg"
     server_learning_rate: float = 1.0
 
+
+@dataclass(frozen=True)
+class Recipe(LearningAxes, TrainingAxes, RetrieverAxes):
+    """One choice on every axis of learning; proto/federation.proto says units and bounds."""
+
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """The choices as tables of a settings file."""
-        tables: dict[str, dict[str, Any]] = {"retriever": {}, "training": {}, "learning": {}}
-        for name, value in asdict(self).items():
-            tables[_TABLES.get(name, "learning")][name] = value
-        return tables
+        return {
+            table: {axis.name: getattr(self, axis.name) for axis in fields(axes)}
+            for table, axes in TABLES.items()
+        }
 
 
-_TABLES = {
-    **dict.fromkeys(("adapt", "personal"), "retriever"),
-    **dict.fromkeys(
-        ("local_epochs", "batch_size", "learning_rate", "temperature", "hard_negatives"), "training"
-    ),
+TABLES: Final[Mapping[str, type[Any]]] = {
+    "retriever": RetrieverAxes,
+    "training": TrainingAxes,
+    "learning": LearningAxes,
 }
+"""The axes that stand in each table of a settings file."""
 
 RecipeName = Literal["hanse", "fedavg", "fede4rag", "fedsearch", "pfedrag", "pdd-as2"]
 

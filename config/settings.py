@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -35,18 +35,13 @@ from config.kinds import (
 from config.recipes import (
     DEFAULT_RECIPE,
     RECIPES,
-    Adapt,
-    Aggregate,
-    Batches,
-    Distill,
-    Negatives,
+    LearningAxes,
     Personal,
     RecipeName,
-    StartFrom,
-    Weigh,
+    RetrieverAxes,
+    TrainingAxes,
 )
-
-_HANSE = RECIPES[DEFAULT_RECIPE]
+from config.tables import Section, as_in, planned
 
 COMMON_PASSAGES: Final[frozenset[Personal]] = frozenset({"none", "query_encoder"})
 """With which ``retriever.personal`` passages are embedded by the shared version alone."""
@@ -76,14 +71,6 @@ class SettingsError(Exception):
         self.path = path
         self.problems = problems
         super().__init__("\n".join([f"settings refused: {path}", *(f"  {p}" for p in problems)]))
-
-
-class Section(BaseModel):
-    """One table of the file: nothing unknown, nothing converted, nothing changed later."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_default=True, allow_inf_nan=False
-    )
 
 
 # ---- the tree ---------------------------------------------------------------
@@ -143,12 +130,11 @@ class ControlSettings(Section):
     group: GroupName | None = None  # None: the daemon's
 
 
-class RetrieverSettings(Section):
+@planned("encoder")
+class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen by its config
     """``[retriever]``: the encoder and how it is adapted; equal at all sites."""
 
     encoder: EncoderName = "sentence-transformers/all-MiniLM-L6-v2"
-    adapt: Adapt = _HANSE.adapt
-    personal: Personal = _HANSE.personal
     lora_rank: int = Field(8, ge=1, le=256)
     lora_alpha: int = Field(16, ge=1, le=1024)
     max_tokens: int = Field(256, ge=16, le=512)
@@ -162,7 +148,8 @@ class RetrievalSettings(Section):
     top_k: int = Field(8, ge=1, le=100)
 
 
-class TrainingSettings(Section):
+@planned("min_pairs", "TrainingPlan")
+class TrainingSettings(Section, TrainingAxes):  # type: ignore[misc]  # frozen by its config
     """``[training]``: what this site agrees to, and the plan that it proposes itself.
 
     ``willing``, ``max_local_epochs`` and ``min_pairs`` are this site's policy;
@@ -170,40 +157,23 @@ class TrainingSettings(Section):
     """
 
     willing: bool = True
-    max_local_epochs: int = Field(20, ge=0, le=100)
+    max_local_epochs: int = as_in("TrainingPlan", "local_epochs", 20)
     min_pairs: int = Field(8, ge=2, le=1_000_000)
-    local_epochs: int = Field(_HANSE.local_epochs, ge=0, le=100)
-    batch_size: int = Field(_HANSE.batch_size, ge=2, le=4096)
-    learning_rate: float = Field(_HANSE.learning_rate, gt=0, le=1)
-    temperature: float = Field(_HANSE.temperature, ge=0.001, le=10)
-    hard_negatives: int = Field(_HANSE.hard_negatives, ge=0, le=64)
     bits: Literal[8, 12, 16] = 16
     mode: Literal["ckks", "masking"] = "ckks"
-    min_participants: int = Field(3, ge=2, le=256)
-    max_num_examples: int = Field(100_000, ge=1, le=1_000_000_000)
+    min_participants: int = 3
+    max_num_examples: int = 100_000
 
 
-class LearningSettings(Section):
+@planned("recipe", "LearningPlan")
+class LearningSettings(Section, LearningAxes):  # type: ignore[misc]  # frozen by its config
     """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
 
     recipe: RecipeName = DEFAULT_RECIPE
-    negatives: Negatives = _HANSE.negatives
-    bm25_rounds: int = Field(_HANSE.bm25_rounds, ge=0, le=10_000)
-    random_negatives: int = Field(_HANSE.random_negatives, ge=0, le=64)
-    batches: Batches = _HANSE.batches
-    distill: Distill = _HANSE.distill
-    kd_weight: float = Field(_HANSE.kd_weight, ge=0, le=10_000)
-    proximal: float = Field(_HANSE.proximal, ge=0, le=10_000)
-    start_from: StartFrom = _HANSE.start_from
-    dropout: float = Field(_HANSE.dropout, ge=0, le=0.9)
-    weight_decay: float = Field(_HANSE.weight_decay, ge=0, le=1)
-    weigh: Weigh = _HANSE.weigh
-    own_rounds: int = Field(_HANSE.own_rounds, ge=1, le=1000)
-    aggregate: Aggregate = _HANSE.aggregate
-    server_learning_rate: float = Field(_HANSE.server_learning_rate, gt=0, le=100)
-    momentum: float = Field(0.9, ge=0, le=0.9999)
-    second_momentum: float = Field(0.99, ge=0, le=0.9999)
-    floor: float = Field(1e-3, gt=0, le=1)
+    own_rounds: int = Field(RECIPES[DEFAULT_RECIPE].own_rounds, ge=1, le=1000)
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    floor: float = 1e-3
 
 
 class DepthSettings(Section):
@@ -243,9 +213,10 @@ class PrivacySettings(Section):
     required: bool = False
     epsilon: float | None = Field(None, gt=0, le=1_000_000)  # None: no budget
     delta: float = Field(1e-5, ge=1e-12, le=0.01)
-    colluders: int = Field(1, ge=0, le=255)
-    least_noise: float | None = Field(None, ge=0.001, le=1000)  # None: whatever the budget leaves
-    max_noise: float = Field(1000.0, ge=0.001, le=1000)
+    colluders: int = as_in("PrivacyPlan", "colluders", 1)
+    # None: whatever the budget leaves
+    least_noise: float | None = as_in("PrivacyPlan", "noise_multiplier", None)
+    max_noise: float = as_in("PrivacyPlan", "noise_multiplier", 1000.0)
 
 
 class RobustSettings(Section):
@@ -255,7 +226,7 @@ class RobustSettings(Section):
         "none"
     )
     required: bool = False
-    byzantine_sites: int = Field(1, ge=0, le=32)
+    byzantine_sites: int = as_in("TrainingPlan", "byzantine_sites", 1)
 
 
 class NegativesSettings(Section):
@@ -268,7 +239,7 @@ class NegativesSettings(Section):
     answer: bool = False
     levels: Levels = ("bucket",)
     queries_per_round: int = Field(20_000, ge=1, le=1_000_000_000)
-    top_n: int = Field(10, ge=1, le=256)
+    top_n: int = as_in("NegativesRequest", "top_n", 10)
     collections: Beginnings = ()
     noise: float = Field(0.05, ge=0.001, le=100)
     bits: int = Field(8, ge=1, le=64)

@@ -30,14 +30,14 @@ def held_by(value: EnumValueDescriptor) -> Bounds:
     return value.GetOptions().Extensions[bounds_pb2.holds]
 
 
-def field_of(message: str, name: str) -> FieldDescriptor:
-    """A field of a message between sites. KeyError for one that there is not."""
-    return federation_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name[name]
+def fields_of(message: str) -> Mapping[str, FieldDescriptor]:
+    """The fields of a message between sites, by name. KeyError for one that there is not."""
+    return federation_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name
 
 
 def of(message: str, name: str) -> Bounds:
     """The bounds of a field of a message between sites."""
-    return bounds_of(field_of(message, name))
+    return bounds_of(fields_of(message)[name])
 
 
 @cache

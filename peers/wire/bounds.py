@@ -87,7 +87,7 @@ def _rule_of_one(field: FieldDescriptor, said: Bounds) -> Rule:
 
 def rule_for(message: str, name: str) -> Rule:
     """The rule of a field that is no message."""
-    rule = rule_of(bounds.field_of(message, name))
+    rule = rule_of(bounds.fields_of(message)[name])
     assert not isinstance(rule, Part | Parts)  # noqa: S101  our own names
     return rule
 

@@ -23,7 +23,7 @@ from proto.bounds import bounds_of, held_by, names_of
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto").glob("*.proto"))
 BOUNDS = "proto/bounds.proto"
-WIRE = ROOT / "tests" / "wire.txt"
+WIRE = Path(__file__).with_name("wire.txt")
 # FileDescriptorProto.message_type and .enum_type, DescriptorProto.field and .nested_type,
 # EnumDescriptorProto.value: source locations are paths of these numbers and positions.
 _MESSAGE, _ENUM, _FIELD, _NESTED, _VALUE = 4, 5, 2, 3, 2

@@ -56,7 +56,7 @@ def test_a_field_that_does_not_say_what_it_may_hold_has_no_rule() -> None:
     for number, kind in enumerate(kinds, start=1):
         message.field.add(name=f"field_{number}", number=number, type=kind, label=1)
     pool = DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
+    pool.Add(file)
     for field in pool.FindMessageTypeByName("silent.Silent").fields:
         with pytest.raises(TypeError, match="has no bounds"):
             rule_of(field)
