@@ -38,16 +38,10 @@ def as_in(message: str, name: str, default: float | None) -> Any:
 
 def _bounds(message: str, name: str) -> list[Ge | Gt | Le]:
     """What a person may choose there; nothing for choices, which have names."""
-    said = bounds.of(message, name)
-    if not said.HasField("most"):
+    if not bounds.of(message, name).HasField("most"):
         return []
-    low = Gt(_number(said.above)) if said.HasField("above") else Ge(_number(said.least))
-    most = said.most_chosen if said.HasField("most_chosen") else said.most
-    return [low, Le(_number(most))]
-
-
-def _number(value: float) -> float:
-    return int(value) if value.is_integer() else value  # as people write it
+    low, above, high = bounds.chosen(message, name)
+    return [Gt(low) if above else Ge(low), Le(high)]
 
 
 def planned(behind: str, message: str = "") -> Callable[[type[S]], type[S]]:

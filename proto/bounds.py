@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor, EnumValueDescriptor, FieldDescriptor
 
@@ -40,8 +41,22 @@ def of(message: str, name: str) -> Bounds:
     return bounds_of(fields_of(message)[name])
 
 
+def chosen(message: str, name: str) -> tuple[float, bool, float]:
+    """What a person may choose: the least, whether it must be more than that, the most."""
+    said = of(message, name)
+    low, above = said.least, said.HasField("above")
+    if above or said.HasField("least_chosen"):
+        low = said.above if above else said.least_chosen
+    high = said.most_chosen if said.HasField("most_chosen") else said.most
+    return _written(low), above, _written(high)
+
+
+def _written(value: float) -> float:
+    return int(value) if value.is_integer() else value
+
+
 @cache
-def names_of(enum: EnumDescriptor) -> Mapping[int, str]:
+def names_of(enum: EnumDescriptor) -> Mapping[Any, str]:  # a value is a kind of int of its own
     """What people call the values of an enum: without what all names begin with, in small letters.
 
     NEGATIVES_IN_BATCH is ``in_batch``, HEAD is ``head``. A value that says nothing has no name.

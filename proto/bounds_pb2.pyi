@@ -117,6 +117,7 @@ class Bounds(_message.Message):
     ABOVE_FIELD_NUMBER: _builtins.int
     MOST_FIELD_NUMBER: _builtins.int
     MOST_CHOSEN_FIELD_NUMBER: _builtins.int
+    LEAST_CHOSEN_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
     ANY_FIELD_NUMBER: _builtins.int
     OPTIONAL_FIELD_NUMBER: _builtins.int
@@ -135,6 +136,8 @@ class Bounds(_message.Message):
     """as `least`"""
     most_chosen: _builtins.float
     """of what people choose here; of what others have chosen it is `most`"""
+    least_chosen: _builtins.float
+    """likewise"""
     unknown: _builtins.bool
     """NaN is allowed and says so"""
     any: _builtins.bool
@@ -165,6 +168,7 @@ class Bounds(_message.Message):
         above: _builtins.float | None = ...,
         most: _builtins.float | None = ...,
         most_chosen: _builtins.float | None = ...,
+        least_chosen: _builtins.float | None = ...,
         unknown: _builtins.bool = ...,
         any: _builtins.bool = ...,
         optional: _builtins.bool = ...,
@@ -174,14 +178,16 @@ class Bounds(_message.Message):
         items: Global___Items | None = ...,
         without: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "items", b"items", "least", b"least", "most", b"most", "most_chosen", b"most_chosen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "items", b"items", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "any", b"any", "choice", b"choice", "items", b"items", "kind", b"kind", "least", b"least", "most", b"most", "most_chosen", b"most_chosen", "optional", b"optional", "pattern", b"pattern", "unknown", b"unknown", "without", b"without", "word", b"word"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_least", b"_least", "_least_chosen", b"_least_chosen", "_most", b"_most", "_most_chosen", b"_most_chosen", "above", b"above", "any", b"any", "choice", b"choice", "items", b"items", "kind", b"kind", "least", b"least", "least_chosen", b"least_chosen", "most", b"most", "most_chosen", b"most_chosen", "optional", b"optional", "pattern", b"pattern", "unknown", b"unknown", "without", b"without", "word", b"word"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__above: _TypeAlias = _typing.Literal["above"]  # noqa: Y015
     _WhichOneofArgType__above: _TypeAlias = _typing.Literal["_above", b"_above"]  # noqa: Y015
     _WhichOneofReturnType__least: _TypeAlias = _typing.Literal["least"]  # noqa: Y015
     _WhichOneofArgType__least: _TypeAlias = _typing.Literal["_least", b"_least"]  # noqa: Y015
+    _WhichOneofReturnType__least_chosen: _TypeAlias = _typing.Literal["least_chosen"]  # noqa: Y015
+    _WhichOneofArgType__least_chosen: _TypeAlias = _typing.Literal["_least_chosen", b"_least_chosen"]  # noqa: Y015
     _WhichOneofReturnType__most: _TypeAlias = _typing.Literal["most"]  # noqa: Y015
     _WhichOneofArgType__most: _TypeAlias = _typing.Literal["_most", b"_most"]  # noqa: Y015
     _WhichOneofReturnType__most_chosen: _TypeAlias = _typing.Literal["most_chosen"]  # noqa: Y015
@@ -190,6 +196,8 @@ class Bounds(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__above) -> _WhichOneofReturnType__above | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__least) -> _WhichOneofReturnType__least | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__least_chosen) -> _WhichOneofReturnType__least_chosen | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__most) -> _WhichOneofReturnType__most | None: ...
     @_typing.overload

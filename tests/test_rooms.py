@@ -20,7 +20,7 @@ ROOMS = ("proto", "config", "crypto", "peers", "daemon")
 # What each room may import of ours, besides itself.
 MAY_IMPORT = {
     "proto": set[str](),
-    "config": set[str](),
+    "config": {"proto"},
     "crypto": set[str](),
     "peers": {"proto", "crypto"},
     "daemon": {"proto", "config", "crypto", "peers"},
@@ -141,6 +141,16 @@ def test_imports_flow_one_way() -> None:
         if (top := imported.split(".")[0]) in MAY_IMPORT and top not in {room, *allowed}
     }
     assert not wrong
+
+
+def test_settings_take_only_their_bounds_from_the_wire() -> None:
+    taken = {
+        imported
+        for path in sources("config")
+        for imported, _ in imports(path)
+        if within(imported, "proto")
+    }
+    assert taken == {"proto", "proto.bounds"}
 
 
 def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from config.recipes import RECIPES
+from config.recipes import DEFAULT_RECIPE, RECIPES
 from config.settings import LearningSettings, RobustSettings, TrainingSettings, explained
-from daemon.learning.recipes import ADAPT, learning_plan, most_examples
-from peers.attempts.selection import RULES
+from daemon.learning.plan import fill
+from daemon.learning.recipes import learning_plan, most_examples
 from proto import federation_pb2 as pb
 
 
@@ -62,7 +62,7 @@ def chosen(
 # Policy of a site is not for one run to change; bits and mode have options of their own, and
 # what a site trains by itself stands in no plan.
 _CHOOSABLE = frozenset(
-    {*RECIPES["hanse"].settings["training"], *LearningSettings.model_fields}
+    {*RECIPES[DEFAULT_RECIPE].settings["training"], *LearningSettings.model_fields}
     - {"recipe", "own_rounds"}
 )
 
@@ -83,21 +83,18 @@ def make_plan(
     adapt: str,
 ) -> pb.TrainingPlan:
     """The plan asked for; what it leaves open comes from settings."""
-    mode = pb.MASKING if training.mode == "masking" else pb.CKKS
-    rule = wanted.robust or RULES[robust.rule]
-    return pb.TrainingPlan(
-        adapt=ADAPT[adapt],
-        local_epochs=wanted.local_epochs or training.local_epochs,
-        batch_size=wanted.batch_size or training.batch_size,
-        learning_rate=wanted.learning_rate or training.learning_rate,
-        temperature=wanted.temperature or training.temperature,
-        hard_negatives=wanted.hard_negatives or training.hard_negatives,
-        seed=wanted.seed or int.from_bytes(os.urandom(4)),
-        bits=wanted.bits or training.bits,
-        min_participants=wanted.min_participants or training.min_participants,
-        max_num_examples=wanted.max_num_examples or most_examples(training, learning),
-        mode=pb.MASKING if pb.MASKING in (wanted.mode, mode) else pb.CKKS,
-        robust=rule,
-        byzantine_sites=(wanted.byzantine_sites or robust.byzantine_sites) if rule else 0,
-        learning=learning_plan(learning),
+    plan = pb.TrainingPlan(learning=learning_plan(learning))
+    fill(
+        plan,
+        training.model_dump()
+        | {"robust": robust.rule, "byzantine_sites": robust.byzantine_sites}
+        | {"max_num_examples": most_examples(training, learning)},
     )
+    for field, value in wanted.ListFields():
+        if field.message_type is None:
+            setattr(plan, field.name, value)
+    fill(plan, {"adapt": adapt})
+    plan.seed = plan.seed or int.from_bytes(os.urandom(4))
+    if not plan.robust:
+        plan.byzantine_sites = 0
+    return plan

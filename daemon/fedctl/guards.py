@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from daemon.fedctl.options import of_plan
 from daemon.fedctl.output import CommandError, Exit
 
 Rule = Literal["norm", "norm_sigma", "krum", "multi_krum"]
@@ -15,7 +16,8 @@ Mask = Annotated[
 ]
 Robust = Annotated[Rule | None, typer.Option(help="Keep updates that stand out out of the sum.")]
 ByzantineSites = Annotated[
-    int | None, typer.Option(min=1, max=32, help="With --robust: sites that may poison.")
+    int | None,
+    of_plan("TrainingPlan", "byzantine_sites", help="With --robust: sites that may poison."),
 ]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.fedctl.output import Exit, Session
+from proto import bounds
 
 _Json = Annotated[
     bool,
@@ -30,6 +31,16 @@ _Config = Annotated[
     Path | None,
     typer.Option("--config", help="The daemon's settings file, to take the socket from."),
 ]
+LEAST_ABOVE_NOTHING = 1e-9  # of a number that must be above 0
+
+
+def of_plan(message: str, name: str, *, help: str) -> Any:
+    """The option that fills a field of a plan, within the field's bounds; 0 is left to settings."""
+    low, above, high = bounds.chosen(message, name)
+    least = LEAST_ABOVE_NOTHING if above else low or 1
+    return typer.Option(min=least, max=high, help=help)
+
+
 _EVERYWHERE = {"as_json": (_Json, False), "socket": (_Socket, None), "config": (_Config, None)}
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from daemon.fedctl.connection import connected, run, socket_path
-from daemon.fedctl.options import command
+from daemon.fedctl.options import command, of_plan
 from daemon.fedctl.output import CommandError, Exit, Session, as_plain, duration, short, visible
 from daemon.fedctl.show import facts, plain_text
 
@@ -25,9 +23,9 @@ def personalise(
     session: Session,
     local_epochs: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=100,
+        of_plan(
+            "TrainingPlan",
+            "local_epochs",
             help="Passes over this site's own pairs; for a mixture, in each of its own_rounds.",
         ),
     ] = None,

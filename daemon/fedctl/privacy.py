@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.fedctl.connection import connected, run, socket_path
-from daemon.fedctl.options import command
+from daemon.fedctl.options import command, of_plan
 from daemon.fedctl.output import CommandError, Exit, Session, as_plain
 from daemon.fedctl.show import ANSWER_WITHIN_S, facts, plain_text
 
@@ -29,11 +29,11 @@ class NoiseSchedule(Enum):
 # The options of `fedctl train` that concern noise.
 ClipNorm = Annotated[
     float | None,
-    typer.Option(min=1e-9, max=1e9, help="Differential privacy: L2 norm of an update at most."),
+    of_plan("PrivacyPlan", "clip_norm", help="Differential privacy: L2 norm of an update at most."),
 ]
 Noise = Annotated[
     float | None,
-    typer.Option(min=0.001, max=1000, help="With --clip: the sum's noise over the norm."),
+    of_plan("PrivacyPlan", "noise_multiplier", help="With --clip: the sum's noise over the norm."),
 ]
 Schedule = Annotated[
     NoiseSchedule | None, typer.Option(help="With --clip: does the noise fall with the loss?")
@@ -43,11 +43,13 @@ Epsilon = Annotated[
     typer.Option(min=1e-3, max=1e6, help="With --clip: the noise that spends this in all rounds."),
 ]
 Colluders = Annotated[
-    int | None, typer.Option(min=1, max=255, help="With --clip: sites that may collude.")
+    int | None, of_plan("PrivacyPlan", "colluders", help="With --clip: sites that may collude.")
 ]
 Quantile = Annotated[
     float | None,
-    typer.Option(min=0.01, max=0.99, help="With --clip: the norm follows this share of updates."),
+    of_plan(
+        "PrivacyPlan", "clip_quantile", help="With --clip: the norm follows this share of updates."
+    ),
 ]
 # FedSearch-NLP's, beside Eq. 2.
 _ADAPTIVE = {
@@ -63,8 +65,10 @@ def privacy(
     session: Session,
     noise: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, max=1000, help="Noise multiplier of the further rounds; default: the run's."
+        of_plan(
+            "PrivacyPlan",
+            "noise_multiplier",
+            help="Noise multiplier of the further rounds; default: the run's.",
         ),
     ] = None,
     rounds: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.guards import ByzantineSites, Mask, Robust, guards_of
-from daemon.fedctl.options import command
+from daemon.fedctl.options import command, of_plan
 from daemon.fedctl.output import (
     CommandError,
     Exit,
@@ -42,6 +42,15 @@ ANSWER_WITHIN_S = 30.0
 REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 
+LocalEpochs = Annotated[
+    int | None,
+    of_plan("TrainingPlan", "local_epochs", help="Passes over each site's own pairs."),
+]
+BatchSize = Annotated[int | None, of_plan("TrainingPlan", "batch_size", help="Pairs a batch.")]
+LearningRate = Annotated[float | None, of_plan("TrainingPlan", "learning_rate", help="Of AdamW.")]
+HardNegatives = Annotated[
+    int | None, of_plan("TrainingPlan", "hard_negatives", help="Mined passages a pair.")
+]
 RecipeOption = Annotated[
     str,
     typer.Option(
@@ -63,14 +72,10 @@ def train(
     rounds: Annotated[
         int | None, typer.Option(min=1, max=10_000, help="Rounds to add to those committed.")
     ] = None,
-    local_epochs: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Passes over each site's own pairs.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=2, max=4096, help="Pairs a batch.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=1e-9, max=1, help="Of AdamW.")] = None,
-    hard_negatives: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Mined passages a pair.")
-    ] = None,
+    local_epochs: LocalEpochs = None,
+    batch_size: BatchSize = None,
+    learning_rate: LearningRate = None,
+    hard_negatives: HardNegatives = None,
     recipe: RecipeOption = "",
     choose: Choices = None,
     mask: Mask = False,

@@ -7,35 +7,13 @@ the daemon's main process receives these from its workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from config.recipes import Aggregate, Batches, Distill, Negatives, StartFrom
+from config.recipes import Aggregate, LocalAxes, TrainingAxes
+from daemon.learning.plan import options_in
 from daemon.state.versions import ShapeManifest
 from proto import federation_pb2 as pb
-
-# What the plan's numbers are called in settings.
-_NEGATIVES: Mapping[int, Negatives] = {
-    pb.NEGATIVES_STATIC: "static",
-    pb.NEGATIVES_BM25: "bm25",
-    pb.NEGATIVES_IN_BATCH: "in_batch",
-}
-_BATCHES: Mapping[int, Batches] = {pb.BATCHES_RANDOM: "random", pb.BATCHES_TOPIC: "topic"}
-_DISTILL: Mapping[int, Distill] = {
-    pb.DISTILL_NONE: "none",
-    pb.DISTILL_PAIRS: "pairs",
-    pb.DISTILL_MATRIX: "matrix",
-}
-_START_FROM: Mapping[int, StartFrom] = {
-    pb.START_FROM_GLOBAL: "global",
-    pb.START_FROM_LOCAL: "local",
-}
-_AGGREGATE: Mapping[int, Aggregate] = {
-    pb.AGGREGATE_FEDAVG: "fedavg",
-    pb.AGGREGATE_FEDAVGM: "fedavgm",
-    pb.AGGREGATE_FEDADAM: "fedadam",
-}
 
 
 class LearningError(Exception):
@@ -98,7 +76,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(LocalAxes, TrainingAxes):
     """How a site trains in one round: the part of the plan that concerns learning.
 
     ``local_epochs``: passes over the pairs; 0 trains nothing (an exchange of zeros).
@@ -117,22 +95,7 @@ class TrainingOptions:
     ``bm25_rounds``: rounds, from the first, whose hard negatives come from words.
     """
 
-    local_epochs: int = 4
-    batch_size: int = 32
-    learning_rate: float = 1e-4
-    temperature: float = 0.05
-    hard_negatives: int = 4
     seed: int = 0
-    negatives: Negatives = "static"
-    random_negatives: int = 0
-    batches: Batches = "random"
-    distill: Distill = "none"
-    kd_weight: float = 1.0
-    proximal: float = 0.0
-    start_from: StartFrom = "global"
-    dropout: float = 0.0
-    weight_decay: float = 0.0
-    bm25_rounds: int = 0
     server: ServerOptions = ServerOptions()
     depth: DepthOptions = DepthOptions()
 
@@ -151,37 +114,15 @@ class TrainingOptions:
     @classmethod
     def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
         """What a round's plan asks of a site."""
-        learning = plan.learning
-        own = cls(
-            local_epochs=plan.local_epochs,
-            batch_size=plan.batch_size,
-            learning_rate=plan.learning_rate,
-            temperature=plan.temperature,
-            hard_negatives=plan.hard_negatives,
-            seed=plan.seed,
-        )
+        axes = {field.name for field in fields(cls)}
+        asked = options_in(plan, axes)
         if not plan.HasField("learning"):
-            return own
-        return replace(
-            own,
-            negatives=_NEGATIVES[learning.negatives],
-            bm25_rounds=learning.bm25_rounds,
-            random_negatives=learning.random_negatives,
-            batches=_BATCHES[learning.batches],
-            distill=_DISTILL[learning.distill],
-            kd_weight=learning.kd_weight,
-            proximal=learning.proximal,
-            start_from=_START_FROM[learning.start_from],
-            dropout=learning.dropout,
-            weight_decay=learning.weight_decay,
-            server=ServerOptions(
-                _AGGREGATE[learning.aggregate],
-                learning.server_learning_rate,
-                learning.momentum,
-                learning.second_momentum,
-                learning.floor,
-            ),
-        )
+            return cls(**asked)
+        learning = plan.learning
+        server = options_in(learning, {field.name for field in fields(ServerOptions)})
+        server |= {"rule": options_in(learning, {"aggregate"})["aggregate"]}
+        server |= {"learning_rate": learning.server_learning_rate}
+        return cls(**asked, **options_in(learning, axes), server=ServerOptions(**server))
 
 
 class TrainingProgress(NamedTuple):

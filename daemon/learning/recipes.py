@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from config.settings import LearningSettings, TrainingSettings
 from daemon.learning.options import TrainingOptions
+from daemon.learning.plan import fill
 from proto import federation_pb2 as pb
-
-ADAPT = {"head": pb.HEAD, "lora": pb.LORA, "lora_server": pb.LORA_SERVER, "full": pb.FULL}
 
 
 def learning_plan(chosen: LearningSettings) -> pb.LearningPlan:
     """The axes of learning, as they stand in a plan."""
-    return pb.LearningPlan(
-        recipe=chosen.recipe,
-        negatives=pb.Negatives.Value(f"NEGATIVES_{chosen.negatives.upper()}"),
-        bm25_rounds=chosen.bm25_rounds,
-        random_negatives=chosen.random_negatives,
-        batches=pb.Batches.Value(f"BATCHES_{chosen.batches.upper()}"),
-        distill=pb.Distill.Value(f"DISTILL_{chosen.distill.upper()}"),
-        kd_weight=chosen.kd_weight,
-        proximal=chosen.proximal,
-        start_from=pb.StartFrom.Value(f"START_FROM_{chosen.start_from.upper()}"),
-        dropout=chosen.dropout,
-        weight_decay=chosen.weight_decay,
-        aggregate=pb.Aggregate.Value(f"AGGREGATE_{chosen.aggregate.upper()}"),
-        server_learning_rate=chosen.server_learning_rate,
-        momentum=chosen.momentum,
-        second_momentum=chosen.second_momentum,
-        floor=chosen.floor,
-    )
+    plan = pb.LearningPlan()
+    fill(plan, chosen.model_dump())
+    return plan
 
 
 def most_examples(training: TrainingSettings, learning: LearningSettings) -> int:
@@ -38,12 +22,6 @@ def most_examples(training: TrainingSettings, learning: LearningSettings) -> int
 
 def options_from(training: TrainingSettings, learning: LearningSettings) -> TrainingOptions:
     """What this site's own settings ask of training."""
-    plan = pb.TrainingPlan(
-        local_epochs=training.local_epochs,
-        batch_size=training.batch_size,
-        learning_rate=training.learning_rate,
-        temperature=training.temperature,
-        hard_negatives=training.hard_negatives,
-        learning=learning_plan(learning),
-    )
+    plan = pb.TrainingPlan(learning=learning_plan(learning))
+    fill(plan, training.model_dump())
     return TrainingOptions.of(plan)

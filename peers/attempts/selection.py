@@ -20,21 +20,14 @@ from peers.attempts.roles import weights
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import one_line
 from proto import federation_pb2 as pb
+from proto.bounds import names_of
 
 if TYPE_CHECKING:
     from peers.attempts.statement import Known
 
 _V = TypeVar("_V", int, tuple[int, ...])
 
-RULE_NAMES = {
-    pb.ROBUST_NONE: "none",
-    pb.ROBUST_NORM: "norm",
-    pb.ROBUST_NORM_SIGMA: "norm_sigma",
-    pb.ROBUST_KRUM: "krum",
-    pb.ROBUST_MULTI_KRUM: "multi_krum",
-}
-
-RULES = {name: rule for rule, name in RULE_NAMES.items()}
+RULE_NAMES = names_of(pb.RobustRule.DESCRIPTOR)
 
 # A site whose largest change is 2^6 times the ordinary one would cost all others 6 bits
 # of their fixed-point integers: it is kept out before the scale is agreed.

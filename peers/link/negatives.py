@@ -30,16 +30,15 @@ from peers.wire.bounds import refuse
 from peers.wire.errors import PeerError
 from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
+from proto.bounds import names_of
 
 Level = Literal["exact", "noisy", "bucket"]
 Select = Literal["all", "random", "nearest"]
 
+NAMES: Final = names_of(pb.Disclosure.DESCRIPTOR)
 WIRE: Final[Mapping[str, pb.Disclosure.ValueType]] = {
-    "exact": pb.EXACT,
-    "noisy": pb.NOISY,
-    "bucket": pb.BUCKET,
+    name: number for number, name in NAMES.items()
 }
-NAMES: Final = {number: name for name, number in WIRE.items()}
 
 
 class Declined(PeerError):

@@ -19,6 +19,8 @@ _CLIP_NORM = rule_for("PrivacyPlan", "clip_norm")
 _DIGEST = rule_for("Stated", "statement_digest")
 _NOTHING = octets(0, 0)
 _LEAST_NOISE = bounds.of("PrivacyPlan", "noise_floor").least
+_CLIP_QUANTILE = bounds.of("PrivacyPlan", "clip_quantile")
+_QUANTILE = real(_CLIP_QUANTILE.least_chosen, _CLIP_QUANTILE.most)
 _MOST_COMPLEXITY = bounds.of("Plan", "most_complexity").most
 
 
@@ -30,7 +32,7 @@ def _training_plan(path: str, plan: pb.TrainingPlan) -> None:
     real(_LEAST_NOISE, privacy.noise_multiplier)(f"{path}.privacy.noise_floor", privacy.noise_floor)
     number(0, plan.min_participants - 1)(f"{path}.privacy.colluders", privacy.colluders)
     if privacy.clip_quantile:
-        real(0.01, 0.99)(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
+        _QUANTILE(f"{path}.privacy.clip_quantile", privacy.clip_quantile)
 
 
 def _plan(path: str, plan: pb.Plan) -> None:
