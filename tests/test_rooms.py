@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -205,6 +206,98 @@ def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
     assert done.returncode == 0, done.stderr
     loaded = sorted(set(ONLY_IN_WORKERS) & set(done.stdout.split()))
     assert not loaded, f"importing {module} loads them: import them where the worker's job runs"
+
+
+# ---- names that nobody says -------------------------------------------------
+
+# What only tests and benchmarks use, and why it is part of the product all the same.
+WITHOUT_A_USE = {
+    "daemon/evaluation/intervals.py: paired_bootstrap": "what `make bench-learning` compares with",
+    "daemon/library/store.py: Library.delete_documents": "a command to forget documents comes",
+}
+
+
+def said(node: ast.AST) -> Counter[str]:
+    """How often each name is used in a piece of code."""
+    names = Counter[str]()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+            names[part.id] += 1
+        elif isinstance(part, ast.Attribute):
+            names[part.attr] += 1
+        elif isinstance(part, ast.keyword) and part.arg:
+            names[part.arg] += 1
+    return names
+
+
+def assigned(node: ast.stmt) -> list[str]:
+    """The names that a statement of a file or a class gives to something."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+    parts = [part for target in targets for part in getattr(target, "elts", [target])]
+    return [part.id for part in parts if isinstance(part, ast.Name)]
+
+
+def unused(paths: list[Path]) -> set[str]:
+    """Names of files and methods of classes that no other code of these files uses.
+
+    A name of a file is used where the file says it, another one imports it, or one that
+    imports the file says it behind a dot; a method, where anything behind a dot is called
+    so. Decorated functions are commands, used by who types them.
+    """
+    uses = {path: said(parsed(path)) for path in paths}
+    lent = defaultdict[str, set[str]](set)
+    for path in paths:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names:
+                    lent[start.rstrip(".")].add(alias.name)
+                    lent[f"{start}{alias.name}"] |= uses[path].keys()
+    anywhere = sum(uses.values(), Counter[str]())
+    found = set()
+    for path in paths:
+        module = name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for node in parsed(path).body:
+            if not getattr(node, "decorator_list", []) or isinstance(node, ast.ClassDef):
+                own = said(node)
+                found |= {
+                    f"{name_of(path)}: {name}"
+                    for name in assigned(node)
+                    if uses[path][name] <= own[name] and name not in lent[module]
+                    if not name.startswith("__")
+                }
+            for method in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                    name, own = method.name, said(method)
+                    if not name.startswith("__") and anywhere[name] <= own[name]:
+                        found.add(f"{name_of(path)}: {node.name}.{name}")
+    return found
+
+
+def test_the_product_has_no_name_that_only_tests_use() -> None:
+    assert unused(sources("config", "crypto", "peers", "daemon", "proto")) == set(WITHOUT_A_USE)
+
+
+def test_a_name_that_nothing_uses_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = {
+        "peers/lonely.py": "USED = 1\nLONELY = USED\n",
+        "peers/caller.py": "from peers import lonely\n\nprint(lonely.USED)\n",
+        "peers/thing.py": "class Thing:\n    def told(self): ...\n    def alone(self): ...\n",
+        "peers/teller.py": "from peers.thing import Thing\n\nThing().told()\n",
+        "peers/again.py": "def again() -> None:\n    again()\n",
+    }
+    monkeypatch.setattr("tests.test_rooms.ROOT", tmp_path)
+    (tmp_path / "peers").mkdir()
+    for name, text in planted.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert unused(sources("peers")) == {
+        "peers/lonely.py: LONELY",
+        "peers/thing.py: Thing.alone",
+        "peers/again.py: again",
+    }
 
 
 # ---- no way in without TLS --------------------------------------------------

@@ -17,6 +17,8 @@ from pydantic_core import PydanticUndefined
 from config.recipes import DEFAULT_RECIPE, RECIPES, Personal
 from config.settings import COMMON_PASSAGES, SECTIONS, Settings, SettingsError, load
 from peers.attempts.robust import FROM_GRAM, objection
+from proto import federation_pb2 as pb
+from proto.bounds import bounds_of, names_of
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "fedd.example.toml"
 
@@ -432,6 +434,40 @@ def test_the_example_explains_every_option_and_tells_its_bounds() -> None:
 
 def test_every_table_is_in_the_tree() -> None:
     assert list(SECTIONS) == list(Settings.model_fields)
+
+
+# ---- what stands in a plan --------------------------------------------------
+
+PLANNED = {
+    f"{section}.{field.name}": field
+    for message in (pb.TrainingPlan, pb.LearningPlan)
+    for field in message.DESCRIPTOR.fields
+    for section in ("retriever", "training", "learning")
+    if field.name in SECTIONS[section].model_fields and field.name != "recipe"
+}
+
+
+@pytest.mark.parametrize("key", PLANNED)
+def test_an_option_takes_what_its_field_of_a_plan_takes(key: str) -> None:
+    section, name = key.split(".")
+    option, field = SECTIONS[section].model_fields[name], PLANNED[key]
+    said = bounds_of(field)
+    if field.enum_type is not None:
+        assert set(get_args(option.annotation)) == set(names_of(field.enum_type).values())
+    elif said.choice:
+        assert list(get_args(option.annotation)) == list(said.choice)
+    else:
+        least = [getattr(one, "ge", getattr(one, "gt", None)) for one in option.metadata]
+        most = [getattr(one, "le", None) for one in option.metadata]
+        assert max(low for low in least if low is not None) >= said.least
+        assert min(high for high in most if high is not None) <= said.most
+
+
+def test_every_field_of_a_plan_has_an_option_or_a_reason() -> None:
+    options = {key.split(".")[1] for key in PLANNED} | {"recipe"}
+    fields = [*pb.TrainingPlan.DESCRIPTOR.fields, *pb.LearningPlan.DESCRIPTOR.fields]
+    elsewhere = {"seed", "privacy", "learning", "robust", "byzantine_sites"}
+    assert {field.name for field in fields} - options == elsewhere
 
 
 # ---- privacy ------------------------------------------------------------------
