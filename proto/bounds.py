@@ -67,3 +67,9 @@ def names_of(enum: EnumDescriptor) -> Mapping[Any, str]:  # a value is a kind of
     common = next((n for n, same in columns if len(set(same)) > 1), 0)
     start = sum(len(word) + 1 for word in words[0][:common])
     return {value.number: value.name[start:].lower() for value in told}
+
+
+@cache
+def numbers_of(enum: EnumDescriptor) -> Mapping[str, Any]:
+    """The values of an enum by what people call them."""
+    return {name: number for number, name in names_of(enum).items()}

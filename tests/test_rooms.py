@@ -269,11 +269,14 @@ def unused(paths: list[Path]) -> set[str]:
                     if uses[path][name] <= own[name] and name not in lent[module]
                     if not name.startswith("__")
                 }
-            for method in node.body if isinstance(node, ast.ClassDef) else []:
-                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                    name, own = method.name, said(method)
-                    if not name.startswith("__") and anywhere[name] <= own[name]:
-                        found.add(f"{name_of(path)}: {node.name}.{name}")
+            if isinstance(node, ast.ClassDef):
+                found |= {
+                    f"{name_of(path)}: {node.name}.{method.name}"
+                    for method in node.body
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+                    if anywhere[method.name] <= said(method)[method.name]
+                    if not method.name.startswith("__")
+                }
     return found
 
 

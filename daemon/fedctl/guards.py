@@ -8,6 +8,8 @@ import typer
 
 from daemon.fedctl.options import of_plan
 from daemon.fedctl.output import CommandError, Exit
+from proto.bounds import numbers_of
+from proto.federation_pb2 import Mode, RobustRule
 
 Rule = Literal["norm", "norm_sigma", "krum", "multi_krum"]
 
@@ -35,8 +37,8 @@ def guards_of(rule: Rule | None, byzantine_sites: int | None, *, mask: bool) -> 
             "Add --robust RULE",
             exit_code=Exit.USAGE,
         )
-    guards: dict[str, Any] = {"mode": "MASKING"} if mask else {}
+    guards: dict[str, Any] = {"mode": numbers_of(Mode.DESCRIPTOR)["masking"]} if mask else {}
     if rule is not None:
-        guards["robust"] = f"ROBUST_{rule.upper()}"
+        guards["robust"] = numbers_of(RobustRule.DESCRIPTOR)[rule]
         guards |= {"byzantine_sites": byzantine_sites} if byzantine_sites is not None else {}
     return guards

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from proto.bounds import names_of
+from proto.bounds import names_of, numbers_of
 
 
 def fill(plan: Message, options: Mapping[str, Any]) -> None:
@@ -22,9 +22,8 @@ def fill(plan: Message, options: Mapping[str, Any]) -> None:
     for field in plan.DESCRIPTOR.fields:
         if field.message_type is None and field.name in options:
             value = options[field.name]
-            if field.enum_type is not None:
-                value = {name: number for number, name in names_of(field.enum_type).items()}[value]
-            setattr(plan, field.name, value)
+            named = field.enum_type is not None
+            setattr(plan, field.name, numbers_of(field.enum_type)[value] if named else value)
 
 
 def options_in(plan: Message, wanted: Collection[str]) -> dict[str, Any]:

@@ -30,15 +30,13 @@ from peers.wire.bounds import refuse
 from peers.wire.errors import PeerError
 from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
-from proto.bounds import names_of
+from proto.bounds import names_of, numbers_of
 
 Level = Literal["exact", "noisy", "bucket"]
 Select = Literal["all", "random", "nearest"]
 
 NAMES: Final = names_of(pb.Disclosure.DESCRIPTOR)
-WIRE: Final[Mapping[str, pb.Disclosure.ValueType]] = {
-    name: number for number, name in NAMES.items()
-}
+WIRE: Final = numbers_of(pb.Disclosure.DESCRIPTOR)
 
 
 class Declined(PeerError):
