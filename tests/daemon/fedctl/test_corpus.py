@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from daemon.library.passages import sentences
+
 CORPUS = Path(__file__).parents[3] / "daemon" / "demo_corpus"
 SITES = ("ostrey", "tarrow", "vellham")
 SPLITS = ("train", "test")
 LONGEST_SHARED_RUN = 5  # words that a question may have in common with its document, in a row
+LONGEST_SENTENCE = 36  # words; a printed answer is made of one to three sentences
+LONGEST_EXPLANATION = 70  # characters; one line beneath an answer
 
 Record = dict[str, Any]
 
@@ -186,3 +190,48 @@ def test_glossary_forms_belong_to_one_term() -> None:
     forms = [form for entry in GLOSSARY for form in entry["forms"]]
     assert len(forms) == len(set(forms))
     assert PLAIN_WORDS.isdisjoint(forms)
+
+
+# ---- what fedctl demo prints ------------------------------------------------
+
+
+def test_each_house_word_is_explained_in_a_line_of_plain_words() -> None:
+    for entry in GLOSSARY:
+        assert entry["term"].lower() in entry["forms"]
+        explanation = words(entry["means"])
+        assert len(entry["means"]) <= LONGEST_EXPLANATION, entry["term"]
+        assert TERM_OF.keys().isdisjoint(explanation), entry["term"]
+        assert set(entry["plain_words"]).intersection(explanation), entry["term"]
+
+
+def test_house_words_are_written_alike_wherever_they_occur() -> None:
+    """As a name, an abbreviation or a form: a lower-case form would be an ordinary word."""
+    for site in SITES:
+        for document in documents(site):
+            for word in re.findall(r"[A-Za-z0-9]+", full_text(document)):
+                if word.lower() in TERM_OF:
+                    assert word.startswith(TERM_OF[word.lower()][:3]), (document["id"], word)
+
+
+def test_almost_every_sentence_holds_a_house_word() -> None:
+    """Whichever sentences an answer is made of, they are in the house language."""
+    of_all: list[bool] = []
+    for site in SITES:
+        for document in documents(site):
+            texts = sentences(document["text"])
+            assert max(len(text.split()) for text in texts) <= LONGEST_SENTENCE, document["id"]
+            holds = [not TERM_OF.keys().isdisjoint(words(text)) for text in texts]
+            assert sum(holds) / len(holds) >= 0.6, document["id"]
+            of_all += holds
+    assert sum(of_all) / len(of_all) >= 0.9
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_the_question_that_the_demo_asks_needs_what_other_sites_teach(site: str) -> None:
+    asked = pairs(site, "test")[0]["doc_id"]
+    of_document = {document["id"]: subjects(document) for document in documents(site)}
+    split_of = {document["id"]: document["split"] for document in documents(site)}
+    taught_here = {
+        term for one, terms in of_document.items() if split_of[one] == "train" for term in terms
+    }
+    assert of_document[asked].isdisjoint(taught_here)
