@@ -280,13 +280,16 @@ async def watched(daemon: ControlAsyncStub) -> AsyncIterator[TrainingProgress]:
 class TrainingView:
     """A run as it goes: what is committed scrolls by, the round under way stays below.
 
-    Where stderr is no terminal, each phase is one line instead.
+    Where stderr is no terminal, each phase is one line instead, unless ``phases`` is False.
     """
 
-    def __init__(self, console: Console, *, quiet: bool = False, private: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, quiet: bool = False, private: bool = False, phases: bool = True
+    ) -> None:
         """``private``: the losses of committed rounds are noised."""
         from rich.live import Live
 
+        self._phases = phases
         self._noised = " (noised)" if private else ""
         self._console = console
         self._quiet = quiet
@@ -324,7 +327,7 @@ class TrainingView:
                 self._reasons.clear()
                 loss = _loss(progress, ", mean loss ")
                 self._say(f"round {progress.round} committed{loss}{self._noised if loss else ''}")
-            elif not self._moving and progress.phase != "idle":
+            elif self._phases and not self._moving and progress.phase != "idle":
                 by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
                 self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
 

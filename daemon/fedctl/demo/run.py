@@ -18,7 +18,7 @@ import typer
 from daemon.fedctl.asking import put_question
 from daemon.fedctl.connection import connected, run
 from daemon.fedctl.demo import sites as demo_sites
-from daemon.fedctl.demo.outcome import Outcome, SiteOutcome, show_outcome
+from daemon.fedctl.demo.outcome import Outcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import Corpus, DemoSite, RunningDaemon, log_tail
 from daemon.fedctl.evaluating import judge
 from daemon.fedctl.ingesting import Ingested, send
@@ -27,14 +27,13 @@ from daemon.fedctl.output import (
     CommandError,
     Exit,
     Session,
-    as_plain,
     plain_round,
     visible,
 )
 from daemon.fedctl.training import TrainingView, start, watched
 
 if TYPE_CHECKING:
-    from proto.control_pb2 import LearningReply, StatusReply
+    from proto.control_pb2 import AskReply, LearningReply, StatusReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
 T = TypeVar("T")
@@ -74,15 +73,18 @@ def demo(
     """Run a federation of three sites on this machine, from nothing to answers.
 
     Makes an authority and the sites, starts their daemons on loopback, ingests,
-    evaluates, trains, evaluates again, asks each site a question, shows what
-    came of it, and stops everything it started.
+    evaluates and asks each site a question, trains, evaluates and asks again,
+    shows both answers side by side, and stops everything it started.
     """
     names = [name.strip() for name in sites.split(",") if name.strip()] if sites else None
     corpora = demo_sites.find_corpora(data, names)
     if work is None and keep:
         work = Path("demo-work")
     chosen = work and work.absolute()  # the daemons run in folders of their own
-    outcome = run(_guarded(_in_work_folder(session, corpora, chosen, rounds)))
+    outcome = Outcome(glossary=demo_sites.find_glossary(data), work=chosen)
+    if not session.json:
+        session.note(opening(len(corpora), outcome.glossary) + "\n")
+    run(_guarded(_in_work_folder(session, corpora, outcome, rounds)))
     session.result(outcome.plain(), lambda console: show_outcome(console, outcome))
 
 
@@ -113,13 +115,14 @@ async def _guarded(story: Coroutine[Any, Any, T]) -> T:
 
 
 async def _in_work_folder(
-    session: Session, corpora: Sequence[Corpus], chosen: Path | None, rounds: int
-) -> Outcome:
+    session: Session, corpora: Sequence[Corpus], outcome: Outcome, rounds: int
+) -> None:
     """Run the story in a folder; a temporary one goes away, unless a failure's log is in it."""
+    chosen = outcome.work
     if chosen is not None:
         _check_new(chosen)
     work = Path(tempfile.mkdtemp(prefix="hanse-demo-")) if chosen is None else chosen
-    steps = Steps(session, Outcome(work=chosen))
+    steps = Steps(session, outcome)
     failed = False
     try:
         with demo_sites.short_folder() as sockets:
@@ -132,7 +135,6 @@ async def _in_work_folder(
     finally:
         if chosen is None and not failed:
             shutil.rmtree(work)
-    return steps.outcome
 
 
 def _check_new(work: Path) -> None:
@@ -231,12 +233,18 @@ async def _story(
         steps.done("ingest", f"{passages} passages ingested, embedded and indexed")
         before = await asyncio.gather(*(judge(stub) for stub in stubs))
         steps.done("evaluate_before", "evaluated before training")
+        asked = await _ask_each(stubs, corpora)
+        steps.done("ask_before", "asked each site a question")
         await _train(session, stubs, rounds)
         steps.done("train", f"{rounds} rounds trained, and every site answers with the result")
         after = await asyncio.gather(*(judge(stub) for stub in stubs))
         steps.done("evaluate_after", "evaluated after training")
-        for corpus, stub in zip(corpora, stubs, strict=True):
-            outcome.answers.append(await _answer(corpus, stub))
+        outcome.answers = [
+            SiteAnswer(corpus.site, corpus.question, corpus.answered_in, *replies)
+            for corpus, *replies in zip(
+                corpora, asked, await _ask_each(stubs, corpora), strict=True
+            )
+        ]
         statuses = await asyncio.gather(*(_status(stub) for stub in stubs))
         outcome.rounds = await _rounds(stubs[0])
         outcome.sites = [
@@ -245,7 +253,7 @@ async def _story(
                 corpora, zip(before, after, statuses, strict=True), strict=True
             )
         ]
-        steps.done("ask", "asked each site a question")
+        steps.done("ask", "asked each site the same question again")
 
 
 async def _ready(one: RunningDaemon, stack: AsyncExitStack) -> ControlAsyncStub:
@@ -322,7 +330,7 @@ async def _train(session: Session, stubs: Sequence[ControlAsyncStub], rounds: in
     """Train, asked for at the first site; returns when all sites answer with the result."""
     started = await start(stubs[0], rounds, {})
     target, last = started.run.target_round, None
-    with TrainingView(session.notes, quiet=session.json) as view:
+    with TrainingView(session.notes, quiet=session.json, phases=False) as view:
         async for progress in watched(stubs[0]):
             last = progress
             view.show(progress)
@@ -364,11 +372,9 @@ def _fitted(reply: LearningReply, version: bytes) -> bool:
     return personal not in ("mixture", "query_encoder") or reply.personal_digest == version
 
 
-async def _answer(corpus: Corpus, stub: ControlAsyncStub) -> dict[str, Any]:
-    reply = await put_question(stub, corpus.question)
-    return {
-        "site": corpus.site,
-        "question": corpus.question,
-        "answer": reply.answer,
-        "citations": [as_plain(citation) for citation in reply.citations],
-    }
+async def _ask_each(stubs: Sequence[ControlAsyncStub], corpora: Sequence[Corpus]) -> list[AskReply]:
+    """Each site its own question; one after the other, as the machine is shared."""
+    return [
+        await put_question(stub, corpus.question)
+        for stub, corpus in zip(stubs, corpora, strict=True)
+    ]

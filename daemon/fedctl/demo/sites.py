@@ -43,6 +43,16 @@ class Corpus:
     site: str
     files: tuple[Path, ...]
     question: str  # the query of its first test pair
+    answered_in: frozenset[str] = frozenset()  # document ids; that pair's positives
+
+
+@dataclass(frozen=True)
+class HouseWord:
+    """A word that only the institutions understand, and what it means."""
+
+    term: str
+    forms: frozenset[str]  # in lower case, as they stand in texts
+    means: str
 
 
 @dataclass(frozen=True)
@@ -114,17 +124,45 @@ def _corpus(site: str, folder: Path) -> Corpus:
     assert documents is not None  # noqa: S101 -- find_corpora has looked
     pairs = [folder / f"pairs_{split}.jsonl" for split in ("train", "valid", "test")]
     there = (path for path in pairs if path.is_file())  # the demo can do without pairs_valid
-    return Corpus(site, (documents, *there), _first_question(pairs[-1]))
+    return Corpus(site, (documents, *there), *_first_question(pairs[-1]))
 
 
-def _first_question(pairs: Path) -> str:
+def _first_question(pairs: Path) -> tuple[str, frozenset[str]]:
+    """The query, and the ids of the documents that answer it, if they are told."""
     try:
         with pairs.open(encoding="utf-8") as lines:
-            return str(json.loads(next(lines))["query"])
+            pair = json.loads(next(lines))
+            return str(pair["query"]), frozenset(map(str, pair.get("positives") or ()))
     except (StopIteration, ValueError, KeyError, TypeError) as error:
         raise CommandError(
             f"{pairs} does not start with a pair",
             'Expected lines like {"query": "…", "positives": ["…"]}',
+            exit_code=Exit.USAGE,
+        ) from error
+
+
+def find_glossary(data: Path | None) -> list[HouseWord]:
+    """The house words of the corpora, to be explained beneath answers; none without the file.
+
+    Raises CommandError where the file is there and makes no sense.
+    """
+    path = (data or BUNDLED) / "glossary.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [
+            HouseWord(
+                str(entry["term"]),
+                frozenset(str(form).lower() for form in entry["forms"]),
+                str(entry["means"]),
+            )
+            for entry in entries
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{path} is no glossary",
+            'Expected lines like {"term": "…", "forms": ["…"], "means": "…"}',
             exit_code=Exit.USAGE,
         ) from error
 

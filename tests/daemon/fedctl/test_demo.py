@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
 import os
 import signal
@@ -17,14 +18,24 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from config.settings import load
 from crypto.identity.site import Identity, Trust
 from daemon.fedctl import main
 from daemon.fedctl.demo import sites as demo_sites
-from daemon.fedctl.demo.sites import DemoSite, RunningDaemon, find_corpora, provision
+from daemon.fedctl.demo.outcome import Outcome, SiteAnswer, SiteOutcome, opening, show_outcome
+from daemon.fedctl.demo.sites import (
+    DemoSite,
+    HouseWord,
+    RunningDaemon,
+    find_corpora,
+    find_glossary,
+    provision,
+)
 from daemon.fedctl.output import CommandError, Exit
 from peers.wire.manifest import parse_signed
+from proto.control_pb2 import AskReply, Citation, EvaluateReply, StatusReply
 
 ROOT = Path(__file__).parents[3]
 SITES = ("canal", "harbour", "weir")
@@ -67,6 +78,7 @@ def test_data_folders_are_found(tmp_path: Path) -> None:
     found = find_corpora(tmp_path, ["weir", "canal", "harbour"])
     assert [corpus.site for corpus in found] == ["weir", "canal", "harbour"]
     assert found[0].question == "When was weir bridge 2 built?"
+    assert found[0].answered_in == {"weir-bridge-2"}
     assert [file.name for file in found[0].files] == [
         "documents.jsonl",
         "pairs_train.jsonl",
@@ -118,6 +130,92 @@ def test_pairs_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.skipif(not demo_sites.BUNDLED.is_dir(), reason="no bundled corpus in this tree")
 def test_the_bundled_corpus_is_complete() -> None:
     assert len(find_corpora(None, None)) == 3
+
+
+def test_a_glossary_is_read_and_may_be_absent(tmp_path: Path) -> None:
+    assert find_glossary(tmp_path) == []
+    entry: dict[str, object] = {
+        "term": "G17",
+        "forms": ["g17", "G17s"],
+        "means": "a badge",
+        "plain_words": ["badge"],
+    }
+    _write_lines(tmp_path / "glossary.jsonl", [entry])
+    assert find_glossary(tmp_path) == [HouseWord("G17", frozenset({"g17", "g17s"}), "a badge")]
+    assert len(find_glossary(None)) == 27
+
+
+def test_a_glossary_that_is_none(tmp_path: Path) -> None:
+    for content in ("not JSON\n", '{"term": "G17"}\n', "[]\n", "1\n"):
+        (tmp_path / "glossary.jsonl").write_text(content)
+        with pytest.raises(CommandError, match="is no glossary"):
+            find_glossary(tmp_path)
+
+
+# ---- what is shown ----------------------------------------------------------
+
+GLOSSARY = (
+    HouseWord("Heron", frozenset({"heron", "herons"}), "a repair"),
+    HouseWord("Lantern", frozenset({"lantern"}), "the security desk"),
+    HouseWord("Anvil", frozenset({"anvil"}), "the generators"),
+)
+
+
+def _reply(answer: str, *documents: str) -> AskReply:
+    """An answer from the first of these documents, best first."""
+    cited = Citation(number=1, document_id=documents[0], title=f"About {documents[0]}")
+    return AskReply(
+        answer=f"{answer} [1]",
+        citations=[cited],
+        passages=[Citation(document_id=one) for one in documents],
+    )
+
+
+def _answer(*, before: AskReply, after: AskReply) -> SiteAnswer:
+    return SiteAnswer("weir", "Who mends it?", frozenset({"right"}), before, after)
+
+
+def _printed(outcome: Outcome, width: int = 80) -> str:
+    written = io.StringIO()
+    show_outcome(Console(file=written, width=width), outcome)
+    return written.getvalue()
+
+
+def test_the_opening_says_in_two_lines_what_is_shown() -> None:
+    for glossary in (GLOSSARY, ()):
+        lines = opening(3, glossary).splitlines()
+        assert len(lines) == 2
+        assert lines[0].startswith("3 institutions")
+    assert "Heron, Lantern, Anvil" in opening(3, GLOSSARY)
+
+
+def test_answers_stand_side_by_side_above_their_house_words() -> None:
+    before = _reply("The cat sleeps.", "wrong", "other", "right")
+    after = _reply("Raise two Herons.", "right", "wrong")
+    site = SiteOutcome(
+        "weir", EvaluateReply(questions=7), EvaluateReply(questions=7), StatusReply()
+    )
+    outcome = Outcome(sites=[site], answers=[_answer(before=before, after=after)])
+    outcome.glossary, outcome.seconds = GLOSSARY, {"federation": 1.0}
+    lines = _printed(outcome).splitlines()
+    assert any("before training" in line and "after training" in line for line in lines)
+    assert any("The cat sleeps. [1]" in line and "Raise two Herons. [1]" in line for line in lines)
+    assert any("[1] About wrong" in line and "[1] About right" in line for line in lines)
+    assert any(
+        line.split()[-1] == "1st" and "document: 3rd" in line for line in lines if line.strip()
+    )
+    assert any(line.split() == ["Heron", "a", "repair"] for line in lines)
+    assert not any("security desk" in line for line in lines)  # nobody has met that word
+
+
+def test_a_right_document_that_was_not_found_has_no_rank() -> None:
+    answer = _answer(before=_reply("No.", "wrong"), after=_reply("Yes.", "right"))
+    plain = answer.plain(GLOSSARY)
+    assert plain["before"]["rank"] is None
+    assert plain["rank"] == 1
+    assert plain["house_words"] == {}
+    outcome = Outcome(answers=[answer], seconds={"federation": 1.0})
+    assert "right document: not found" in _printed(outcome)
 
 
 # ---- folders ----------------------------------------------------------------
@@ -305,6 +403,9 @@ def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for answer in told["answers"]:
         assert answer["answer"]
         assert answer["citations"][0]["document_id"].startswith(answer["site"])
+        assert answer["before"]["answer"]
+        assert set(answer["before"]) == {"answer", "citations", "rank"}
+        assert answer["house_words"] == {}  # there is no glossary in that folder
     assert told["seconds_to_federation"] > 0
     assert list(temporary.glob("hanse-*")) == []
     assert _daemons_of(temporary) == []
