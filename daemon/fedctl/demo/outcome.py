@@ -136,8 +136,9 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
         _show_answer(console, answer, outcome.glossary)
     questions = sum(site.after.questions for site in outcome.sites)
     console.print(
-        f"\nAll {questions} questions that no site trained on. Found: the right document is among "
-        "the first ten\n(Recall@10). Rank: 1 if it always comes first, 0.5 if second (MRR@10)."
+        f"\n{questions} questions about documents that no site trained on. Found: the share whose "
+        "right document is\namong the first ten (Recall@10). Rank: 1 if it always comes first, 0.5 "
+        "if always second (MRR@10)."
     )
     table = columns(
         "site", ">found before", ">after", ">rank before", ">after", ">sent", ">received"

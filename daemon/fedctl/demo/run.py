@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # The aim is 15 s on 2 cores; a machine under load is given longer before we call it broken.
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 180.0
 # For the last site to learn of the last round and to embed its passages anew.
 SETTLED_WITHIN_S = 600.0
 LOOK_AGAIN_AFTER_S = 0.1
