@@ -115,18 +115,14 @@ def _figures(reply: EvaluateReply) -> dict[str, float]:
     return {"mrr_at_10": reply.mrr_at_10, "recall_at_10": reply.recall_at_10}
 
 
-def opening(sites: int, glossary: Sequence[HouseWord]) -> str:
-    """Two lines that say to a stranger what is being shown."""
-    shown = (
-        f"{sites} institutions that may not share documents train one search model together; "
-        "no document or question leaves its site.\n"
-    )
+def opening(who: str, glossary: Sequence[HouseWord]) -> str:
+    """Two lines that say to a stranger what is shown; ``who`` are the sites, in the plural."""
+    shown = f"{who} train one search model together; no document or question leaves its site.\n"
     if not glossary:
-        return shown + "Each is asked the same question before and after."
+        return shown + "Each is asked one question twice, before the training and after it."
     words = ", ".join(word.term for word in glossary[:3])
     return shown + (
-        f"Their handbooks are written in house words ({words} …) that a public model can't know; "
-        "people ask in plain words."
+        f"Handbooks use house words ({words} …) no public model knows; people ask in plain ones."
     )
 
 
@@ -199,7 +195,8 @@ def _sources(reply: AskReply) -> RenderableType:
 
 def _verdict(answer: SiteAnswer, reply: AskReply) -> str:
     rank = answer.rank(reply)
-    return f"right document: {'not found' if rank is None else _nth(rank)}"
+    place = "not among" if rank is None else f"{_nth(rank)} of"
+    return f"right document: {place} the {len(reply.passages)} found"
 
 
 def _nth(number: int) -> str:

@@ -83,7 +83,8 @@ def demo(
     chosen = work and work.absolute()  # the daemons run in folders of their own
     outcome = Outcome(glossary=demo_sites.find_glossary(data), work=chosen)
     if not session.json:
-        session.note(opening(len(corpora), outcome.glossary) + "\n")
+        who = f"{len(corpora)} {'fictional hospitals' if data is None else 'sites'}"
+        session.note(opening(who, outcome.glossary) + "\n")
     run(_guarded(_in_work_folder(session, corpora, outcome, rounds)))
     session.result(outcome.plain(), lambda console: show_outcome(console, outcome))
 
