@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
 from proto import bounds
 
 # Linux sun_path holds 108 bytes, the last of them zero (unix(7)).
@@ -102,6 +103,16 @@ def _as_writer(value: str, info: ValidationInfo) -> str:
     return str(_as_path(value, info))
 
 
+def _as_personal(value: object) -> str:
+    """The name of a layer in the table."""
+    if not isinstance(value, str) or value not in PERSONAL:
+        raise _refuse(
+            f"one of {', '.join(json.dumps(name) for name in PERSONAL)}",
+            f"write for example personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}",
+        )
+    return value
+
+
 _LEVELS = ("exact", "noisy", "bucket")
 
 
@@ -138,6 +149,7 @@ Bind = Annotated[str, AfterValidator(_as_bind)]
 SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
+PersonalName = Annotated[str, BeforeValidator(_as_personal)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 Adapt = Literal["head", "lora", "lora_server", "full"]
-Personal = Literal["none", "tiered_head", "query_encoder", "mixture"]
 Negatives = Literal["static", "bm25", "in_batch"]
 Batches = Literal["random", "topic"]
 Distill = Literal["none", "pairs", "matrix"]
@@ -25,11 +24,57 @@ Weigh = Literal["num_examples", "uniform"]
 
 
 @dataclass(frozen=True)
+class PersonalTraits:
+    """What settings must know of a personal layer; the layer itself is in `daemon.personal`.
+
+    ``owns_passages``: passages are embedded through it, as at no other site. ``adapt``:
+    what it needs beneath it; None: whatever there is.
+    """
+
+    owns_passages: bool = False
+    adapt: Adapt | None = None
+
+
+# By the names of ``retriever.personal``.
+PERSONAL: Final[Mapping[str, PersonalTraits]] = {
+    "none": PersonalTraits(),
+    "tiered_head": PersonalTraits(owns_passages=True, adapt="head"),
+    "query_encoder": PersonalTraits(),
+    "mixture": PersonalTraits(owns_passages=True),
+}
+
+
+@dataclass(frozen=True)
+class DepthOptions:
+    """How DATE's depth scheduler and its distillation behave.
+
+    As in pFedRAG's Table 8, but for ``kd_learning_rate`` (docs/decisions/0018).
+
+    ``window``: rounds T_w; ``stable_rounds`` tau_s above the band for an upgrade,
+    ``low_rounds`` tau_l below it for a downgrade; ``cooling_rounds`` T_cool without
+    a change after one; ``momentum_weight`` w_L of Eq. 4 (w_O is what it lacks to 1).
+    ``kd_temperature`` tau_KD, ``kd_epochs`` and ``kd_learning_rate``: of the
+    distillation from the old tier into the new one. ``complexity_range``: lowest
+    and highest score S_i among the sites (Eq. 5), None while unknown: base.
+    """
+
+    window: int = 5
+    stable_rounds: int = 3
+    low_rounds: int = 4
+    cooling_rounds: int = 5
+    momentum_weight: float = 0.8
+    kd_temperature: float = 3.0
+    kd_epochs: int = 50
+    kd_learning_rate: float = 1e-3
+    complexity_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class RetrieverAxes:
     """``[retriever]``: what is trained, and what of it each site keeps to itself."""
 
     adapt: Adapt = "head"
-    personal: Personal = "none"
+    personal: str = "none"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, ValidationError
@@ -27,6 +27,7 @@ from config.kinds import (
     FilePath,
     GroupName,
     Levels,
+    PersonalName,
     SiteId,
     SocketPath,
     WriterName,
@@ -34,17 +35,17 @@ from config.kinds import (
 )
 from config.recipes import (
     DEFAULT_RECIPE,
+    PERSONAL,
     RECIPES,
+    DepthOptions,
     LearningAxes,
-    Personal,
     RecipeName,
     RetrieverAxes,
     TrainingAxes,
 )
 from config.tables import Section, as_in, planned
 
-COMMON_PASSAGES: Final[frozenset[Personal]] = frozenset({"none", "query_encoder"})
-"""With which ``retriever.personal`` passages are embedded by the shared version alone."""
+_DEPTH = DepthOptions()
 
 # Special tokens that an encoder puts around a text ([CLS] and [SEP]).
 _SPECIAL_TOKENS = 2
@@ -135,6 +136,7 @@ class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen
     """``[retriever]``: the encoder and how it is adapted; equal at all sites."""
 
     encoder: EncoderName = "sentence-transformers/all-MiniLM-L6-v2"
+    personal: PersonalName = RECIPES[DEFAULT_RECIPE].personal
     lora_rank: int = Field(8, ge=1, le=256)
     lora_alpha: int = Field(16, ge=1, le=1024)
     max_tokens: int = Field(256, ge=16, le=512)
@@ -182,14 +184,14 @@ class DepthSettings(Section):
     As in pFedRAG's Table 8, but for ``kd_learning_rate`` (0.1 there; decision 0018).
     """
 
-    window: int = Field(5, ge=2, le=1000)
-    stable_rounds: int = Field(3, ge=1, le=1000)
-    low_rounds: int = Field(4, ge=1, le=1000)
-    cooling_rounds: int = Field(5, ge=0, le=1000)
-    momentum_weight: float = Field(0.8, ge=0, le=1)
-    kd_temperature: float = Field(3.0, ge=0.01, le=100)
-    kd_epochs: int = Field(50, ge=1, le=10_000)
-    kd_learning_rate: float = Field(1e-3, gt=0, le=1)
+    window: int = Field(_DEPTH.window, ge=2, le=1000)
+    stable_rounds: int = Field(_DEPTH.stable_rounds, ge=1, le=1000)
+    low_rounds: int = Field(_DEPTH.low_rounds, ge=1, le=1000)
+    cooling_rounds: int = Field(_DEPTH.cooling_rounds, ge=0, le=1000)
+    momentum_weight: float = Field(_DEPTH.momentum_weight, ge=0, le=1)
+    kd_temperature: float = Field(_DEPTH.kd_temperature, ge=0.01, le=100)
+    kd_epochs: int = Field(_DEPTH.kd_epochs, ge=1, le=10_000)
+    kd_learning_rate: float = Field(_DEPTH.kd_learning_rate, gt=0, le=1)
     tell_complexity: bool = False
 
 
@@ -520,11 +522,12 @@ def _adaptation_problems(
     retriever: RetrieverSettings, learning: Section | None
 ) -> Iterator[Problem]:
     """What the adaptations can't do together."""
-    if retriever.personal == "tiered_head" and retriever.adapt != "head":
+    beneath = PERSONAL[retriever.personal].adapt
+    if beneath not in (None, retriever.adapt):
         yield Problem(
             "retriever.personal",
             _toml(retriever.personal),
-            'retriever.adapt = "head", behind which it lies',
+            f"retriever.adapt = {_toml(beneath)}, behind which it lies",
             "choose another of the two",
         )
     if not isinstance(learning, LearningSettings):
@@ -552,14 +555,15 @@ def _answering_problems(
     if (
         isinstance(negatives, NegativesSettings)
         and negatives.answer
-        and retriever.personal not in COMMON_PASSAGES
+        and PERSONAL[retriever.personal].owns_passages
     ):
+        first, *others = [_toml(name) for name, one in PERSONAL.items() if not one.owns_passages]
         yield Problem(
             "negatives.answer",
             "true",
             f"false with retriever.personal = {_toml(retriever.personal)}, which embeds passages "
             "as no other site does",
-            'set it to false, or write personal = "none" (or "query_encoder") in [retriever]',
+            f"set it to false, or write personal = {first} (or {', '.join(others)}) in [retriever]",
         )
 
 

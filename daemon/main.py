@@ -24,6 +24,7 @@ from pathlib import Path
 
 import structlog
 
+from config.recipes import DepthOptions
 from config.settings import LimitsSettings, Settings, SettingsError, load
 from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
@@ -31,7 +32,7 @@ from daemon.control.service import Surroundings
 from daemon.control.socket import ControlError, ControlSocket
 from daemon.jobs import ckks
 from daemon.jobs import learning as learning_jobs
-from daemon.learning.options import DepthOptions, LearningError, RetrieverDescription
+from daemon.learning.options import LearningError, RetrieverDescription
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.personal import PersonalStore
@@ -47,9 +48,9 @@ from daemon.rounds.manifest_gossip import Spreading
 from daemon.services.collection import Collection, CollectionSettings
 from daemon.services.curve import Curve
 from daemon.services.inversion_audit import EmbeddingAudit
+from daemon.services.negatives import answering_desk
 from daemon.services.pair_maker import PairMaker, WriterSettings
-from daemon.services.personaliser import Personaliser
-from daemon.services.stage_two import StageTwo
+from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
 from daemon.state.audit_format import HEAD_FILE, AuditError
 from daemon.state.expiry import ExpiryWatch, expiries
@@ -162,7 +163,7 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        node, stage_two = await self._make_node(workers, stack)
+        node, described = await self._make_node(workers, stack)
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
         node.traffic = lambda: _traffic(transport)
@@ -190,8 +191,14 @@ class Daemon:
             ]
             await running.wait()
             node.collection.adopt(node.protocol.durable.head_digest)
-            node.desk = await stage_two.desk(node, workers.sharing)
-            personaliser = stage_two.personaliser(node, workers.learning, transport, audit)
+            node.desk = await answering_desk(
+                self._settings,
+                described.dimension,
+                workers.sharing,
+                node.collection,
+                lambda: node.protocol.head_round,
+            )
+            personaliser = self._make_personaliser(node, workers, transport, audit)
             node.run_ended = personaliser.run_ended
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
@@ -255,6 +262,21 @@ class Daemon:
         node.collection.changed = curve.changed
         return curve
 
+    def _make_personaliser(
+        self, node: Node, workers: Workers, transport: Transport, audit: AuditLog
+    ) -> Personaliser:
+        site = node.identity.site_id
+        spec = _retriever_spec(self._settings)
+        return Personaliser(
+            Personal.of(self._settings, spec, node.shapes.digest, site),
+            learning=workers.learning,
+            collection=node.collection,
+            protocol=node.protocol,
+            transport=transport,
+            audit=audit,
+            federation_id=node.identity.federation_id,
+        )
+
     def _make_pairs(self, node: Node, workers: Workers) -> PairMaker:
         pairs = self._settings.pairs
         return PairMaker(
@@ -266,7 +288,9 @@ class Daemon:
             answering=workers.answering,
         )
 
-    async def _make_node(self, workers: Workers, stack: AsyncExitStack) -> tuple[Node, StageTwo]:
+    async def _make_node(
+        self, workers: Workers, stack: AsyncExitStack
+    ) -> tuple[Node, RetrieverDescription]:
         settings, membership = self._settings, self._membership
         state = settings.site.state_dir
         spec = _retriever_spec(settings)
@@ -333,7 +357,7 @@ class Daemon:
             heartbeat_s=settings.rounds.heartbeat_s,
         )
         node.manifest = membership.manifest
-        return node, StageTwo(settings, spec, described)
+        return node, described
 
     def _make_protocol(
         self, durable: do.Durable, store: Store, described: RetrieverDescription

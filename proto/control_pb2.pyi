@@ -1370,6 +1370,8 @@ class LearningReply(_message.Message):
     OWN_SHARE_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
     CARRIED_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    FITTED_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """[learning] recipe"""
     shared_values: _builtins.int
@@ -1390,6 +1392,8 @@ class LearningReply(_message.Message):
     """it answers with the encoder as it came, which did better than the mixture"""
     carried: _builtins.bool
     """10 and 11 were found for an earlier version; this one has its own when the run is over"""
+    fitted: _builtins.bool
+    """what is this site's own is fitted when a run is over"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
         """on every axis of [retriever], [training] and [learning]"""
@@ -1397,6 +1401,10 @@ class LearningReply(_message.Message):
     @_builtins.property
     def plan(self) -> _federation_pb2.TrainingPlan:
         """of the run under way or the last one; absent: none yet"""
+
+    @_builtins.property
+    def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]:
+        """about what is this site's own, in this order"""
 
     def __init__(
         self,
@@ -1413,14 +1421,40 @@ class LearningReply(_message.Message):
         own_share: _builtins.float = ...,
         untrained: _builtins.bool = ...,
         carried: _builtins.bool = ...,
+        facts: _abc.Iterable[Global___Fact] | None = ...,
+        fitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "carried", b"carried", "choices", b"choices", "decision", b"decision", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "carried", b"carried", "choices", b"choices", "decision", b"decision", "facts", b"facts", "fitted", b"fitted", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearningReply: _TypeAlias = LearningReply  # noqa: Y015
+
+@_typing.final
+class Fact(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """empty: the value goes on with that of the fact before"""
+    value: _builtins.str
+    """for people"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fact: _TypeAlias = Fact  # noqa: Y015
 
 @_typing.final
 class Choice(_message.Message):
@@ -2163,6 +2197,7 @@ class PersonaliseProgress(_message.Message):
     OWN_SHARE_FIELD_NUMBER: _builtins.int
     JUDGED_IN_TURN_FIELD_NUMBER: _builtins.int
     UNTRAINED_FIELD_NUMBER: _builtins.int
+    ANSWERS_WITH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """that has ended; 0: none yet"""
     epochs: _builtins.int
@@ -2195,6 +2230,8 @@ class PersonaliseProgress(_message.Message):
     """7 are training pairs, which the shared version learned from; 9 is of what was learned alone from others of them"""
     untrained: _builtins.bool
     """the encoder as it came did better than the mixture, and answers"""
+    answers_with: _builtins.str
+    """what questions are answered with from now on, for people"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Exchanged]:
         """that were asked, sorted"""
@@ -2219,10 +2256,11 @@ class PersonaliseProgress(_message.Message):
         own_share: _builtins.float = ...,
         judged_in_turn: _builtins.bool = ...,
         untrained: _builtins.bool = ...,
+        answers_with: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_with", b"answers_with", "changed", b"changed", "done", b"done", "epoch", b"epoch", "epochs", b"epochs", "judged_in_turn", b"judged_in_turn", "loss", b"loss", "model_digest", b"model_digest", "mrr_after", b"mrr_after", "mrr_before", b"mrr_before", "own_share", b"own_share", "pairs", b"pairs", "pairs_judged", b"pairs_judged", "peers", b"peers", "seconds", b"seconds", "steps", b"steps", "steps_unanswered", b"steps_unanswered", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

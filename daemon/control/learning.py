@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Literal
 
-from daemon.control.learning_reply import learning_reply
+from config.recipes import RECIPES
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import EvaluationProgress, LearningError
+from daemon.personal.layer import Serving
+from daemon.personal.layers import LAYERS
+from daemon.personal.personal import embedded_by
 from daemon.process.streams import watched
 from daemon.rounds.driver import Node
 from daemon.services.pair_maker import PairMaker
@@ -57,9 +61,9 @@ class LearningCalls(rpc.ControlServicer):
     async def Learning(
         self, _request: control.LearningRequest, context: Context
     ) -> control.LearningReply:
-        """How this site learns, and the tier of its personal layer."""
+        """How this site learns, and what became of what is its own."""
         reply: control.LearningReply = await self._answered(
-            context, asyncio.to_thread(learning_reply, self._around)
+            context, asyncio.to_thread(_learning_reply, self._around)
         )
         return reply
 
@@ -230,3 +234,53 @@ def _figures(found: dict[str, dict[str, Interval]]) -> list[control.Figure]:
         for ranking, figures in found.items()
         for metric, f in figures.items()
     ]
+
+
+def _learning_reply(around: Surroundings) -> control.LearningReply:
+    """Reads this site's personal files, so not on the event loop.
+
+    Raises LearningError when one of them is damaged.
+    """
+    run = around.node.protocol.run
+    tables = {
+        "retriever": around.retriever.model_dump(),
+        "training": around.training.model_dump(),
+        "learning": around.learning.model_dump(),
+    }
+    recipe = RECIPES[around.learning.recipe].settings
+    layer, serving = LAYERS[around.retriever.personal], _serving(around)
+    reply = control.LearningReply(
+        recipe=around.learning.recipe,
+        choices=[
+            control.Choice(axis=axis, value=str(tables[table][axis]), in_recipe=str(said))
+            for table, axes in recipe.items()
+            for axis, said in axes.items()
+        ],
+        plan=run.plan if run is not None else None,
+        shared_values=around.node.shapes.total,
+        adaptation_index=math.nan,
+        own_share=math.nan,
+        facts=[control.Fact(name=name, value=value) for name, value in layer.facts(serving)],
+        fitted=layer.fitted,
+    )
+    if serving.state is not None:
+        kept = serving.state.facts
+        reply.personal_digest = serving.version
+        reply.own_share = float(kept.get("share", math.nan))
+        reply.untrained = bool(kept.get("untrained", False))
+        reply.carried = bool(kept.get("carried", False))
+    if (report := serving.report) is not None:
+        reply.tier, reply.decision, reply.reason = report.tier, report.decision, report.reason
+        reply.adaptation_index = math.nan if report.api is None else report.api
+    return reply
+
+
+def _serving(around: Surroundings) -> Serving:
+    """What the version that answers has of this site's own: only what its index knows of."""
+    collection, personal = around.node.collection, around.retriever.personal
+    served = collection.served_digest
+    kept = around.personal.serving(served) if served else None
+    embedded = embedded_by(personal, around.personal.folder, served)
+    answers = kept is not None and collection.indexed_by(embedded)
+    report = LAYERS[personal].report(around.personal)
+    return Serving(served, kept if answers else None, report)

@@ -43,8 +43,7 @@ from daemon.services.collection import NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.pair_maker import PairMaker
-from daemon.services.personaliser import Personaliser, told
-from daemon.services.personalising_steps import last_step, watched
+from daemon.services.personaliser import Personaliser, last_step, told, watched
 from daemon.state.audit import LOOK_AT_IT, Action, AuditLog
 from daemon.state.audit_format import AuditError, BreakRecord
 from daemon.state.expiry import expiries, warnings
@@ -255,7 +254,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
                     yield step
                 outcome = await self._answered(context, work)
             recorded |= told(outcome)
-            yield last_step(outcome)
+            yield last_step(outcome, self._around.personaliser.spec)
 
     # ---- documents and questions -------------------------------------------------
 

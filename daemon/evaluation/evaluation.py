@@ -37,7 +37,6 @@ The readings above fit both, its text and its tables.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -45,9 +44,10 @@ import numpy as np
 
 from crypto.arrays import Float64
 from daemon.learning.options import EvaluationError
+from daemon.library.documents import answer_of
 
 CUTOFFS = (1, 5, 10)
-_PART = re.compile(r"#\d+\Z")
+LOWER_IS_BETTER = frozenset({"avg_rank"})
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,6 @@ def judge(
         total = precision + recall
         scores[f"f1@{k}"] = 2 * precision * recall / np.where(total > 0, total, 1.0)
     return Judged(scores)
-
-
-def answer_of(document_id: str) -> str:
-    """The answer a document is part of: ``x`` for ``x#3``, itself without such an ending."""
-    return _PART.sub("", document_id)
 
 
 def collapse(ranking: Sequence[str]) -> list[str]:

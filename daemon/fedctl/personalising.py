@@ -1,4 +1,4 @@
-"""fedctl personalise: fit this site's own query encoder, and see what came of it."""
+"""fedctl personalise: fit what is this site's own, and see what came of it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import Exchanged, PersonaliseProgress
 
-UNTRAINED = "the encoder as it came: the mixture did worse on validation pairs"
-
 
 @command
 def personalise(
@@ -32,10 +30,10 @@ def personalise(
 ) -> None:
     """Fit what is this site's own to its pairs, as retriever.personal says.
 
-    "mixture": train alone, and answer with the mean of that and the shared version, if
+    For a mixture, train alone, and answer with the mean of that and the shared version, if
     pairs that are kept apart say that it is better.
-    "query_encoder": fit how questions are embedded; other sites are asked for negatives as
-    the settings' section negatives says. It happens by itself when a run is over. Ctrl-C
+    For a query encoder, fit how questions are embedded; other sites are asked for negatives
+    as the settings' section negatives says. It happens by itself when a run is over. Ctrl-C
     gives it up: nothing has changed then, and it can be begun anew.
     """
     try:
@@ -86,7 +84,7 @@ def _show(console: Console, last: PersonaliseProgress) -> None:
         ("model version", short(last.model_digest.hex())),
         ("learned from", f"{last.pairs} pairs"),
         ("judged by", _judged(last)),
-        ("answers with", _own(last)),
+        ("answers with", last.answers_with),
         *((peer.site, _exchanged(peer)) for peer in last.peers),
     ]
     if last.steps_unanswered:
@@ -96,16 +94,6 @@ def _show(console: Console, last: PersonaliseProgress) -> None:
     for name, value in rows:
         grid.add_row(plain_text(name), plain_text(value))
     console.print(grid)
-
-
-def _own(last: PersonaliseProgress) -> str:
-    if last.untrained:
-        return UNTRAINED
-    if math.isfinite(last.own_share):
-        return f"a mixture, {last.own_share:.0%} of it what this site learned alone"
-    if last.changed:
-        return "this site's own encoder of questions"
-    return "the shared encoder, as before"
 
 
 def _judged(last: PersonaliseProgress) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 
 from crypto.arrays import Float32, Rows, UInt8
 from crypto.disclosure import Projections, noisy
-from daemon.evaluation.evaluation import answer_of
 from daemon.inversion import attackers, negative_utility, text_recovery
 from daemon.inversion.attackers import Attacked, Corpus, Dictionary, Found, Kind
 from daemon.inversion.exposure import (
@@ -35,6 +34,7 @@ from daemon.inversion.exposure import (
     advice,
 )
 from daemon.inversion.text_recovery import Recovery
+from daemon.library.documents import answer_of
 from daemon.process.workers import report
 
 if TYPE_CHECKING:

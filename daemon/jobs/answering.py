@@ -26,12 +26,12 @@ from daemon.evaluation.rankings import (
     judged_rankings,
     weigh_words,
 )
-from daemon.jobs.learning import load_serving
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.index import load_index
 from daemon.library.store import Library, LibraryCounts
 from daemon.personal.personal import embedded_by
+from daemon.personal.serving import load_serving, open_retriever
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
@@ -105,7 +105,7 @@ def evaluate(split: str) -> Evaluation:
     """Score the open version on the library's pairs of a split ("": test, or else valid).
 
     The encoder before training is judged, too, where frozen features of every passage
-    are cached (`daemon.jobs.frozen`). Raises EvaluationError when there
+    are cached (`daemon.jobs.learning.embed_frozen`). Raises EvaluationError when there
     are no pairs, NotOpenError.
     """
     started = time.monotonic()
@@ -169,10 +169,6 @@ def _opened() -> OpenVersion:
 
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
-    # Here, not at the top: the daemon's main process names these jobs and must
-    # not load torch.
-    from daemon.learning.retriever.retriever import open_retriever
-
     return open_retriever(spec)
 
 

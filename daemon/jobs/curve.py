@@ -2,13 +2,12 @@
 
 As what it can be judged, its *kind*:
 
-=============  ======================================================================
-shared         the version as it was committed, and as every site has it
-mixture        with what is this site's own beside it, by which the site answers:
-query_encoder  the names of `retriever.personal`
-tiered_head    likewise; without its layer such a version answers nowhere, so that
-               "shared" is what there was before the site had a layer
-=============  ======================================================================
+=========  ==========================================================================
+shared     the version as it was committed, and as every site has it
+any other  with what is this site's own beside it, by which the site answers: a name of
+           `retriever.personal`. Where the version answers nowhere without that
+           (`Layer.pinned_by_index`), "shared" is what there was before the site had it
+=========  ==========================================================================
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daemon.jobs import learning
 from daemon.learning import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
-from daemon.personal.personal import PersonalStore, embedded_by, own_digest
+from daemon.personal.layers import layer_of
+from daemon.personal.personal import embedded_by, own_digest
+from daemon.personal.serving import load_serving, load_version, retriever_for, store_of
 
 if TYPE_CHECKING:
     from daemon.evaluation.rankings import Labels
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from daemon.library.documents import Pair
 
 SHARED = "shared"
-_LAYERED = "tiered_head"
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,11 @@ def kinds_of(spec: RetrieverSpec, model_digest: bytes) -> dict[str, bytes]:
 
     That of "shared" is empty. Reads a file.
     """
-    own = b"" if spec.personal == "none" else own_digest(spec.personal_folder, model_digest)
+    layer = layer_of(spec)
+    own = own_digest(spec.personal_folder, model_digest) if layer.kept else b""
     if not own:
         return {SHARED: b""}
-    if spec.personal == _LAYERED:
-        return {spec.personal: own}
-    return {SHARED: b"", spec.personal: own}
+    return {layer.name: own} if layer.pinned_by_index else {SHARED: b"", layer.name: own}
 
 
 def judge_version(
@@ -83,7 +81,7 @@ def judge_version(
     """
     from daemon.evaluation.rankings import held_out, judged
 
-    retriever = learning.retriever_for(spec)
+    retriever = retriever_for(spec)
     kinds = _sound_kinds(spec, retriever, model_digest)
     scores: list[VersionScores] = []
     missing: NotIndexed | None = None
@@ -93,10 +91,10 @@ def judge_version(
         for kind, own in kinds.items():
             if own in known:
                 continue
-            if kind == SHARED and spec.personal != _LAYERED:
-                learning.load_version(retriever, versions, model_digest)
+            if kind == SHARED and not layer_of(spec).pinned_by_index:
+                load_version(retriever, versions, model_digest)
             else:
-                learning.load_serving(spec, retriever, versions, model_digest)
+                load_serving(spec, retriever, versions, model_digest)
             # The shared one has an index of its own as long as the site's own has none.
             by_own = kind != SHARED or len(kinds) == 1
             embedded = _embedded_by(spec, model_digest) if by_own else model_digest
@@ -119,11 +117,8 @@ def _sound_kinds(
     kinds = kinds_of(spec, model_digest)
     if spec.personal not in kinds:
         return kinds
-    store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
-    state = store.serving(model_digest)
-    facts = {} if state is None else state.facts
-    fits = "tier" in facts if spec.personal == _LAYERED else facts.get("kind") == spec.personal
-    return kinds if fits else {SHARED: b""}
+    state = store_of(spec, retriever).serving(model_digest)
+    return kinds if layer_of(spec).holds(state) else {SHARED: b""}
 
 
 def _embedded_by(spec: RetrieverSpec, model_digest: bytes) -> bytes:
@@ -142,8 +137,8 @@ def _found(
     asked = retriever.embed_queries(
         queries, training_data.query_features(library, retriever, queries)
     )
-    # A layer is pinned to the version when the index is made, and not known before.
-    if retriever.uses_features and spec.personal != _LAYERED:
+    # What is pinned to the version when the index is made is not known before.
+    if retriever.uses_features and not layer_of(spec).pinned_by_index:
         from daemon.evaluation.rankings import exact
 
         return exact(asked, *training_data.embedded(library, retriever))

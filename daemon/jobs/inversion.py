@@ -53,9 +53,8 @@ def embedded_texts(
 ) -> tuple[Divided, Float32, Float32, Retriever]:
     """A site's texts, their embeddings under a version (passages [n, d], queries [q, d])."""
     from daemon.inversion.inversion_audit import divided
-    from daemon.jobs.learning import load_serving
-    from daemon.learning.retriever.retriever import open_retriever
     from daemon.library.store import Library
+    from daemon.personal.serving import load_serving, open_retriever
 
     with Library.open(library_path, read_only=True) as library:
         texts = divided(library)

@@ -7,7 +7,6 @@ job loads the model version it works on, so no job depends on the one before.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Sequence
@@ -19,9 +18,10 @@ import numpy as np
 
 from crypto.arrays import Float32
 from crypto.quantize import LOSS_BOUND
+from daemon.evaluation.rankings import held_out
 from daemon.learning import training_data
 from daemon.learning.options import (
-    DepthReport,
+    EmbeddingProgress,
     LearningError,
     RetrieverDescription,
     TrainingError,
@@ -32,15 +32,20 @@ from daemon.learning.options import (
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.documents import Document, Pair
 from daemon.library.store import IngestCounts, Library
+from daemon.pairs.learning import training_pairs, training_set
+from daemon.personal.layer import Layer, LocalTraining
+from daemon.personal.layers import layer_of
 from daemon.personal.personal import PersonalState, PersonalStore, embedded_by
+from daemon.personal.serving import load_serving, load_version, retriever_for, store_of
 from daemon.process.workers import report
-from daemon.state.versions import read_version, write_version
+from daemon.state.versions import write_version
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
 
 
+_AT_ONCE = 64  # texts embedded between two progress reports, and stored in one transaction
+_ALL = 2**62  # no limit, as SQLite counts
 _STUDENT = "student"
 _RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it
 
@@ -92,6 +97,37 @@ def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:
         return training_data.embed_missing(library, retriever)
 
 
+def embed_frozen(
+    spec: RetrieverSpec, library_path: Path, split: str, seconds: float
+) -> EmbeddingProgress:
+    """Encode passages as the encoder was before training, for so long: how many of how many.
+
+    An evaluation compares a version with it. Where the encoder itself is trained, its
+    passages' vectors from before training are needed for nothing else, and no index has
+    them.
+
+    Those that have been encoded already don't count. At least some are; reports
+    `EmbeddingProgress`, and what is done stays done. Raises EvaluationError when there
+    are no pairs of ``split`` to judge by, and then nothing is encoded.
+    """
+    until = time.monotonic() + seconds
+    encoder = retriever_for(spec).encoder
+    done = 0
+    with Library.open(library_path) as library:
+        held_out(library, split)
+        missing = library.missing_features(encoder.digest, _ALL)
+        missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
+        while done < len(missing):
+            some = missing[done : done + _AT_ONCE]
+            vectors = encoder.encode([text for _, text in some])
+            library.put_features(encoder.digest, [rowid for rowid, _ in some], vectors)
+            done += len(some)
+            report(EmbeddingProgress(done, len(missing)))
+            if time.monotonic() >= until:
+                break
+    return EmbeddingProgress(done, len(missing))
+
+
 def build_index(
     spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes, index_root: Path
 ) -> Path:
@@ -103,7 +139,7 @@ def build_index(
     from daemon.library import index
 
     retriever = retriever_for(spec)
-    _pin(spec, retriever, versions, model_digest)
+    layer_of(spec).prepare(spec, retriever, versions, model_digest)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
@@ -141,27 +177,26 @@ def train(
     it lacks the parent; nothing is written then.
     """
     from daemon.learning.training import fit, shared_copies, training_seed
-    from daemon.pairs.learning import training_pairs
 
     started = time.monotonic()
     _check_combination(spec, plan)
-    retriever = retriever_for(spec)
+    retriever, layer = retriever_for(spec), layer_of(spec)
     # Tiers are the site's own affair, but for the range that the plan tells.
     known = plan.depth.complexity_range
     plan = replace(plan.in_round(round), depth=replace(spec.depth, complexity_range=known))
     parent = load_version(retriever, versions, parent_digest)
-    own = _own(spec, retriever, plan)
+    own = _own(spec, retriever, layer, plan)
     before = own.before(round) if own is not None else None
     if own is None and spec.personal_folder:
-        PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest).forget_rounds()
+        store_of(spec, retriever).forget_rounds()
     seed = training_seed(plan.seed, round, site, draw)
     mean_loss, depth, kept = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, training_pairs(spec, library))  # a weight must be positive
         else:
-            _take_up(retriever, before, library, plan)
-            pairs = training_data.training_set(library, retriever, plan, spec)
+            layer.before_training(retriever, before, library, plan)
+            pairs = training_set(library, retriever, plan, spec)
             count = len(pairs.positives)
             held = shared_copies(retriever)
             if plan.start_from == "local" and (student := _student(before, plan)) is not None:
@@ -175,7 +210,9 @@ def train(
                 lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
                 held,
             )
-            kept, depth = _after(library, retriever, before, pairs, plan, mean_loss, seed)
+            kept, depth = layer.after_training(
+                LocalTraining(library, retriever, before, pairs, plan, mean_loss, seed)
+            )
     trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
     update = np.append(trained - parent, tail)
@@ -188,25 +225,10 @@ def train(
 
 def complexity(library_path: Path) -> float:
     """S_i (pFedRAG, Eq. 3): how complex this site's documents are; all that others need of it."""
-    from daemon.personal.tiering import score
+    from daemon.personal.tiered_head import score
 
     with Library.open(library_path) as library:
         return score(library)
-
-
-@functools.lru_cache(maxsize=1)
-def retriever_for(spec: RetrieverSpec) -> Retriever:
-    """The worker's one loaded retriever; raises EncoderError when it cannot be had."""
-    from daemon.learning.retriever.retriever import open_retriever
-
-    return open_retriever(spec)
-
-
-def load_version(retriever: Retriever, versions: Path, digest: bytes) -> Float32:
-    """Make the version current, and give its vector; raises VersionError."""
-    vector = read_version(versions, digest, retriever.shape_manifest.digest)
-    retriever.load_vector(vector)
-    return vector
 
 
 def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
@@ -225,16 +247,18 @@ def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
         )
 
 
-def _own(spec: RetrieverSpec, retriever: Retriever, plan: TrainingOptions) -> PersonalStore | None:
+def _own(
+    spec: RetrieverSpec, retriever: Retriever, layer: Layer, plan: TrainingOptions
+) -> PersonalStore | None:
     """Where this site keeps what is its own; None when nothing is."""
-    if plan.start_from == "global" and spec.personal != "tiered_head":
+    if plan.start_from == "global" and not layer.trained_in_rounds:
         return None
     if not spec.personal_folder:
         raise LearningError(
             "start_from = 'local' and a personal layer keep something of the site's own between "
             "rounds, and no folder was given for it"
         )
-    return PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
+    return store_of(spec, retriever)
 
 
 def _student(before: PersonalState | None, plan: TrainingOptions) -> Float32 | None:
@@ -255,60 +279,6 @@ def _with_student(kept: PersonalState, trained: Float32, plan: TrainingOptions) 
     return PersonalState({**kept.arrays, _STUDENT: trained}, {**kept.facts, _RUN: plan.seed})
 
 
-def _take_up(
-    retriever: Retriever, before: PersonalState | None, library: Library, plan: TrainingOptions
-) -> None:
-    """The personal layer as the last round left it, or a first one by the site's score."""
-    from daemon.personal.tiers import TieredHeadRetriever
-
-    if isinstance(retriever, TieredHeadRetriever):
-        from daemon.personal import tiering
-
-        if not tiering.take_up(retriever, before):
-            tiering.assign(retriever, library, plan)
-
-
-def _after(
-    library: Library,
-    retriever: Retriever,
-    before: PersonalState | None,
-    pairs: TrainingSet,
-    plan: TrainingOptions,
-    loss: float,
-    seed: int,
-) -> tuple[PersonalState, DepthReport | None]:
-    """What is kept of the site's own, and what its depth scheduler says of the round."""
-    from daemon.personal.tiers import TieredHeadRetriever
-
-    if not isinstance(retriever, TieredHeadRetriever):
-        return PersonalState({}), None
-    from daemon.personal import tiering
-
-    recalls = (
-        _recall(library, retriever, "train", seed) or 0.0,
-        _recall(library, retriever, "valid", seed),
-    )
-    known = tiering.depth_state(before, retriever.tier)
-    state, said = tiering.judge(retriever, known, pairs, recalls, loss, plan, seed)
-    return PersonalState(*tiering.kept(retriever, state, said)), said
-
-
-def _recall(library: Library, retriever: Retriever, split: str, seed: int) -> float | None:
-    """Recall@5 on the pairs of a split, among the passages of training and validation."""
-    from daemon.learning.retriever.retriever import Texts
-    from daemon.personal.tiering import recall_at, rows_by_document
-
-    passages = [*library.passages(split="train"), *library.passages(split="valid")]
-    rows_of = rows_by_document(passages)
-    queries, positives = training_data.usable_pairs(library, split, rows_of)
-    asked = Texts(queries, training_data.query_features(library, retriever, queries))
-    told = Texts(
-        [passage.embedding_text for passage in passages],
-        training_data.passage_features(library, retriever, [passage.rowid for passage in passages]),
-    )
-    return recall_at(retriever, asked, told, positives, seed)
-
-
 def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> None:
     """What others would have to refuse, this site refuses itself; what it keeps, too."""
     if not all(np.isfinite(values).all() for values in (update, *kept.arrays.values())):
@@ -317,41 +287,6 @@ def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> No
         )
     if num_examples <= 0:
         raise TrainingError("an update of no example weighs nothing: no update was made")
-
-
-def _pin(spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes) -> None:
-    """Decide what of this site's own a version answers with, until it has its own."""
-    if spec.personal == "mixture":
-        from daemon.jobs import personal
-
-        personal.carry(spec, retriever, versions, model_digest)
-    if spec.personal == "tiered_head":
-        store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
-        store.pin(model_digest)
-
-
-def load_serving(
-    spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes
-) -> None:
-    """Make a version current as it answers: with the personal layer it was indexed with.
-
-    Raises VersionError when the version is missing or damaged, LearningError when the
-    site's personal parameters are; the retriever stays as it was then.
-    """
-    vector = read_version(versions, model_digest, retriever.shape_manifest.digest)
-    if spec.personal in ("query_encoder", "mixture"):
-        from daemon.jobs import personal
-
-        personal.load_serving(spec, retriever, vector, model_digest)
-        return
-    if spec.personal != "none":
-        from daemon.personal.tiering import take_up
-        from daemon.personal.tiers import TieredHeadRetriever
-
-        if isinstance(retriever, TieredHeadRetriever):
-            store = PersonalStore(Path(spec.personal_folder), retriever.shape_manifest.digest)
-            take_up(retriever, store.serving(model_digest))
-    retriever.load_vector(vector)
 
 
 def _write_update(path: Path, update: Float32) -> None:

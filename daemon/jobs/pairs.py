@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.jobs import learning
 from daemon.learning import training_data
 from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library, Passage
+from daemon.personal.serving import load_serving, retriever_for
 from daemon.process.workers import report
 
 if TYPE_CHECKING:
@@ -238,12 +238,12 @@ def _written(
         count=plan.a_passage,
         told=lambda done, total: report(PairProgress(done, total)),
     )
-    retriever = learning.retriever_for(spec)
+    retriever = retriever_for(spec)
     # The worker's last job may have left any version in it.
     if version is None:
         retriever.load_vector(retriever.initial_vector())
     else:
-        learning.load_serving(spec, retriever, *version)
+        load_serving(spec, retriever, *version)
     rowids = [passage.rowid for passage in passages]
     features = training_data.passage_features(library, retriever, rowids)
     texts = [passage.embedding_text for passage in passages]

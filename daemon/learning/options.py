@@ -7,10 +7,10 @@ the daemon's main process receives these from its workers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from config.recipes import Aggregate, LocalAxes, TrainingAxes
+from config.recipes import Aggregate, DepthOptions, LocalAxes, TrainingAxes
 from daemon.learning.plan import options_in
 from daemon.state.versions import ShapeManifest
 from proto import federation_pb2 as pb
@@ -30,31 +30,6 @@ class TrainingError(LearningError):
 
 class EvaluationError(LearningError):
     """These rankings cannot be scored."""
-
-
-@dataclass(frozen=True)
-class DepthOptions:
-    """How DATE's depth scheduler and its distillation behave.
-
-    As in pFedRAG's Table 8, but for ``kd_learning_rate`` (docs/decisions/0018).
-
-    ``window``: rounds T_w; ``stable_rounds`` tau_s above the band for an upgrade,
-    ``low_rounds`` tau_l below it for a downgrade; ``cooling_rounds`` T_cool without
-    a change after one; ``momentum_weight`` w_L of Eq. 4 (w_O is what it lacks to 1).
-    ``kd_temperature`` tau_KD, ``kd_epochs`` and ``kd_learning_rate``: of the
-    distillation from the old tier into the new one. ``complexity_range``: lowest
-    and highest score S_i among the sites (Eq. 5), None while unknown: base.
-    """
-
-    window: int = 5
-    stable_rounds: int = 3
-    low_rounds: int = 4
-    cooling_rounds: int = 5
-    momentum_weight: float = 0.8
-    kd_temperature: float = 3.0
-    kd_epochs: int = 50
-    kd_learning_rate: float = 1e-3
-    complexity_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +72,7 @@ class TrainingOptions(LocalAxes, TrainingAxes):
 
     seed: int = 0
     server: ServerOptions = ServerOptions()
-    depth: DepthOptions = DepthOptions()
+    depth: DepthOptions = field(default_factory=DepthOptions)
 
     @property
     def needs_parent(self) -> bool:

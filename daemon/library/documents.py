@@ -38,6 +38,7 @@ _SPLITS = {
 }
 _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_.-]|$)")
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
+_PART = re.compile(r"#\d+\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -58,6 +59,11 @@ class Pair:
     query: str
     positives: tuple[str, ...]
     split: str = "train"
+
+
+def answer_of(document_id: str) -> str:
+    """The answer a document is part of: ``x`` for ``x#3``, itself without such an ending."""
+    return _PART.sub("", document_id)
 
 
 @dataclass(frozen=True)

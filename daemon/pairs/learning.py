@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from crypto.arrays import Float32, Rows
+from daemon.learning import training_data
+from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.documents import answer_of
 from daemon.library.store import Library
-from daemon.pairs.made import Made, learnable, merged, read
+from daemon.pairs.made import Made, learnable, merged, read, texts_of, with_made
+
+if TYPE_CHECKING:
+    from daemon.learning.retriever.retriever import Retriever
+    from daemon.learning.training import TrainingSet
 
 
 def to_learn(spec: RetrieverSpec, documents: Sequence[str], supplied: Sequence[str]) -> list[Made]:
@@ -35,3 +47,96 @@ def training_pairs(spec: RetrieverSpec, library: Library) -> int:
         if spec.learn_from != "made" and not documents.isdisjoint(pair.positives)
     ]
     return len(supplied) + len(to_learn(spec, [*documents], supplied))
+
+
+def training_set(
+    library: Library, retriever: Retriever, plan: TrainingOptions, spec: RetrieverSpec
+) -> TrainingSet:
+    """The site's pairs with positives and negatives among what may be learned from."""
+    from daemon.learning.retriever.encoder import Texts
+    from daemon.learning.training import TrainingSet
+
+    passages = library.passages(split="train")
+    queries, positives = training_data.usable_pairs(
+        library, "train", training_data.rows_by_document(passages)
+    )
+    if spec.learn_from == "made":
+        queries, positives = [], []
+    asked = Texts(queries, training_data.query_features(library, retriever, queries))
+    told = Texts(
+        [passage.embedding_text for passage in passages],
+        training_data.passage_features(library, retriever, [passage.rowid for passage in passages]),
+    )
+    none = [np.empty(0, dtype=np.int64) for _ in positives]
+    documents = [passage.document_id for passage in passages]
+    pairs, sources = _with_made(
+        library, retriever, spec, TrainingSet(asked, told, positives, none), documents
+    )
+    if plan.needs_parent and pairs.positives:
+        asked, told = pairs.queries, pairs.passages
+        parent = (
+            retriever.embed_queries(asked.texts, asked.features),
+            retriever.embed_passages(told.texts, told.features),
+        )
+        negatives = training_data.hard_negatives(library, passages, pairs, sources, parent, plan)
+        pairs = replace(pairs, negatives=negatives, parent=parent)
+    return pairs
+
+
+def _with_made(
+    library: Library,
+    retriever: Retriever,
+    spec: RetrieverSpec,
+    supplied: TrainingSet,
+    documents: list[str],
+) -> tuple[TrainingSet, list[str]]:
+    """The pairs made here added, if they are learned from; and each text's document.
+
+    Of each pair stands beside its positives what else is right.
+    """
+    made = to_learn(spec, documents, supplied.queries.texts)
+    queries = training_data.query_features(library, retriever, [pair.query for pair in made])
+    pairs = with_made(supplied, made, queries, _made_features(library, retriever, supplied, made))
+    source = {t: d for m in made for t, d in zip(m.texts, m.documents, strict=True)}
+    sources = [*documents, *(source[text] for text in pairs.passages.texts[len(documents) :])]
+    return replace(pairs, right=_all_right(pairs, sources)), sources
+
+
+def _all_right(pairs: TrainingSet, sources: Sequence[str]) -> list[Rows]:
+    """Of each pair the rows that answer it, whichever pair says so.
+
+    Every part of an answer that it names, and what is named where the same is asked (case
+    and white space aside): a question may stand on two lines, with an answer on each.
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row, document in enumerate(sources):
+        rows_of.setdefault(answer_of(document), []).append(row)
+    asked = [" ".join(query.split()).casefold() for query in pairs.queries.texts]
+    answers: dict[str, set[str]] = {}
+    for query, rows in zip(asked, pairs.positives, strict=True):
+        answers.setdefault(query, set()).update(answer_of(sources[row]) for row in rows)
+    # One array a question, however many lines ask it: a thousand lines are not a million rows.
+    right = {
+        query: np.array(sorted(row for answer in them for row in rows_of[answer]), dtype=np.int64)
+        for query, them in answers.items()
+    }
+    return [right[query] for query in asked]
+
+
+def _made_features(
+    library: Library, retriever: Retriever, supplied: TrainingSet, made: Sequence[Made]
+) -> Float32 | None:
+    """[n, d] frozen features of the made texts; those of passages are there already."""
+    known = supplied.passages.features
+    if known is None:
+        return None
+    texts = texts_of(made)
+    row_of = {text: row for row, text in enumerate(supplied.passages.texts)}
+    vectors = np.zeros((len(texts), retriever.encoder.dimension), dtype=np.float32)
+    others = [n for n, text in enumerate(texts) if text not in row_of]
+    here = [n for n, text in enumerate(texts) if text in row_of]
+    vectors[here] = known[[row_of[texts[n]] for n in here]]
+    # Kept beside those of queries: to the encoder a text is a text.
+    found = training_data.query_features(library, retriever, [texts[n] for n in others])
+    vectors[others] = 0.0 if found is None else found
+    return vectors

@@ -7,15 +7,17 @@ import os
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from crypto.arrays import Float32
 from daemon.learning.options import LearningError
-from daemon.learning.retriever.retriever import Texts
-from daemon.learning.training import TrainingSet
 from daemon.library.documents import MAX_QUERY_BYTES
+
+if TYPE_CHECKING:
+    from daemon.learning.retriever.encoder import Texts
+    from daemon.learning.training import TrainingSet
 
 How = Literal["inverse-cloze", "title", "keywords", "llm"]
 
@@ -124,6 +126,8 @@ def with_made(
     passage of the set already is that passage; the others are added. Nothing is
     mined or taught here: negatives are empty and the set has no parent's view.
     """
+    from daemon.learning.training import TrainingSet
+
     if not made:
         return supplied
     rows: dict[str, int] = {}
@@ -155,6 +159,8 @@ def usable(query: str) -> bool:
 
 
 def _joined(texts: Texts, more: Sequence[str], features: Float32 | None) -> Texts:
+    from daemon.learning.retriever.encoder import Texts
+
     both = [*texts.texts, *more]
     if texts.features is None or not more:
         return Texts(both, texts.features)

@@ -1,1 +1,1 @@
-"""What of a model is a site's own."""
+"""What a site keeps to itself: one file a layer, and the table of them."""

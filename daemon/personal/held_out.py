@@ -7,27 +7,72 @@ made without them is not.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crypto.arrays import Rows
+from crypto.arrays import Float32, Float64, Rows
 from daemon.learning import training_data
-from daemon.learning.retriever.retriever import Retriever, Texts
-from daemon.learning.training import TrainingSet
 from daemon.library.store import Library
-from daemon.personal.tiering import rows_by_document
-from daemon.personal.tuning import Validation
+
+if TYPE_CHECKING:
+    from daemon.learning.retriever.encoder import Texts
+    from daemon.learning.retriever.retriever import Retriever
+    from daemon.learning.training import TrainingSet
+
 
 FEWEST = 20  # pairs that can judge; fewer choose by chance
 _HELD_OUT = 5  # one in so many answers' training pairs, where those for validation are too few
 _MOST_HELD_OUT = 500
+_QUERIES_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Pairs kept apart from training: ``positives[i]`` are rows of ``passages``, at least one."""
+
+    queries: Texts
+    passages: Texts
+    positives: Sequence[Rows]
+
+    def mean_reciprocal_rank(self, retriever: Retriever) -> float:
+        """Mean of 1 / rank of the nearest positive among all ``passages``; ties count against it.
+
+        0 for no pairs: then nothing can be shown to be better than what is shared.
+        """
+        if not self.positives:
+            return 0.0
+        return float(self.reciprocal_ranks(retriever).mean())
+
+    def reciprocal_ranks(self, retriever: Retriever) -> Float64:
+        """The same, question by question: [n]."""
+        told = retriever.embed_passages(self.passages.texts, self.passages.features)
+        return self.ranks_against(retriever, told)
+
+    def ranks_against(self, retriever: Retriever, told: Float32) -> Float64:
+        """The same, where ``passages`` are embedded already: ``told`` [m, d]."""
+        asked = retriever.embed_queries(self.queries.texts, self.queries.features)
+        ranks: list[float] = []
+        for start in range(0, len(asked), _QUERIES_AT_ONCE):
+            cosines = asked[start : start + _QUERIES_AT_ONCE] @ told.T  # [<= 256, m]
+            for row, right in zip(cosines, self.positives[start:], strict=False):
+                best = row[right].max()
+                # "not below" and not "at least": what is not a number ranks last
+                others = int((~(row < best)).sum()) - int((~(row[right] < best)).sum())
+                ranks.append(1.0 / (1 + others))
+        return np.array(ranks)
 
 
 def validation_pairs(library: Library, retriever: Retriever) -> Validation | None:
     """The pairs of split "valid", asked of all passages but those of tests; None: too few."""
+    from daemon.learning.retriever.encoder import Texts
+
     passages = [*library.passages(split="train"), *library.passages(split="valid")]
-    queries, positives = training_data.usable_pairs(library, "valid", rows_by_document(passages))
+    queries, positives = training_data.usable_pairs(
+        library, "valid", training_data.rows_by_document(passages)
+    )
     if len(positives) < FEWEST:
         return None
     told = Texts(
@@ -96,5 +141,7 @@ def subset(pairs: TrainingSet, rows: Rows) -> TrainingSet:
 
 
 def _some(texts: Texts, rows: Rows) -> Texts:
+    from daemon.learning.retriever.encoder import Texts
+
     features = None if texts.features is None else texts.features[rows]
     return Texts([texts.texts[row] for row in rows], features)

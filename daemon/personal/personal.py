@@ -29,6 +29,7 @@ from typing import Any, cast
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from config.recipes import PERSONAL
 from crypto.arrays import Float32
 from daemon.learning.options import DepthReport, LearningError
 
@@ -178,7 +179,7 @@ def embedded_by(personal: str, folder: str | Path, model_digest: bytes) -> bytes
     (``personal`` as in settings): then that and the digest of these. So an index never
     meets questions that were embedded otherwise than its passages. Reads a file.
     """
-    own = b"" if personal in ("none", "query_encoder") else own_digest(folder, model_digest)
+    own = own_digest(folder, model_digest) if PERSONAL[personal].owns_passages else b""
     if not own:
         return model_digest
     return hashlib.sha256(b"hanse-embedded-by-v1\0" + model_digest + own).digest()

@@ -18,7 +18,6 @@ import structlog
 
 from daemon.answering.answering import Answered
 from daemon.jobs import answering as answering_jobs
-from daemon.jobs import frozen
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
@@ -27,6 +26,7 @@ from daemon.library.documents import Document, Pair
 from daemon.library.index import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.library.store import IngestCounts, Library, LibraryCounts
+from daemon.personal.layers import layer_of
 from daemon.personal.personal import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.state.versions import VersionError
@@ -306,7 +306,7 @@ class Collection:
 
         while left:
             some = await self._learning.run_reporting(
-                told, frozen.embed_frozen, self._spec, self.library_path, split, _SLICE_S
+                told, learning_jobs.embed_frozen, self._spec, self.library_path, split, _SLICE_S
             )
             told(some)
             left = some.total - some.done
@@ -333,7 +333,7 @@ class Collection:
         digest, index = self.served_digest, self._index
         if not self.wants(digest):
             return
-        if self._spec.personal == "query_encoder" and index is not None:
+        if index is not None and not layer_of(self._spec).traits.owns_passages:
             await self._open(digest, index)
             self.answers()
             return

@@ -20,6 +20,8 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from config.recipes import PERSONAL
+from config.settings import Settings
 from crypto.arrays import Float32
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
@@ -28,8 +30,9 @@ from daemon.library.index import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection
+from daemon.state.store import StoreError
 from peers.link.contacts import PeerStatistics
-from peers.link.negatives import WIRE, Declined, Desk, Select, select
+from peers.link.negatives import WIRE, AnswerPolicy, Declined, Desk, Select, select
 from peers.wire.errors import PeerBusy, PeerError, PeerUnreachable
 from peers.wire.negative_bounds import buckets_of, count_of, most_queries, queries_of, reply_of
 from proto import federation_pb2 as pb
@@ -96,6 +99,42 @@ class AnsweringDesk:
         exact = request.level == pb.EXACT
         queries = queries_of(request)
         return await self._worker.run(sharing.near, shelf, sender, queries, top_n, exact=exact)
+
+
+async def answering_desk(
+    settings: Settings,
+    dimension: int,
+    worker: Worker,
+    collection: Collection,
+    head_round: Callable[[], int],
+) -> AnsweringDesk:
+    """The desk as the settings have it; ``dimension`` is that of the retriever's embeddings.
+
+    Raises StoreError when the secret of the noise can't be read or made.
+    """
+    chosen, personal = settings.negatives, settings.retriever.personal
+    path = settings.site.state_dir / "negatives.key"
+    try:
+        secret = await asyncio.to_thread(own_secret, path)
+    except OSError as error:
+        raise StoreError(f"cannot use {path}: {error}; check its disk and its rights") from error
+    policy = AnswerPolicy(
+        answer=chosen.answer,
+        levels=frozenset(chosen.levels),
+        queries_per_round=chosen.queries_per_round,
+        top_n=chosen.top_n,
+        bits=chosen.bits,
+        collections=chosen.collections,
+    )
+    embedded_by = personal if PERSONAL[personal].owns_passages else ""
+    return AnsweringDesk(
+        Desk(policy, dimension, embedded_by=embedded_by),
+        worker,
+        collection,
+        noise=chosen.noise,
+        secret=secret,
+        head_round=head_round,
+    )
 
 
 def own_secret(path: Path) -> bytes:

@@ -1,31 +1,39 @@
 """What is this site's own is fitted: when, and how that meets the rest.
 
-Its query encoder (stage 2 of PDD-AS2), or its mixture of the shared version and what
-it learned alone.
-
-After the last round of a run, and whenever somebody types `fedctl personalise`. It is
-done for the version that answers and kept for that one only. Cut short it leaves
-nothing behind and is begun anew; a round that begins goes first, for the federation
-waits for it.
+What that is, its layer says (`daemon.personal.layers`). It is fitted after the last round
+of a run, and whenever somebody types `fedctl personalise`: for the version that answers,
+and kept for that one only. Cut short it leaves nothing behind and is begun anew; a round
+that begins goes first, for the federation waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from config.settings import Settings
 from daemon.jobs import personal
 from daemon.learning.foreign import Disclosure
-from daemon.learning.options import LearningError, Personalised, TrainingOptions
+from daemon.learning.options import (
+    LearningError,
+    Personalised,
+    TrainingOptions,
+    TrainingProgress,
+)
+from daemon.learning.recipes import options_from
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
+from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.personal import PersonalStore
+from daemon.process import streams
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.negatives import Asking, AskOptions
@@ -34,6 +42,7 @@ from daemon.state.audit_format import AuditError
 from daemon.state.versions import VersionError
 from peers.link.transport import Transport
 from peers.rounds.protocol import Protocol
+from proto import control_pb2 as control
 
 log = structlog.get_logger()
 
@@ -52,7 +61,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Personal:
-    """What the operator chose that concerns stage 2."""
+    """What the operator chose that concerns what is fitted here, and whom that may ask."""
 
     spec: RetrieverSpec
     shape_digest: bytes
@@ -60,6 +69,23 @@ class Personal:
     own_rounds: int
     how: Disclosure
     whom: AskOptions
+
+    @classmethod
+    def of(
+        cls, settings: Settings, spec: RetrieverSpec, shape_digest: bytes, site: str
+    ) -> Personal:
+        """As the settings say of training, on this site alone."""
+        chosen = settings.negatives
+        seed = hashlib.sha256(site.encode()).digest()
+        options = options_from(settings.training, settings.learning)
+        return cls(
+            spec=spec,
+            shape_digest=shape_digest,
+            options=replace(options, seed=int.from_bytes(seed[:8], "little")),
+            own_rounds=settings.learning.own_rounds,
+            how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
+            whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s, chosen.ask),
+        )
 
 
 class Personaliser:
@@ -87,8 +113,13 @@ class Personaliser:
         self._wanted = asyncio.Event()
 
     @property
+    def spec(self) -> RetrieverSpec:
+        """The retriever that is fitted, with its layer."""
+        return self._chosen.spec
+
+    @property
     def _on(self) -> bool:
-        return self._chosen.spec.personal in personal.KINDS
+        return layer_of(self._chosen.spec).fitted
 
     # ---- unasked ---------------------------------------------------------------
 
@@ -117,7 +148,8 @@ class Personaliser:
         await self._collection.until_served(digest)
         store = PersonalStore(Path(self._chosen.spec.personal_folder), self._chosen.shape_digest)
         kept = await asyncio.to_thread(store.serving, digest)
-        if self._turn.locked() or (kept is not None and not kept.facts.get("carried")):
+        finished = kept is not None and layer_of(self._chosen.spec).is_finished(kept)
+        if self._turn.locked() or finished:
             return
         await self._audit.record(DAEMON, "personalise", "begun", digest=digest.hex())
         run = self._protocol.run
@@ -134,8 +166,8 @@ class Personaliser:
     ) -> Outcome:
         """Fit what is this site's own, as the settings say of training, and answer with it.
 
-        ``listener`` gets `TrainingProgress`. ``local_epochs``: of a query encoder, or of
-        each round of a mixture's own half; 0: as in the settings. Raises LearningError with
+        ``listener`` gets `TrainingProgress`. ``local_epochs``: passes over the pairs, in
+        each round of what is learned alone; 0: as in the settings. Raises LearningError with
         cause and remedy, and as training does. Cancelled, it changes nothing.
         """
         options = self._chosen.options
@@ -147,9 +179,10 @@ class Personaliser:
         self, listener: Callable[[object], None], options: TrainingOptions
     ) -> Outcome:
         if not self._on:
+            fitted = sorted(repr(layer.name) for layer in LAYERS.values() if layer.fitted)
             raise LearningError(
-                "this site fits nothing of its own: set retriever.personal = 'mixture' or "
-                "'query_encoder' and start fedd again"
+                "this site fits nothing of its own: set retriever.personal = "
+                f"{' or '.join(fitted)} and start fedd again"
             )
         if self._turn.locked():
             raise LearningError("this site is being fitted already: wait for it")
@@ -224,3 +257,68 @@ def told(outcome: Outcome) -> dict[str, Any]:
             for site, seen in sorted(outcome.asked.peers.items())
         },
     }
+
+
+# ---- as messages of control.proto ----------------------------------------------------
+
+
+@asynccontextmanager
+async def watched(
+    personaliser: Personaliser, local_epochs: int
+) -> AsyncIterator[tuple[AsyncIterator[control.PersonaliseProgress], asyncio.Task[Outcome]]]:
+    """Begin, and give it up when the block is left early: steps, and the task that they are of."""
+
+    def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Outcome]:
+        return personaliser.personalise(listener, local_epochs=local_epochs)
+
+    async with streams.watched(begin, TrainingProgress) as (steps, work):
+        yield _as_messages(steps), work
+
+
+async def _as_messages(
+    steps: AsyncIterator[TrainingProgress],
+) -> AsyncIterator[control.PersonaliseProgress]:
+    async for step in steps:
+        yield control.PersonaliseProgress(
+            epoch=step.epoch,
+            epochs=step.epochs,
+            loss=step.loss,
+            mrr_before=math.nan,
+            mrr_after=math.nan,
+            own_share=math.nan,
+        )
+
+
+def last_step(outcome: Outcome, spec: RetrieverSpec) -> control.PersonaliseProgress:
+    """What came of it."""
+    learned, asked = outcome.learned, outcome.asked
+    return control.PersonaliseProgress(
+        epoch=learned.epochs,
+        epochs=learned.epochs,
+        loss=learned.loss,
+        done=True,
+        model_digest=learned.model_digest,
+        pairs=learned.pairs,
+        pairs_judged=learned.judged,
+        mrr_before=learned.mrr_before,
+        mrr_after=learned.mrr_after,
+        changed=learned.changed,
+        own_share=learned.share,
+        judged_in_turn=learned.in_turn,
+        untrained=learned.untrained,
+        answers_with=layer_of(spec).answers_with(learned),
+        steps=asked.steps,
+        steps_unanswered=asked.unanswered,
+        peers=[
+            control.Exchanged(
+                site=site,
+                asked=seen.asked,
+                answered=seen.answered,
+                embeddings=seen.embeddings,
+                missed=seen.missed,
+                reason=seen.reason,
+            )
+            for site, seen in sorted(asked.peers.items())
+        ],
+        seconds=learned.seconds,
+    )

@@ -32,6 +32,7 @@ from daemon.library.documents import Document
 from daemon.library.index import DenseIndex
 from daemon.library.passages import SentenceSplitter
 from daemon.library.store import Library
+from daemon.personal.serving import retriever_for
 from daemon.process.workers import Worker
 
 PASSAGES = 10_000
@@ -163,7 +164,7 @@ def _search_seconds(words: list[str]) -> tuple[Seconds, Seconds]:
 
 def _words(spec: RetrieverSpec) -> list[str]:
     """5,000 words that are one token each, the commonest first."""
-    vocabulary: dict[str, int] = learning_jobs.retriever_for(spec).encoder.tokenizer.get_vocab()
+    vocabulary: dict[str, int] = retriever_for(spec).encoder.tokenizer.get_vocab()
     plain = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 2]
     return sorted(plain, key=vocabulary.__getitem__)[:5000]
 

@@ -20,9 +20,9 @@ from crypto.arrays import Float32
 from daemon.learning.retriever.retriever import Retriever
 from daemon.library.store import Library
 from daemon.personal.personal import PersonalState
-from daemon.personal.query_encoder import PersonalQueryRetriever
-from daemon.personal.tiering import take_up
+from daemon.personal.tiered_head import take_up
 from daemon.personal.tiers import TieredHeadRetriever
+from daemon.personal.tuning import PersonalQueryRetriever
 from tests.learning_bench.worlds import DataError
 
 DEPTH = 100  # passages judged of each ranking, as `fedctl eval` has it

@@ -26,6 +26,7 @@ from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.documents import Document, FileProblem, Item, Pair, read
 from daemon.library.store import Library
+from daemon.personal.serving import retriever_for
 
 PASSAGE_TOKENS = 220  # as [retrieval] has it
 SYNONYMS = "synonyms"  # a test of its own: never in "test"
@@ -214,7 +215,7 @@ def encoder_of(spec: RetrieverSpec) -> Encoder:
 
 @cache
 def _encoder(spec: RetrieverSpec) -> Encoder:
-    return learning.retriever_for(spec).encoder
+    return retriever_for(spec).encoder
 
 
 def _known_elsewhere(world: World, spec: RetrieverSpec) -> dict[str, Float32]:

@@ -369,8 +369,7 @@ async def _settled(stub: ControlAsyncStub, target: int) -> None:
 
 def _fitted(reply: LearningReply, version: bytes) -> bool:
     """Whether the site answers with what is to be its own, if anything is."""
-    personal = next(choice.value for choice in reply.choices if choice.axis == "personal")
-    return personal not in ("mixture", "query_encoder") or reply.personal_digest == version
+    return not reply.fitted or reply.personal_digest == version
 
 
 async def _ask_each(stubs: Sequence[ControlAsyncStub], corpora: Sequence[Corpus]) -> list[AskReply]:

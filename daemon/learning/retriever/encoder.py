@@ -20,6 +20,7 @@ import hashlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,17 @@ OFFLINE_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4
 _HUB_FILES = ["*.safetensors", "config.json", "tokenizer*", "vocab.*", "merges.txt", "spiece.model"]
 _HUB_SECONDS = 5.0  # to the first answer; a site behind a firewall must not wait for minutes
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of a training set and, for retrievers that use them, their frozen features.
+
+    ``features``: float32 [n, d] from the encoder, row i for ``texts[i]``.
+    """
+
+    texts: Sequence[str]
+    features: Float32 | None = None
 
 
 class Encoder:

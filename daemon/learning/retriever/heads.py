@@ -14,8 +14,7 @@ from torch.nn import functional
 from crypto.arrays import Float32
 from daemon.learning.options import LearningError
 from daemon.learning.parameters import Parameters, uniform
-from daemon.learning.retriever.encoder import Encoder
-from daemon.learning.retriever.texts import Texts
+from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.state.versions import ShapeManifest
 
 _HEAD_WIDTH = 4  # times the dimension (pFedRAG, section 4.1)

@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from crypto.arrays import Float32
 from daemon.learning.adaptations import FullRetriever, LoraRetriever, LoraServerRetriever
 from daemon.learning.options import LearningError
-from daemon.learning.retriever.encoder import Encoder
+from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever
-from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.retriever.texts import Texts
 from daemon.state.versions import ShapeManifest
 
 __all__ = [
@@ -33,7 +31,6 @@ __all__ = [
     "Retriever",
     "Texts",
     "adapted",
-    "open_retriever",
 ]
 
 
@@ -76,33 +73,6 @@ class Retriever(Protocol):
 
     def embed_passages(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed passages with the current parameters: float32 [n, d], rows of length 1."""
-
-
-def open_retriever(spec: RetrieverSpec) -> Retriever:
-    """Load the encoder and put the chosen adaptation on it, at its starting vector.
-
-    Raises EncoderError when the encoder cannot be had, LearningError when the
-    adaptation does not fit it.
-    """
-    encoder = Encoder.load(
-        spec.encoder, max_tokens=spec.max_tokens, device=spec.device, threads=spec.threads
-    )
-    if spec.personal == "tiered_head":
-        from daemon.personal.tiers import TieredHeadRetriever  # which trains, and so knows us
-
-        if spec.adapt != "head":
-            raise LearningError(
-                f"personal = 'tiered_head' lies behind a shared head: it needs adapt = 'head', not "
-                f"{spec.adapt!r}"
-            )
-        return TieredHeadRetriever(encoder)
-    if spec.personal == "query_encoder":
-        from daemon.personal.query_encoder import PersonalQueryRetriever  # which wraps ours
-
-        return PersonalQueryRetriever.on(
-            encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha
-        )
-    return adapted(encoder, spec.adapt, rank=spec.lora_rank, alpha=spec.lora_alpha)
 
 
 def adapted(encoder: Encoder, adapt: str, *, rank: int = 8, alpha: int = 16) -> Retriever:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from config.recipes import Adapt, Personal
-from daemon.learning.options import DepthOptions
+from config.recipes import Adapt, DepthOptions
 
 
 @dataclass(frozen=True)
@@ -21,9 +20,8 @@ class RetrieverSpec:
     its linear layers in full, of which rank ``lora_rank`` is exchanged
     (``lora_server``). ``lora_alpha`` scales the factors of ``lora``.
 
-    ``personal``: a layer of this site's own behind the head (``tiered_head``), or a copy
-    of all that trains for its queries alone (``query_encoder``). It lies in
-    ``personal_folder`` and never leaves it; ``depth`` says how the layer's tiers change.
+    ``personal``: a layer of this site's own, by its name in `daemon.personal.layers`. It
+    lies in ``personal_folder`` and never leaves it; ``depth`` says how tiers change.
 
     ``learn_from``: the pairs that were supplied, those that the site has made of its
     own documents (kept in the file ``made_pairs``), or both.
@@ -36,7 +34,7 @@ class RetrieverSpec:
     threads: int = 1
     lora_rank: int = 8
     lora_alpha: int = 16
-    personal: Personal = "none"
+    personal: str = "none"
     personal_folder: str = ""
     depth: DepthOptions = field(default_factory=DepthOptions)
     learn_from: Literal["supplied", "supplied+made", "made"] = "supplied"

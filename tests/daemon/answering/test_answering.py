@@ -16,7 +16,7 @@ from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator
 from daemon.answering.generator import GeneratedAnswer
 from daemon.evaluation.rankings import exact, held_out, weigh_words
 from daemon.evaluation.rankings import judged as judged_ranking
-from daemon.jobs import answering, frozen
+from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -388,7 +388,7 @@ def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site
     judged = answering.evaluate("test")
     assert set(judged.figures) == {"bm25", "dense", "fused"}
     assert judged.over_vanilla == {}
-    frozen.embed_frozen(opened.spec, opened.library, "test", 60.0)
+    learning_jobs.embed_frozen(opened.spec, opened.library, "test", 60.0)
     assert "vanilla" in answering.evaluate("test").figures
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.evaluation.evaluation import Metrics, answer_of, collapse, judge
+from daemon.evaluation.evaluation import Metrics, collapse, judge
 from daemon.learning.options import EvaluationError
+from daemon.library.documents import answer_of
 from tests.daemon.evaluation.rankings import evaluate_rankings
 
 

@@ -274,6 +274,11 @@ def how_it_learns() -> control.LearningReply:
         shared_values=1_182_336,
         adaptation_index=math.nan,
         own_share=math.nan,
+        facts=[
+            control.Fact(
+                name="personal layer", value="none until this site has trained for a round"
+            )
+        ],
     )
 
 
@@ -294,6 +299,7 @@ def fitting_steps() -> list[control.PersonaliseProgress]:
             mrr_after=0.625,
             changed=True,
             own_share=math.nan,
+            answers_with="this site's own encoder of questions",
             steps=6,
             steps_unanswered=1,
             peers=[

@@ -7,7 +7,7 @@ from typing import Any
 
 from daemon.fedctl.output import Exit
 from proto import federation_pb2 as pb
-from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon
+from tests.daemon.fedctl.canned_daemon import CannedDaemon
 from tests.daemon.fedctl.command_line import Fedctl
 
 
@@ -26,12 +26,15 @@ def test_learning_tells_choices_and_the_tier_with_its_reason(
         assert fact in said.out
     assert fedctl("learning", "--json").object["adaptation_index"] is None
 
-    daemon.learning.tier, daemon.learning.decision = "advanced", "upgrade"
-    daemon.learning.adaptation_index, daemon.learning.reason = 0.25, "stable for 3 rounds"
+    del daemon.learning.facts[:]
+    daemon.learning.facts.add(
+        name="personal layer", value="advanced (upgrade, adaptation index 0.2500)"
+    )
+    daemon.learning.facts.add(value="stable \x1b[31mfor 3 rounds")
     daemon.learning.plan.learning.recipe = "hanse"
     shown = fedctl("learning").out
     assert "advanced (upgrade, adaptation index 0.2500)" in shown
-    assert "stable for 3 rounds" in shown
+    assert "stable \N{REPLACEMENT CHARACTER}[31mfor 3 rounds" in shown
     assert "last run        hanse" in shown
 
 
@@ -47,21 +50,14 @@ def test_train_asks_for_the_recipe_and_the_choices_that_were_typed(
     assert "only a new run takes those options" in refused.err
 
 
-def test_learning_tells_what_is_this_sites_own(fedctl: Fedctl, daemon: CannedDaemon) -> None:
-    personal = daemon.learning.choices[0]
-    personal.value = "mixture"
-    assert "nothing yet for the version that answers" in fedctl("learning").out
-    daemon.learning.personal_digest, daemon.learning.own_share = DIGEST, 0.5
-    assert "50% of what this site learned alone, for version" in fedctl("learning").out
-    assert "found anew" not in fedctl("learning").out
-    daemon.learning.carried = True
-    assert "found for an earlier version; found anew when" in fedctl("learning").out
-    daemon.learning.untrained = True
-    assert "mixture the encoder as it came" in " ".join(fedctl("learning").out.split())
-    personal.value = "query_encoder"
-    assert "query encoder  this site's own, for version" in fedctl("learning").out
-    personal.value = "none"
-    assert "own" not in fedctl("learning").out.split("personal  ")[0]
+def test_learning_prints_whatever_the_layer_tells(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    del daemon.learning.facts[:]
+    assert "layer" not in fedctl("learning").out
+    daemon.learning.facts.add(name="a layer of tomorrow", value="half of it")
+    daemon.learning.facts.add(value="[bold]found anew when the run is over")
+    shown = fedctl("learning").out
+    assert "a layer of tomorrow  half of it" in shown
+    assert "[bold]found anew when the run is over" in shown
 
 
 def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon) -> None:
@@ -69,13 +65,13 @@ def test_personalise_tells_what_came_of_it(fedctl: Fedctl, daemon: CannedDaemon)
     shown = fedctl("personalise", "--local-epochs", 2)
     assert (shown.code, daemon.asked[-1].local_epochs) == (Exit.OK, 2)
     assert "this site's own encoder of questions" in shown.out
-    last.own_share = 0.25
+    last.answers_with = "a mixture, 25% of it what this site learned alone"
     assert "a mixture, 25% of it what this site learned alone" in fedctl("personalise").out
     last.judged_in_turn = True
     assert "20 training pairs: MRR 0.500 with the shared version, which has learned" in (
         " ".join(fedctl("personalise").out.split())
     )
-    last.untrained = True
+    last.answers_with = "the encoder as it came"
     assert "answers with   the encoder as it came" in fedctl("personalise").out
     daemon.personalising.pop()
     refused = fedctl("personalise")

@@ -13,7 +13,7 @@ import pytest
 
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import learning
-from daemon.learning import training, training_data
+from daemon.learning import training
 from daemon.learning.options import (
     EmbeddingProgress,
     EncoderError,
@@ -24,14 +24,15 @@ from daemon.learning.options import (
     TrainingProgress,
     TrainingResult,
 )
-from daemon.learning.retriever.retriever import open_retriever
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.documents import Document, Pair
 from daemon.library.index import load_index
 from daemon.library.store import Library
 from daemon.pairs import made
+from daemon.pairs.learning import training_set
 from daemon.pairs.made import Made
 from daemon.personal.personal import PersonalState
+from daemon.personal.serving import open_retriever
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.evaluation.rankings import evaluate_rankings
@@ -325,7 +326,7 @@ def test_the_passage_that_a_sentence_was_cut_from_is_no_negative_of_it(
     with Library.open(site.library) as library:
         rowids = [passage.rowid for passage in library.passages()]
         library.put_features(retriever.encoder.digest, rowids, features)
-        pairs = training_data.training_set(library, retriever, PLAN, spec)
+        pairs = training_set(library, retriever, PLAN, spec)
     assert pairs.right is not None
     assert pairs.parent is not None
     whole = pairs.passages.texts.index("The pump\nKeep it dry, and the pump will serve.")
@@ -363,7 +364,7 @@ def test_whatever_answers_a_question_is_no_negative_of_it(site: Site) -> None:
     with Library.open(site.library) as library:
         rowids = [passage.rowid for passage in library.passages()]
         library.put_features(retriever.encoder.digest, rowids, features)
-        made = training_data.training_set(library, retriever, plan, site.spec)
+        made = training_set(library, retriever, plan, site.spec)
     texts = made.passages.texts
     right = [row for row, text in enumerate(texts) if text.startswith(("Oil", "Rust"))]
     both = [n for n, query in enumerate(made.queries.texts) if "winch" in query]

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from daemon.learning.adaptations import FullRetriever, LoraServerRetriever
+from daemon.learning.adaptations import FullRetriever, LoraServerRetriever, onto_columns, onto_rows
 from daemon.learning.options import LearningError, TrainingOptions
-from daemon.learning.projection import onto_columns, onto_rows
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
 from daemon.learning.retriever.retriever import Retriever, Texts, adapted

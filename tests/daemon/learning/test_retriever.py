@@ -19,9 +19,9 @@ from daemon.learning.retriever.retriever import (
     Retriever,
     Texts,
     adapted,
-    open_retriever,
 )
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.personal.serving import open_retriever
 from daemon.state.versions import VersionError
 from tests.daemon.learning.small_models import small_encoder
 

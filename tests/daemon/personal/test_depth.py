@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.learning.options import DepthOptions
-from daemon.personal import complexity, depth
+from config.recipes import DepthOptions
+from daemon.personal import depth
 from daemon.personal.depth import CorpusStatistics, DepthState, observe
 
 # ---- Eq. 3 and 5 -------------------------------------------------------------------
@@ -46,10 +46,10 @@ def test_equation_5(normalised: float, tier: str) -> None:
 
 def test_the_type_token_ratio_does_not_fall_with_length() -> None:
     text = [f"w{number % 100}" for number in range(1000)]
-    assert complexity.type_token_ratio(text) == 0.1
-    assert complexity.type_token_ratio(text * 3) == pytest.approx(0.1)
-    assert complexity.type_token_ratio(text * 3 + ["odd"] * 10) == pytest.approx(0.1)
-    assert complexity.type_token_ratio(["a", "b", "a"]) == pytest.approx(2 / 3)
+    assert depth.type_token_ratio(text) == 0.1
+    assert depth.type_token_ratio(text * 3) == pytest.approx(0.1)
+    assert depth.type_token_ratio(text * 3 + ["odd"] * 10) == pytest.approx(0.1)
+    assert depth.type_token_ratio(["a", "b", "a"]) == pytest.approx(2 / 3)
 
 
 def test_perplexity_by_hand() -> None:
@@ -57,22 +57,22 @@ def test_perplexity_by_hand() -> None:
     # p(b|a) = .5 * 1/1 + .4 * 1/3 + .1/3; p(c|b) = .5 * 0 + .4 * 0 + .1/3.
     first, second = 0.5 + 0.4 / 3 + 0.1 / 3, 0.1 / 3
     expected = math.exp(-(math.log(first) + math.log(second)) / 2)
-    assert complexity.perplexity([["a", "b", "c"], ["a", "b", "a"]]) == pytest.approx(expected)
+    assert depth.perplexity([["a", "b", "c"], ["a", "b", "a"]]) == pytest.approx(expected)
     # c was never seen before another word: its weight goes to the single words.
     unseen = 0.9 / 3 + 0.1 / 3
-    assert complexity.perplexity([["c", "b"], ["a", "b", "a"]]) == pytest.approx(1 / unseen)
-    assert complexity.perplexity([["a", "b"]]) == 1.0
+    assert depth.perplexity([["c", "b"], ["a", "b", "a"]]) == pytest.approx(1 / unseen)
+    assert depth.perplexity([["a", "b"]]) == 1.0
     # The sixth is asked as well, and so not known: its word would be no surprise else.
     known = [["a", "b", "a"]] * 4
     asked = [["a", "b"], *known, ["a", "c"]]
     chance = [0.5 * 4 / 4 + 0.4 * 4 / 12 + 0.1 / 3, 0.1 / 3]
-    assert complexity.perplexity(asked) == pytest.approx((chance[0] * chance[1]) ** -0.5)
+    assert depth.perplexity(asked) == pytest.approx((chance[0] * chance[1]) ** -0.5)
 
 
 def test_what_is_predictable_has_less_perplexity_and_a_lower_score() -> None:
     dull = ["the pump is checked in spring and the lamp in autumn"] * 40
     rich = [" ".join(f"w{(7 * i * i + 13 * j) % 997}" for j in range(11)) for i in range(40)]
-    one, other = complexity.measure(dull), complexity.measure(rich)
+    one, other = depth.measure(dull), depth.measure(rich)
     assert one.perplexity < other.perplexity
     assert one.variety < other.variety
     assert (one.size, one.length) == (other.size, other.length)
@@ -80,13 +80,13 @@ def test_what_is_predictable_has_less_perplexity_and_a_lower_score() -> None:
 
 
 def test_no_documents_have_no_complexity() -> None:
-    assert depth.complexity_score(complexity.measure([])) == 0.0
-    assert depth.complexity_score(complexity.measure(["...", ""])) == 0.0
+    assert depth.complexity_score(depth.measure([])) == 0.0
+    assert depth.complexity_score(depth.measure(["...", ""])) == 0.0
 
 
 @given(st.lists(st.text(max_size=60), max_size=12))
 def test_statistics_of_any_text_lie_between_0_and_1(documents: list[str]) -> None:
-    measured = complexity.measure(documents)
+    measured = depth.measure(documents)
     for value in (measured.size, measured.length, measured.variety, measured.perplexity):
         assert 0.0 <= value <= 1.0
 

@@ -20,10 +20,11 @@ from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.training import TrainingSet
 from daemon.library.documents import Document, Pair
-from daemon.personal import mixing
+from daemon.personal import mixture
 from daemon.personal.held_out import folds_by_answer, judging, subset
 from daemon.personal.mixture import FAR, SHARES, best_share, mix, near_enough
 from daemon.personal.personal import PersonalStore, embedded_by
+from daemon.personal.serving import load_serving, retriever_for
 from daemon.state.versions import read_version, write_version
 from tests.daemon.learning.small_models import small_encoder
 
@@ -190,8 +191,8 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
 
     state = PersonalStore(Path(spec.personal_folder), shape).serving(digest)
     assert state is not None
-    retriever = learning.retriever_for(spec)
-    learning.load_serving(spec, retriever, versions, digest)
+    retriever = retriever_for(spec)
+    load_serving(spec, retriever, versions, digest)
     assert np.array_equal(retriever.vector(), state.arrays["mixture"])
     after = learning.build_index(spec, library, versions, digest, indexes)
     assert after != before, "passages were embedded anew"
@@ -268,7 +269,7 @@ def test_a_site_without_questions_to_learn_from_judges_the_shared_version_all_th
     versions = tmp_path / "versions"
     learning.write_initial_version(spec, versions)
     shape = learning.describe(spec).shape_manifest.digest
-    retriever = learning.retriever_for(spec)
+    retriever = retriever_for(spec)
     start = retriever.initial_vector()
     chance = np.random.Generator(np.random.Philox(key=5))
     harmed = start + chance.normal(0.0, 0.5, start.shape).astype(np.float32)
@@ -331,9 +332,9 @@ def test_parameters_that_are_not_finite_are_not_kept(
     library = library_of(spec, tmp_path / "library.sqlite3", 40, 0)
     versions = tmp_path / "versions"
     digest = learning.write_initial_version(spec, versions)
-    broken = learning.retriever_for(spec).initial_vector()
+    broken = retriever_for(spec).initial_vector()
     broken[0] = np.inf
-    monkeypatch.setattr(mixing._Alone, "trained", lambda *_: broken)
+    monkeypatch.setattr(mixture._Alone, "trained", lambda *_: broken)
     with pytest.raises(TrainingError, match="not finite"), np.errstate(invalid="ignore"):
         personalised(spec, library, versions, digest)
     assert not list(Path(spec.personal_folder).glob("*"))
@@ -407,4 +408,4 @@ def test_the_same_again_is_the_same_and_a_damaged_one_says_what_to_do(
     assert state is not None
     store.put(digest, replace(state, arrays={"mixture": np.full(3, math.nan, np.float32)}))
     with pytest.raises(LearningError, match="fedctl personalise"):
-        learning.load_serving(spec, learning.retriever_for(spec), versions, digest)
+        load_serving(spec, retriever_for(spec), versions, digest)

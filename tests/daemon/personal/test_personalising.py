@@ -20,16 +20,16 @@ import pytest
 from daemon.fedctl import main
 from daemon.fedctl.output import Exit
 from daemon.jobs import learning, personal
-from daemon.learning import training_data
 from daemon.learning.foreign import Disclosed, Disclosure, Heard
 from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress
-from daemon.learning.retriever.retriever import open_retriever
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.documents import Document, Pair
 from daemon.library.store import Library
+from daemon.pairs.learning import training_set
 from daemon.personal.held_out import set_apart
 from daemon.personal.personal import PersonalState, PersonalStore
-from daemon.personal.query_encoder import PersonalQueryRetriever
+from daemon.personal.serving import load_serving, open_retriever
+from daemon.personal.tuning import PersonalQueryRetriever
 from daemon.process.workers import Worker, import_once
 from daemon.state.versions import read_version
 from tests.daemon.fedctl.canned_daemon import CannedDaemon, canned_daemon
@@ -68,7 +68,7 @@ class Site:
     def serving(self) -> PersonalQueryRetriever:
         """A retriever as the answering worker has it."""
         retriever = open_retriever(self.spec)
-        learning.load_serving(self.spec, retriever, self.versions, self.digest)
+        load_serving(self.spec, retriever, self.versions, self.digest)
         assert isinstance(retriever, PersonalQueryRetriever)
         return retriever
 
@@ -180,12 +180,12 @@ async def test_a_query_leaves_its_worker_as_it_is_disclosed_and_not_otherwise(si
 def test_pairs_to_judge_by_are_kept_apart_and_none_is_learned_from(site: Site) -> None:
     retriever = site.serving()
     with Library.open(site.library) as library:
-        pairs = training_data.training_set(library, retriever, PLAN, site.spec)
+        pairs = training_set(library, retriever, PLAN, site.spec)
         same, nothing = set_apart(library, retriever, pairs, seed=1)
         assert (same, nothing) == (pairs, None)  # 12 pairs: too few to spare any
     site.ingest("train", times=10)
     with Library.open(site.library) as library:
-        pairs = training_data.training_set(library, retriever, PLAN, site.spec)
+        pairs = training_set(library, retriever, PLAN, site.spec)
         kept, judged = set_apart(library, retriever, pairs, seed=1)
     assert judged is not None
     assert (len(kept.positives), len(judged.positives)) == (90, 30)  # of 12 answers three

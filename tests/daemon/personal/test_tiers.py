@@ -10,18 +10,20 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from config.recipes import DepthOptions
 from crypto.arrays import Float32
 from daemon.jobs import answering, learning
-from daemon.learning.options import DepthOptions, LearningError, TrainingOptions, TrainingProgress
+from daemon.learning.options import LearningError, TrainingOptions, TrainingProgress
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import HeadRetriever, ResidualHead
-from daemon.learning.retriever.retriever import Texts, open_retriever
+from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.training import TrainingSet, fit
 from daemon.library.documents import Document, Pair
-from daemon.personal import tiering
+from daemon.personal import tiered_head
 from daemon.personal.depth import TIERS, DepthState
 from daemon.personal.personal import PersonalStore, report_of
+from daemon.personal.serving import open_retriever, retriever_for
 from daemon.personal.tiers import TieredHeadRetriever, change_tier, new_tier
 from daemon.state.versions import read_version, write_version
 from tests.daemon.learning.small_models import small_encoder
@@ -213,7 +215,7 @@ def test_a_distillation_that_diverges_leaves_the_tier_and_says_so(encoder: Encod
     wild = DepthOptions(kd_learning_rate=1e30, window=1, stable_rounds=0, momentum_weight=1.0)
     known = DepthState("base", losses=(4.0, 3.0), recalls=(0.5, 0.5))
     options = replace(OPTIONS, depth=wild)
-    state, report = tiering.judge(retriever, known, pairs_of(), (0.5, None), 2.0, options, 1)
+    state, report = tiered_head.judge(retriever, known, pairs_of(), (0.5, None), 2.0, options, 1)
     assert (report.tier, report.decision, state.tier) == ("base", "none", "base")
     assert "upgrade from base to advanced" in report.reason
     assert "so base stays" in report.reason
@@ -314,7 +316,7 @@ def test_training_that_is_cut_short_leaves_nothing_and_begins_again(
     assert [path.name for path in site.personal.iterdir()] == ["round-1.safetensors"]
     assert not (site.folder / "update.npy").exists()
     after = site.train(parent, 2).tobytes()  # the worker still has what it had half trained
-    learning.retriever_for.cache_clear()
+    retriever_for.cache_clear()
     assert site.train(parent, 2).tobytes() == after
 
 

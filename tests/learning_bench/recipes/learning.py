@@ -28,10 +28,11 @@ import numpy as np
 from crypto.arrays import Float32
 from daemon.jobs import learning
 from daemon.learning.options import TrainingOptions
-from daemon.learning.retriever.retriever import Retriever, open_retriever
+from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import open_database
 from daemon.library.store import Library, Passage
+from daemon.personal.serving import open_retriever
 from daemon.state.versions import read_version
 from tests.learning_bench.recipes.exchange import Training, exchange, in_the_clear
 from tests.learning_bench.sources import code_digest

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config.recipes import RECIPES as DAEMONS
-from config.recipes import Adapt
+from config.recipes import Adapt, DepthOptions
 from config.settings import LearningSettings, TrainingSettings
 from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms
@@ -22,16 +22,15 @@ from daemon.jobs import learning
 from daemon.jobs import personal as personal_jobs
 from daemon.learning import training_data
 from daemon.learning.foreign import Disclosure, same_above
-from daemon.learning.options import DepthOptions
 from daemon.learning.recipes import options_from
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.training import training_seed
 from daemon.library.store import Library
+from daemon.pairs.learning import training_set
 from daemon.personal import held_out
 from daemon.personal.personal import PersonalState, PersonalStore
-from daemon.personal.query_encoder import PersonalQueryRetriever
-from daemon.personal.tuning import tune
+from daemon.personal.tuning import PersonalQueryRetriever, tune
 from daemon.state.versions import write_version
 from tests.learning_bench.corpora import Dense, Ranker
 from tests.learning_bench.recipes.exchange import Exchange, Training
@@ -198,7 +197,7 @@ class Named:
         options = replace(options, local_epochs=STAGE_TWO_EPOCHS, start_from="global")
         seed = training_seed(options.seed, 0, site)
         with Library.open(path) as library:
-            pairs = training_data.training_set(library, retriever, options, spec)
+            pairs = training_set(library, retriever, options, spec)
             pairs, validation = held_out.set_apart(library, retriever, pairs, seed)
         fetch, alike = None, NEAR_DUPLICATE
         if self.disclosure is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from config.recipes import DepthOptions
 from crypto.privacy import NoiseTerms
 from daemon.learning.foreign import Disclosure
-from daemon.learning.options import DepthOptions, TrainingOptions
+from daemon.learning.options import TrainingOptions
 from tests.learning_bench.recipes.exchange import Training
 from tests.learning_bench.recipes.named import Named
 from tests.learning_bench.recipes.recipes import (
