@@ -30,8 +30,9 @@ from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
 from daemon.control.service import Surroundings
 from daemon.control.socket import ControlError, ControlSocket
-from daemon.jobs import ckks
+from daemon.jobs import ckks, integers
 from daemon.jobs import learning as learning_jobs
+from daemon.jobs.sum_jobs import Credentials
 from daemon.learning.options import LearningError, RetrieverDescription
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
@@ -42,13 +43,16 @@ from daemon.process.telemetry import LoopLag, Notifier, configure_logging
 from daemon.process.workers import Worker, WorkerCrashed, import_once
 from daemon.rounds.attempt_log import AttemptLog
 from daemon.rounds.audited import WitnessedInbox, WitnessedTransport, of_site
-from daemon.rounds.catch_up import Folders
-from daemon.rounds.driver import Node
+from daemon.rounds.catch_up import Exchange, Folders
+from daemon.rounds.driver import Attached, Node
+from daemon.rounds.events import EventQueue
 from daemon.rounds.manifest_gossip import Spreading
-from daemon.services.collection import Collection, CollectionSettings
+from daemon.rounds.progress import ProgressBoard
+from daemon.rounds.work import Computing
+from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.inversion_audit import EmbeddingAudit
-from daemon.services.negatives import answering_desk
+from daemon.services.negatives import AnsweringDesk, answering_desk
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
@@ -60,16 +64,17 @@ from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
 from daemon.state.versions import sweep
 from peers.attempts import effects as do
-from peers.attempts import robust
-from peers.attempts.policy import Policy
-from peers.attempts.timing import Timing
+from peers.attempts.preparing import SharedModel
 from peers.link.contacts import Tap
 from peers.link.quotas import Quotas
 from peers.link.transport import KeepInTouch, Limits, ListenError, Terms, Transport
+from peers.plans import robust
+from peers.plans.policy import Policy
+from peers.rounds.machine import Member, Stored, Verification
+from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.wire.manifest import ManifestError
 from peers.wire.messages import INCARNATION_BYTES, SOFTWARE_VERSION
-from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -163,15 +168,18 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        node, described = await self._make_node(workers, stack)
+        node, curve, described = await self._make_node(workers, stack)
         audit = await self._open_audit(node, stack)
         transport = self._make_transport(node, audit)
-        node.traffic = lambda: _traffic(transport)
-        node.audit = lambda what: _entered(audit, what)
-        curve = self._make_curve(node, workers)
-        attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", node.traffic)
-        stack.push_async_callback(asyncio.to_thread, attempts.close)
-        node.progress.attempts = attempts
+        personaliser = self._make_personaliser(node, workers, transport, audit)
+        attached = Attached(
+            progress=self._make_progress(transport, stack),
+            audit=audit,
+            desk=await self._make_desk(node, described, workers),
+            committed=curve.committed,
+            run_ended=personaliser.run_ended,
+        )
+        heartbeat_s = self._settings.rounds.heartbeat_s
         async with asyncio.TaskGroup() as group:
             running, reloads = asyncio.Event(), asyncio.Queue[None]()
             tasks = [
@@ -187,19 +195,12 @@ class Daemon:
                     workers.sharing.stop_when_idle(self._settings.workers.idle_stop_s)
                 ),
                 group.create_task(self._warm_up(workers.crypto)),
-                group.create_task(node.run(transport, running.set)),
+                group.create_task(
+                    node.run(transport, attached, running.set, heartbeat_s=heartbeat_s)
+                ),
             ]
             await running.wait()
             node.collection.adopt(node.protocol.durable.head_digest)
-            node.desk = await answering_desk(
-                self._settings,
-                described.dimension,
-                workers.sharing,
-                node.collection,
-                lambda: node.protocol.head_round,
-            )
-            personaliser = self._make_personaliser(node, workers, transport, audit)
-            node.run_ended = personaliser.run_ended
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
@@ -248,19 +249,34 @@ class Daemon:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))
 
-    def _make_curve(self, node: Node, workers: Workers) -> Curve:
-        curve = Curve(
+    def _make_progress(self, transport: Transport, stack: AsyncExitStack) -> ProgressBoard:
+        def traffic() -> tuple[int, int]:
+            return _traffic(transport)
+
+        attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", traffic)
+        stack.push_async_callback(asyncio.to_thread, attempts.close)
+        return ProgressBoard(traffic, attempts)
+
+    def _make_curve(self, protocol: Protocol, store: Store, learning: Worker) -> Curve:
+        return Curve(
             spec=_retriever_spec(self._settings),
             state=self._settings.site.state_dir,
-            store=node.store,
-            learning=workers.learning,
+            store=store,
+            learning=learning,
             questions=self._settings.evaluation.curve_questions,
-            head=lambda: (node.protocol.durable.head_round, node.protocol.durable.head_digest),
+            head=lambda: (protocol.durable.head_round, protocol.durable.head_digest),
         )
-        node.committed = curve.committed
-        node.collection.answers = curve.answers
-        node.collection.changed = curve.changed
-        return curve
+
+    async def _make_desk(
+        self, node: Node, described: RetrieverDescription, workers: Workers
+    ) -> AnsweringDesk:
+        return await answering_desk(
+            self._settings,
+            described.dimension,
+            workers.sharing,
+            node.collection,
+            lambda: node.protocol.head_round,
+        )
 
     def _make_personaliser(
         self, node: Node, workers: Workers, transport: Transport, audit: AuditLog
@@ -290,17 +306,11 @@ class Daemon:
 
     async def _make_node(
         self, workers: Workers, stack: AsyncExitStack
-    ) -> tuple[Node, RetrieverDescription]:
+    ) -> tuple[Node, Curve, RetrieverDescription]:
         settings, membership = self._settings, self._membership
         state = settings.site.state_dir
         spec = _retriever_spec(settings)
-        folders = Folders(
-            versions=state / "versions",
-            spool=state / "spool" / "attempts",
-            arriving=state / "spool" / "arriving",
-            residual=state / "residual.npy",
-            kept=state / "kept",
-        )
+        folders = _folders(state)
         store = await asyncio.to_thread(Store, state / "state.sqlite3")
         stack.callback(store.close)
         ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
@@ -315,10 +325,21 @@ class Daemon:
                 learning_jobs.write_initial_version, spec, folders.versions
             )
         shapes = described.shape_manifest
-        workers.crypto.memory_bytes = ckks.memory_bound(shapes.total)
+        workers.crypto.memory_bytes = integers.memory_bound(shapes.total)
         durable = await asyncio.to_thread(
             store.load, membership.identity.federation_id, shapes.digest, genesis
         )
+        protocol = self._make_protocol(durable, store, described)
+        events = EventQueue()
+        exchange = Exchange(
+            store=store,
+            folders=folders,
+            shapes=shapes,
+            history=membership,
+            keep_versions=settings.rounds.keep_versions,
+            feed=events.feed,
+        )
+        curve = self._make_curve(protocol, store, workers.learning)
         collection = Collection(
             spec=spec,
             state=state,
@@ -332,19 +353,16 @@ class Daemon:
             ),
             learning=workers.learning,
             answering=workers.answering,
+            listeners=Listeners(exchange.suspect_head, curve.answers, curve.changed),
         )
         await collection.prepare()
         node = Node(
-            identity=membership.identity,
-            trust=membership.trust,
-            protocol=self._make_protocol(durable, store, described),
-            store=store,
-            folders=folders,
-            spec=spec,
-            shapes=shapes,
+            credentials=Credentials(membership.identity, membership.trust),
+            protocol=protocol,
+            manifest=membership.manifest,
+            exchange=exchange,
+            events=events,
             collection=collection,
-            learning=workers.learning,
-            crypto=workers.crypto,
             privacy=PrivacyBudget(
                 ledger,
                 workers.crypto,
@@ -352,28 +370,25 @@ class Daemon:
                 settings.privacy.delta,
                 least_noise=settings.privacy.least_noise or 0.0,
             ),
-            history=membership,
-            keep_versions=settings.rounds.keep_versions,
-            heartbeat_s=settings.rounds.heartbeat_s,
+            computing=Computing(workers.learning, workers.crypto, spec, collection.library_path),
         )
-        node.manifest = membership.manifest
-        return node, described
+        return node, curve, described
 
     def _make_protocol(
         self, durable: do.Durable, store: Store, described: RetrieverDescription
     ) -> Protocol:
         settings, membership = self._settings, self._membership
         return Protocol(
-            site=membership.identity.site_id,
-            federation_id=membership.identity.federation_id,
+            Member(
+                membership.identity.site_id,
+                membership.identity.federation_id,
+                membership,
+                incarnation=secrets.token_bytes(INCARNATION_BYTES),
+            ),
+            Stored(durable, store.certificate(durable.head_round), store.accused()),
             manifest=membership.manifest,
-            durable=durable,
-            head_certificate=store.certificate(durable.head_round),
-            shape_digest=described.shape_manifest.digest,
-            shared_values=described.shape_manifest.total,
+            model=SharedModel(described.shape_manifest.digest, described.shape_manifest.total),
             unix_ms=lambda: time.time_ns() // 1_000_000,
-            incarnation=secrets.token_bytes(INCARNATION_BYTES),
-            keys=membership,
             policy=Policy(
                 min_participants=settings.training.min_participants,
                 masking_only=settings.training.mode == "masking",
@@ -389,10 +404,9 @@ class Daemon:
                 train_s=settings.rounds.train_deadline_s,
                 growth=settings.rounds.attempt_growth,
             ),
-            verify_vote=membership.verify_vote,
-            verify_certificate=membership.verify_certificate,
-            past_manifest=membership.manifest_of,
-            accused=store.accused(),
+            verification=Verification(
+                membership.verify_vote, membership.verify_certificate, membership.manifest_of
+            ),
         )
 
     def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
@@ -539,6 +553,16 @@ def _retriever_spec(settings: Settings) -> RetrieverSpec:
     )
 
 
+def _folders(state: Path) -> Folders:
+    return Folders(
+        versions=state / "versions",
+        spool=state / "spool" / "attempts",
+        arriving=state / "spool" / "arriving",
+        residual=state / "residual.npy",
+        kept=state / "kept",
+    )
+
+
 def _limits(wanted: LimitsSettings) -> Limits:
     """The operator's limits, within what the system gives us.
 
@@ -567,24 +591,6 @@ def _limits(wanted: LimitsSettings) -> Limits:
 def _traffic(transport: Transport) -> tuple[int, int]:
     peers = transport.statistics().values()
     return sum(p.bytes_sent for p in peers), sum(p.bytes_received for p in peers)
-
-
-async def _entered(audit: AuditLog, what: do.Accuse | do.WentBack) -> None:
-    """What whoever has to decide about a site should find in the audit log."""
-    match what:
-        case do.Accuse(evidence):
-            await audit.record_or_owe(
-                DAEMON,
-                "evidence",
-                "kept",
-                site=evidence.first.site,
-                signed=pb.EvidenceKind.Name(evidence.kind).lower(),
-                sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
-            )
-        case do.WentBack(round_, told_by, forgotten):
-            await audit.record_or_owe(
-                DAEMON, "state", "went back", round=round_, told_by=told_by, forgotten=forgotten
-            )
 
 
 def main(tap: Tap | None = None) -> None:

@@ -154,6 +154,19 @@ def test_settings_take_only_their_bounds_from_the_wire() -> None:
     assert taken == {"proto", "proto.bounds"}
 
 
+def test_no_file_of_peers_imports_itself_through_others() -> None:
+    """Wherever in it: what is imported late, or for types alone, counts as well."""
+    names = {f"peers.{path.stem}": path for path in sources("peers")}
+    imported = {
+        name: {one for one, _ in imports(path) if one in names and one != name}
+        for name, path in names.items()
+    }
+    while free := [name for name, of in imported.items() if not of & imported.keys()]:
+        for name in free:
+            del imported[name]
+    assert not imported, "these import one another in a circle, or stand upon one that does"
+
+
 def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:
     forbidden = ("time", "random", "secrets", "os", "asyncio", "socket", "grpc", "threading")
     made_of = parts_of("peers/rounds/protocol.py")

@@ -102,7 +102,7 @@ class LearningCalls(rpc.ControlServicer):
             finally:
                 await steps.aclose()
             recorded["pairs"] = last.made
-            await self._node.refresh_situation()
+            await self._node.readiness.refresh()
 
     async def _told(
         self, step: PairProgress | PairCounts, context: Context
@@ -140,7 +140,7 @@ class LearningCalls(rpc.ControlServicer):
         how = await self._answered(context, _how(request.kind)) if request.kind else ""
         async with self._audited(context, "drop-pairs", kind=request.kind):
             await self._answered(context, self._pairs.drop(how))
-        await self._node.refresh_situation()
+        await self._node.readiness.refresh()
         return await self._made(context)
 
     async def _made(

@@ -49,8 +49,8 @@ from daemon.state.audit_format import AuditError, BreakRecord
 from daemon.state.expiry import expiries, warnings
 from daemon.state.privacy_ledger import LedgerError
 from peers.attempts import effects as do
-from peers.attempts.privacy import of_round, too_dear
 from peers.link.contacts import PeerStatistics
+from peers.plans.policy import noise_of_round, too_dear
 from peers.rounds.evidence import WORDS
 from peers.rounds.runs import RunRefused
 from peers.wire.errors import RemoteProtocolError
@@ -222,7 +222,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
         if run is None:
             return 0.0
         certificate = await asyncio.to_thread(self._node.store.certificate, head)
-        return of_round(run.plan, head + 1, certificate)[0]
+        return noise_of_round(run.plan, head + 1, certificate)[0]
 
     async def StopTraining(
         self, _request: control.StopTrainingRequest, context: Context
@@ -284,7 +284,7 @@ class ControlService(LearningCalls):  # its method names are control.proto's
             await self._answered(context, self._count_usable(state, lost))
             async for step in self._indexed(state, context):
                 yield step
-            await self._node.refresh_situation()
+            await self._node.readiness.refresh()
 
     async def _count_usable(self, state: control.IngestProgress, lost: list[Pair]) -> None:
         """How many pairs have a document here, and of the others what the first may mean."""

@@ -1,29 +1,27 @@
-"""Jobs of the crypto worker: what a site does with a round's key.
+"""Sums under CKKS at one site: the jobs of its crypto worker, and what the daemon does around.
 
-Plain functions with plain arguments, run in the crypto worker process. Keys,
+Jobs are plain functions with plain arguments, run in the crypto worker process. Keys,
 and the coordinator's running sum, live in this process's memory under their
 (round, attempt) and nowhere else; at most two attempts are held, older ones are
 forgotten. No key is ever written to a disk; this site's own integers are, for as
-long as the round may have to sum them again (daemon/jobs/kept_integers.py).
-
-The exchanged vector is the shared delta and one trailing value, the site's mean
-training loss divided by LOSS_BOUND: so the others only ever see the loss as a
-sum. It is encoded as two integers, for eight bits would be too few for a number
-that people read. Under differential privacy these two are the loss and the count
-of crypto/privacy.py, clipped and noised like everything else.
+long as the round may have to sum them again (daemon/jobs/kept_integers.py). `CkksJobs` calls
+them from the daemon's process, seals keys for their holders and tells the protocol.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import structlog
 
-from crypto.arrays import Float64, Int64
+from crypto.arrays import Int64
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
 from crypto.ckks.sum_proof import (
     NONCE_BYTES,
@@ -44,75 +42,25 @@ from crypto.ckks.sums import (
     make_ready,
     parameters_of,
 )
-from crypto.privacy import (
-    TRAILING_INTEGERS,
-    Mechanism,
-    NoiseTerms,
-    loss_of_sum,
-    next_clip_norm,
-)
-from crypto.quantize import (
-    FRACTION_INTEGERS,
-    LOSS_BOUND,
-    dequantise_fraction_sum,
-    dequantise_sum,
-    pack,
-    scale_exponents,
-    unpack,
-)
+from crypto.identity.site import IdentityError
+from crypto.privacy import NoiseTerms
+from crypto.quantize import FRACTION_INTEGERS, pack, unpack
 from daemon.jobs.aggregation import CiphertextSum
-from daemon.jobs.integers import agreed_mechanism, integers_of, read_update, with_residual
-from daemon.learning import server_step
-from daemon.learning.options import LearningError, ServerOptions
-from daemon.process.workers import reads
-from daemon.state.versions import read_whole_version, write_version
+from daemon.jobs.integers import FEDAVG, Applied, Summed, Uploaded, apply_integers, integers_of
+from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
+from daemon.learning.options import ServerOptions
+from daemon.process.workers import WorkerCrashed, reads
+from peers.attempts import effects as do
+from peers.attempts.ckks import check_of, holders_of
+from peers.plans.robust import is_robust
+from peers.wire.errors import RemoteProtocolError
+from peers.wire.messages import one_line
 from peers.wire.vectors import BlobInfo, read_encrypted, read_trailer, write_encrypted
+from proto import federation_pb2 as pb
 
-# Measured: 110 MiB of data with SEAL's tables loaded, and some 20 bytes a value in an
-# honest round (docs/decisions/0010); several times that, so that only a bomb meets it.
-_MEMORY_BYTES = 1 << 30
-_MEMORY_A_VALUE = 128
+log = structlog.get_logger()
+
 _ATTEMPTS_HELD = 2
-FEDAVG = ServerOptions()
-assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
-
-
-@dataclass(frozen=True)
-class Applied:
-    """The new version's name, and the contributors' weighted mean training loss.
-
-    ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
-    ``wrong_shares``: in masking mode, what was wrong with shares that could be done
-    without, for the log. They may differ from site to site; all else does not.
-    """
-
-    model_digest: bytes
-    mean_loss: float
-    next_clip_norm: float = 0.0
-    wrong_shares: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Summed:
-    """What of a round's noise matters for its sum.
-
-    ``quantile``: the share of updates that the next clip norm should leave as they
-    are, of ``contributors``; 0: the norm is fixed.
-    """
-
-    terms: NoiseTerms
-    quantile: float
-    contributors: int
-
-
-@dataclass(frozen=True)
-class Uploaded(BlobInfo):
-    """The update that was written: what a site signs as its contribution.
-
-    ``nonce``: of the tags behind it; at the coordinator, which makes none, empty.
-    """
-
-    nonce: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -135,11 +83,6 @@ class _Attempt:
 
 
 _attempts: dict[tuple[int, int], _Attempt] = {}
-
-
-def memory_bound(values: int) -> int:
-    """Bytes of data that the crypto worker of a site with so many shared values may hold."""
-    return _MEMORY_BYTES + _MEMORY_A_VALUE * values
 
 
 def warm_up(contributors: int, bits: int, *, measurable: bool = False) -> None:
@@ -198,25 +141,6 @@ def hold_context(
 def forget(round: int, attempt: int) -> None:
     """Drop the attempt's key and sum; an attempt that is not held is no error."""
     _attempts.pop((round, attempt), None)
-
-
-def measure_update(
-    update_path: Path,
-    sizes: Sequence[int],
-    weight: float,
-    residual_path: Path | None = None,
-    noise: tuple[NoiseTerms, int] | None = None,
-) -> list[int]:
-    """Scale exponents of the shared delta, one a group: what `Trained` tells the others.
-
-    ``residual_path`` as in `encrypt_update`. With ``noise`` (and the plan's bits) they
-    follow from the plan and tell nothing. Raises CryptoError when the update is
-    missing, of the wrong length, or not finite.
-    """
-    delta, _ = read_update(update_path, sizes)
-    if noise is not None:
-        return [Mechanism.of(*noise).exponent] * len(sizes)
-    return scale_exponents(with_residual(delta, residual_path), sizes, weight)
 
 
 def encrypt_update(
@@ -353,7 +277,7 @@ def add_update(round: int, attempt: int, site: str, path: Path, nonce: bytes | N
 
 
 def _read_tags(held: _Attempt, site: str, path: Path, nonce: bytes | None) -> Tags:
-    """The tags behind a site's update. Raises CryptoError unless it has signed these."""
+    """The tags behind an update. Raises CryptoError unless its site has signed these."""
     holders = held.tally.check.holders if held.tally is not None else ()
     tags = Tags.parse(read_trailer(path, _tags_behind(held, site)), len(holders))
     if nonce is not None and tags.nonce != nonce:
@@ -449,41 +373,6 @@ def apply_sum(
     )
 
 
-def apply_integers(
-    integers: Int64,
-    sizes: Sequence[int],
-    exponents: Sequence[int],
-    bits: int,
-    total_weight: float,
-    parent_digest: bytes,
-    shape_digest: bytes,
-    versions: Path,
-    summed: Summed | None,
-    server: ServerOptions = FEDAVG,
-) -> Applied:
-    """Make the new version from the exact sum of integers; errors as in `apply_sum`."""
-    shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
-    mechanism = agreed_mechanism(summed.terms, bits, exponents) if summed else None
-    mean: Float64 = dequantise_sum(shared, sizes, exponents, bits)
-    mean /= total_weight
-    parent, moments = read_whole_version(versions, parent_digest, shape_digest)
-    try:
-        version, carried = server_step.step(parent, mean, moments, server)
-    except LearningError as error:
-        raise CryptoError(str(error)) from error
-    digest, _ = write_version(versions, shape_digest, version, carried)
-    if summed is None or mechanism is None:
-        loss = dequantise_fraction_sum(int(units), int(rest), bits)
-        # A contributor may send any integer there: what is told is a loss all the same.
-        return Applied(digest, min(max(LOSS_BOUND * loss / total_weight, 0.0), LOSS_BOUND))
-    mean_loss = loss_of_sum(int(units), total_weight, mechanism)
-    if not summed.quantile:
-        return Applied(digest, mean_loss)
-    norm, contributors = summed.terms.clip_norm, summed.contributors
-    adapted = next_clip_norm(norm, summed.quantile, int(rest), contributors, mechanism)
-    return Applied(digest, mean_loss, adapted)
-
-
 def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:
     packing = held.parameters.packing
     slots = np.empty((packing.blocks(values), packing.slots), dtype=np.complex128)
@@ -537,3 +426,176 @@ def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, Ta
     if held.total is None or held.tally is None:
         raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
     return held.total, held.tally
+
+
+# ---- in the daemon's process ---------------------------------------------------
+
+
+class CkksJobs(SumJobs):
+    """What a site does for a sum under CKKS, as dealer, key holder, coordinator or contributor."""
+
+    async def deal(self, state: AttemptState, effect: do.DealKey) -> None:
+        """Make the key; secret to each holder, sealed for it; public to the coordinator.
+
+        The protocol commits this site to both before either leaves it.
+        """
+        del state
+        plan, at, push = effect.plan, effect.at, self._context.peers.push
+        key: DealtKey = await self._run(deal_key, *at, **_terms(plan))
+        digests = [hashlib.sha256(part).digest() for part in (key.public, key.secret)]
+        await self._feed(do.KeyDealt(*at, *digests))
+        certificates = {p.site: p.certificate for p in plan.participants}
+        async with asyncio.TaskGroup() as group:
+            name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
+            group.create_task(push(effect.coordinator, name, key.public))
+            for holder in holders_of(plan):
+                if holder != self._site:
+                    sealed = self._seal(holder, certificates[holder], key.secret, at)
+                    sealed_name = pb.BlobName(kind=pb.SEALED_CONTEXT, round=at[0], attempt=at[1])
+                    group.create_task(push(holder, sealed_name, sealed))
+            group.create_task(self._hold(at, key.secret, plan, secret=True))
+
+    def _seal(self, holder: str, certificate: bytes, secret: bytes, at: tuple[int, int]) -> bytes:
+        here, trust = self._context.credentials.identity, self._context.credentials.trust
+        site = trust.site_of(certificate, at=None)
+        if site != holder:
+            raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
+        context = sealing_context(here.federation_id, at, here.site_id, holder)
+        return trust.seal_for(certificate, secret, context)
+
+    async def take_context(
+        self, state: AttemptState, sender: str, name: pb.BlobName, data: bytes
+    ) -> None:
+        """The dealer's context: sealed for us as a key holder, or public as the coordinator."""
+        at = (name.round, name.attempt)
+        secret = name.kind == pb.SEALED_CONTEXT
+        if secret:
+            here = self._context.credentials.identity
+            context = sealing_context(here.federation_id, at, sender, here.site_id)
+            data = here.unseal(data, context)
+        await self._hold(at, data, state.planned, secret=secret)
+
+    async def _hold(
+        self, at: tuple[int, int], context: bytes, plan: pb.Plan, *, secret: bool
+    ) -> None:
+        digest = await self._run(hold_context, *at, context, secret=secret, **_terms(plan))
+        if not secret:
+            await self._run(start_sum, *at, self._context.shapes.sizes, self._check(plan))
+        await self._feed(do.ContextHeld(*at, digest))
+
+    def _check(self, plan: pb.Plan) -> Check:
+        here = self._context.credentials.identity
+        return check_of(plan, here.federation_id, here.site_id)
+
+    async def hide(self, state: AttemptState, hiding: Hiding) -> Uploaded:
+        """Encrypt this site's update; a key holder's has tags behind it."""
+        uploaded: Uploaded = await self._run(
+            encrypt_update,
+            state.round,
+            state.attempt,
+            state.update,
+            self._context.shapes.sizes,
+            hiding.weight,
+            list(hiding.exponents),
+            state.hidden(self._site),
+            hiding.residual,
+            check=self._check(state.planned),
+            noise=hiding.noise,
+            kept_path=hiding.kept,
+        )
+        return uploaded
+
+    async def add(self, state: AttemptState, site: str, nonce: bytes) -> None:
+        """Add an update, and what its tags prove."""
+        at = (state.round, state.attempt)
+        await self._run(add_update, *at, site, state.hidden(site), nonce)
+
+    async def compare(self, state: AttemptState, effect: do.CompareUpdates) -> None:
+        """Write the encrypted dot products of the updates that wait on the disk."""
+        updates = [
+            (site, state.hidden(site), nonce)
+            for site, nonce in zip(effect.sites, effect.nonces, strict=True)
+        ]
+        total, products = self._context.shapes.total, state.products
+        asked: Question = await self._run(compare_updates, *effect.at, updates, total, products)
+        for site, reason in asked.refused:
+            log.warning("update refused", peer=site, cause=reason)
+        await self._feed(do.QuestionReady(*effect.at, asked.sites, asked.refused, asked.digest))
+
+    async def decrypt(self, state: AttemptState, effect: do.DecryptProducts) -> None:
+        """Decrypt the products: these numbers, and nothing else of any update."""
+        await state.products_here.wait()  # the end of the attempt cancels us
+        if state.products_digest != effect.products_digest:
+            raise RemoteProtocolError("the dot products are not those that were certified")
+        products, imaginary = await self._run(
+            decrypt_products, *effect.at, state.products, effect.sites
+        )
+        await self._feed(do.ProductsDecrypted(*effect.at, products, imaginary))
+
+    async def finish(self, state: AttemptState) -> BlobInfo:
+        """Write the encrypted sum."""
+        written: BlobInfo = await self._run(finish_sum, state.round, state.attempt, state.sum)
+        return written
+
+    async def ask_for_proof(self, state: AttemptState, effect: do.Challenge) -> None:
+        """Bind the crypto worker to what was certified; what it then asks is told."""
+        claim, check = Claim(effect.sum_digest, effect.nonces), self._check(state.planned)
+        asked = await self._run(challenge, *effect.at, check, claim)
+        await self._feed(do.Challenging(*effect.at, asked))
+
+    async def prove(self, state: AttemptState, effect: do.AnswerChallenge) -> None:
+        """Prove the sum to one key holder; one that can't be answered costs only that holder."""
+        del state
+        at, holder = effect.at, effect.holder
+        try:
+            proof = await self._run(answer_challenge, *at, holder, effect.challenge)
+        except (CryptoError, WorkerCrashed) as error:
+            log.warning("challenge refused", peer=holder, cause=str(error))
+            await self._feed(do.ChallengeRefused(*at, holder, one_line(str(error))))
+        else:
+            await self._feed(do.ChallengeAnswered(*at, holder, proof))
+
+    async def apply(
+        self,
+        state: AttemptState,
+        effect: do.ApplySum,
+        versions: Path,
+        summed: Summed | None,
+        server: ServerOptions,
+    ) -> Applied:
+        """Decrypt the proven sum."""
+        shapes = self._context.shapes
+        applied: Applied = await self._run(
+            apply_sum,
+            *effect.at,
+            state.sum,
+            shapes.sizes,
+            list(effect.scale_exponents),
+            effect.total_weight,
+            effect.parent_digest,
+            shapes.digest,
+            versions,
+            summed,
+            server,
+            answer=effect.answer,
+        )
+        return applied
+
+    async def forget(self, round_: int, attempt: int) -> None:
+        """Wipe the key and the sum."""
+        await self._run(forget, round_, attempt)
+
+    work: ClassVar[Mapping[type[do.Work], Carrying]] = {
+        do.DealKey: deal,
+        do.CompareUpdates: compare,
+        do.DecryptProducts: decrypt,
+        do.Challenge: ask_for_proof,
+        do.AnswerChallenge: prove,
+    }
+
+
+def _terms(plan: pb.Plan) -> dict[str, int]:
+    """What a key is made for: how many updates, of which bits, and whether they are compared."""
+    training = plan.training
+    count, measurable = len(plan.participants), is_robust(training)
+    return {"contributors": count, "bits": training.bits, "measurable": measurable}

@@ -1,10 +1,10 @@
-"""Jobs of the crypto worker in masking mode: a site's steps, and the coordinator's.
+"""Masked sums at one site: the jobs of its crypto worker, and what the daemon does around.
 
-Plain functions with plain arguments, run in the crypto worker process, beside those
-of daemon/jobs/ckks.py. Secrets of an attempt live in this process's memory and
+Jobs are plain functions with plain arguments, run in the crypto worker process, beside
+those of daemon/jobs/ckks.py. Secrets of an attempt live in that process's memory and
 nowhere else: when it ends, this site has dropped out of the attempt, and the others
-finish without it. Nothing here signs: the site's identity stays in the daemon, which
-signs what these jobs return.
+finish without it. No job signs: the site's identity stays in the daemon's process, where
+`MaskingJobs` signs what they return.
 
 The coordinator adds what is masked and opens nothing alone. When a quorum has signed
 whose inputs are in which masked sum (`roster_digest`, `finish_sum`), each of those
@@ -19,9 +19,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
+import structlog
 
 from crypto.identity.site import IdentityError, Trust
 from crypto.keystream import Ring, Words
@@ -29,12 +30,25 @@ from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import KEY_BYTES, Advertisement, Roster, Terms, Verify
 from crypto.masking.site import Contributor, Dealer, Opened, Outcome, SiteKeys
 from crypto.privacy import NoiseTerms
-from crypto.quantize import CryptoError
-from daemon.jobs.ckks import FEDAVG, Applied, Summed, apply_integers
-from daemon.jobs.integers import integers_of
+from crypto.quantize import FRACTION_INTEGERS, CryptoError
+from daemon.jobs.integers import FEDAVG, Applied, Summed, Uploaded, apply_integers, integers_of
+from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import reads
+from peers.attempts import effects as do
+from peers.attempts.masking import (
+    Mask,
+    Masked,
+    MaskedSumStarted,
+    OpenShares,
+    StartMaskedSum,
+    threshold_of,
+)
+from peers.wire.signing import digest_of
 from peers.wire.vectors import BlobInfo
+from proto import federation_pb2 as pb
+
+log = structlog.get_logger()
 
 _ATTEMPTS_HELD = 2
 
@@ -350,3 +364,137 @@ def _read_sum(path: Path, ring: Ring, values: int, digest: bytes) -> Words:
     if hashlib.sha256(words.data).digest() != digest:
         raise CryptoError("the masked sum is not the one whose digest was certified: refused")
     return words
+
+
+# ---- in the daemon's process ---------------------------------------------------
+
+
+class MaskingJobs(SumJobs):
+    """A site's steps of masking in one attempt, between the protocol and the crypto worker."""
+
+    async def mask(self, state: AttemptState, effect: Mask) -> None:
+        """One step as a participant; its answer goes to the coordinator."""
+        order = effect.order
+        if order is None:
+            await self._answer(effect.at, pb.KEYS, await self._keys(state.planned))
+            return
+        given = {item.site: item.content for item in order.items}
+        match order.step:
+            case pb.KEYS:
+                await self._answer(effect.at, pb.SHARES, await self._run(deal, *effect.at, given))
+            case pb.SHARES:
+                await self._run(hold_shares, *effect.at, given)
+                roster = await self._run(roster_digest, *effect.at)
+                await self._feed(do.ContextHeld(*effect.at, roster))
+
+    async def _keys(self, plan: pb.Plan) -> dict[str, bytes]:
+        here = self._context.credentials.identity
+        payload, content = await self._run(
+            make_keys, self._terms(plan), here.site_id, self._believed(plan)
+        )
+        return {here.site_id: content + here.sign(payload)}
+
+    async def give_shares(self, state: AttemptState, effect: OpenShares) -> None:
+        """This site's shares for the certified outcome, and for no other."""
+        del state
+        shares = await self._run(open_shares, *effect.at, effect.survivors, effect.dropouts)
+        await self._answer(effect.at, pb.OPENING, shares)
+
+    async def start(self, state: AttemptState, effect: StartMaskedSum) -> None:
+        """Begin the sum, at the coordinator."""
+        del state
+        contents = {item.site: item.content for item in effect.keys.items}
+        terms, believed = self._terms(effect.plan), self._believed(effect.plan)
+        roster = await self._run(start_sum, terms, contents, believed, effect.sharers)
+        await self._feed(MaskedSumStarted(*effect.at, roster))
+
+    async def hide(self, state: AttemptState, hiding: Hiding) -> Uploaded:
+        """Mask this site's update; there are no tags."""
+        masked: BlobInfo = await self._run(
+            mask_update,
+            state.round,
+            state.attempt,
+            state.update,
+            self._context.shapes.sizes,
+            hiding.weight,
+            list(hiding.exponents),
+            state.hidden(self._site),
+            hiding.residual,
+            noise=hiding.noise,
+            kept_path=hiding.kept,
+        )
+        return Uploaded(masked.digest, masked.size)
+
+    async def add(self, state: AttemptState, site: str, nonce: bytes) -> None:
+        """Add a masked input."""
+        await self._run(add_update, state.round, state.attempt, site, state.hidden(site), nonce)
+
+    async def finish(self, state: AttemptState) -> BlobInfo:
+        """Write the masked sum."""
+        written: BlobInfo = await self._run(finish_sum, state.round, state.attempt, state.sum)
+        return written
+
+    async def apply(
+        self,
+        state: AttemptState,
+        effect: do.ApplySum,
+        versions: Path,
+        summed: Summed | None,
+        server: ServerOptions,
+    ) -> Applied:
+        """Take the masks off the certified sum."""
+        shapes = self._context.shapes
+        applied: Applied = await self._run(
+            apply_sum,
+            *effect.at,
+            effect.contributors,
+            effect.dropouts,
+            {site: dict(shares) for site, shares in effect.opened.items()},
+            state.sum,
+            effect.sum_digest,
+            shapes.sizes,
+            effect.scale_exponents,
+            effect.total_weight,
+            effect.parent_digest,
+            shapes.digest,
+            versions,
+            summed,
+            server,
+        )
+        for cause in applied.wrong_shares:
+            log.warning("a share was wrong, and not needed", cause=cause)
+        return applied
+
+    async def forget(self, round_: int, attempt: int) -> None:
+        """Wipe the secrets and the sum."""
+        await self._run(forget, round_, attempt)
+
+    def _terms(self, plan: pb.Plan) -> Terms:
+        """The terms that a plan implies, at every site alike. Raises CryptoError."""
+        return Terms(
+            federation=self._context.credentials.identity.federation_id,
+            round=plan.round,
+            attempt=plan.attempt,
+            plan_digest=digest_of(plan),
+            sites=tuple(participant.site for participant in plan.participants),
+            threshold=threshold_of(plan),
+            bits=plan.training.bits,
+            values=self._context.shapes.total + FRACTION_INTEGERS,
+        )
+
+    def _believed(self, plan: pb.Plan) -> Believed:
+        certificates = {one.site: one.certificate for one in plan.participants}
+        return Believed(self._context.credentials.trust.authority_pem, certificates)
+
+    async def _answer(
+        self, at: tuple[int, int], step: pb.MaskingStep.ValueType, contents: dict[str, bytes]
+    ) -> None:
+        items = [pb.MaskingItem(site=s, content=content) for s, content in sorted(contents.items())]
+        answer = pb.MaskingAnswer(round=at[0], attempt=at[1], step=step, items=items)
+        await self._feed(Masked(*at, answer))
+
+    work: ClassVar[Mapping[type[do.Work], Carrying]] = {
+        Mask: mask,
+        OpenShares: give_shares,
+        StartMaskedSum: start,
+    }

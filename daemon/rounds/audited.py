@@ -15,6 +15,7 @@ from typing import Any, Final
 from crypto.arrays import Float32
 from daemon.state.audit import DAEMON, Action, AuditLog
 from daemon.state.audit_format import AuditError
+from peers.attempts import effects as do
 from peers.link.servicer import Inbox
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused
@@ -47,6 +48,24 @@ def _asked(request: pb.NegativesRequest) -> dict[str, Any]:
         "queries": count_of(request),
         "digest": request.model_digest.hex(),
     }
+
+
+async def entered(audit: AuditLog, what: do.Accuse | do.WentBack) -> None:
+    """What whoever has to decide about a site should find in the audit log."""
+    match what:
+        case do.Accuse(evidence):
+            await audit.record_or_owe(
+                DAEMON,
+                "evidence",
+                "kept",
+                site=evidence.first.site,
+                signed=pb.EvidenceKind.Name(evidence.kind).lower(),
+                sha256=hashlib.sha256(evidence.SerializeToString(deterministic=True)).hexdigest(),
+            )
+        case do.WentBack(round_, told_by, forgotten):
+            await audit.record_or_owe(
+                DAEMON, "state", "went back", round=round_, told_by=told_by, forgotten=forgotten
+            )
 
 
 class WitnessedInbox:

@@ -23,9 +23,6 @@ from typing import Protocol
 
 import structlog
 
-from crypto.ckks.dot_products import question_size
-from crypto.ckks.sum_proof import size_of_tags
-from crypto.keystream import Ring
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.services.collection import Collection
 from daemon.state.store import Store, StoreError
@@ -38,8 +35,7 @@ from daemon.state.versions import (
     version_path,
 )
 from peers.attempts import effects as do
-from peers.attempts import selection
-from peers.attempts.roles import is_masked
+from peers.attempts.modes import mode_of
 from peers.link.transport import Transport
 from peers.rounds.protocol import Protocol as RoundProtocol
 from peers.wire.certificates import CertificateError
@@ -51,7 +47,6 @@ from peers.wire.histories import (
     unpack_manifests,
 )
 from peers.wire.manifest import ManifestError
-from peers.wire.vectors import largest_size
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -154,9 +149,9 @@ class Exchange:
         keep_versions: int,
         feed: Callable[[do.Event], Awaitable[None]],
     ) -> None:
-        self._store = store
-        self._folders = folders
-        self._shapes = shapes
+        self.store = store
+        self.folders = folders
+        self.shapes = shapes
         self._history = history
         self._keep_versions = keep_versions
         self._feed = feed
@@ -195,9 +190,7 @@ class Exchange:
 
     async def is_here(self, digest: bytes) -> bool:
         """Whether a version is on this site's disk, every byte of it."""
-        return await asyncio.to_thread(
-            is_sound, self._folders.versions, digest, self._shapes.digest
-        )
+        return await asyncio.to_thread(is_sound, self.folders.versions, digest, self.shapes.digest)
 
     async def _from_any(self, digest: bytes, sites: list[str], transport: Transport) -> str:
         """ "" once one of ``sites`` gave it. Who gives nothing does not hold up the next one.
@@ -205,8 +198,8 @@ class Exchange:
         A site whose packets vanish takes many seconds to fail, and a vote may wait for
         this version: another one is asked as well as soon as no byte comes.
         """
-        arriving = self._folders.arriving
-        await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self._shapes))
+        arriving = self.folders.arriving
+        await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self.shapes))
         reasons: list[str] = []
         asked: dict[asyncio.Task[None], str] = {}
         held = -1
@@ -235,20 +228,20 @@ class Exchange:
 
     async def _pull(self, transport: Transport, site: str, digest: bytes) -> None:
         """From where an earlier transfer ended, at whichever peer and before whichever crash."""
-        incoming = self._folders.arriving / f"{_arriving_name(digest)}.{site}"
+        incoming = self.folders.arriving / f"{_arriving_name(digest)}.{site}"
         await asyncio.to_thread(_inherit, incoming, digest, self._active_pulls)
         self._active_pulls.add(incoming)
         try:
             if not await asyncio.to_thread(incoming.exists):  # whole, but the disk was full
                 name = pb.BlobName(kind=pb.MODEL_VERSION, digest=digest)
-                most = largest_file(self._shapes)
+                most = largest_file(self.shapes)
                 await transport.pull(site, name, incoming, at_most=most)
             await asyncio.to_thread(
-                import_version, incoming, self._folders.versions, digest, self._shapes.digest
+                import_version, incoming, self.folders.versions, digest, self.shapes.digest
             )
         finally:
             self._active_pulls.discard(incoming)
-        await asyncio.to_thread(_discard_all, self._folders.arriving, digest)
+        await asyncio.to_thread(_discard_all, self.folders.arriving, digest)
 
     def _make_room(self, folder: Path, size: int) -> None:
         """Forget what arrived in part of versions that nobody waits for any more."""
@@ -287,8 +280,8 @@ class Exchange:
 
     async def forget_old_versions(self, keep: set[bytes]) -> None:
         """Remove versions beside the newest few, so that the disk stays bounded."""
-        recent = await asyncio.to_thread(self._store.recent_versions, self._keep_versions)
-        await asyncio.to_thread(_remove_versions, self._folders.versions, keep | recent)
+        recent = await asyncio.to_thread(self.store.recent_versions, self._keep_versions)
+        await asyncio.to_thread(_remove_versions, self.folders.versions, keep | recent)
 
     # ---- certificates and manifests --------------------------------------------------
 
@@ -366,7 +359,7 @@ class Exchange:
 
     async def _pull_history(self, transport: Transport, site: str, name: pb.BlobName) -> bytes:
         """One pull: small enough for memory, and it starts anew after a restart."""
-        incoming = self._folders.arriving / f"history-{name.kind}-{site}-{name.round}"
+        incoming = self.folders.arriving / f"history-{name.kind}-{site}-{name.round}"
         await asyncio.to_thread(_make_folder_for, incoming)
         try:
             await transport.pull(site, name, incoming)
@@ -382,18 +375,18 @@ class Exchange:
             return await self._sound_version(name.digest)
         if name.kind == pb.CERTIFICATES:
             rounds = await asyncio.to_thread(
-                self._store.rounds_from, name.round, _CERTIFICATES_A_PULL
+                self.store.rounds_from, name.round, _CERTIFICATES_A_PULL
             )
             certificates = [commit.certificate for commit in rounds]
             return pack_certificates(certificates, at_most=_HISTORY_BYTES_A_PULL)
         if name.kind == pb.MANIFESTS:
-            manifests = await asyncio.to_thread(self._store.manifests, name.round)
+            manifests = await asyncio.to_thread(self.store.manifests, name.round)
             return pack_manifests(manifests, at_most=_HISTORY_BYTES_A_PULL)
         raise BlobUnknown(f"{pb.BlobKind.Name(name.kind)} is not for pulling (asked by {sender})")
 
     async def _sound_version(self, digest: bytes) -> Path:
         """A damaged one is not handed on; it is fetched again if it is still needed."""
-        path = version_path(self._folders.versions, digest)
+        path = version_path(self.folders.versions, digest)
         if await self.is_here(digest):
             return path
         if await asyncio.to_thread(path.exists):
@@ -409,14 +402,7 @@ def too_large(
         return "the attempt is only beginning here"
     if kind not in (pb.ENCRYPTED_UPDATE, pb.ENCRYPTED_SUM, pb.ENCRYPTED_PRODUCTS):
         return None  # keys: bounded by their kind (peers/wire/messages.py)
-    contributors, values = len(plan.participants), shapes.total + FRACTION_INTEGERS
-    if is_masked(plan):  # the sum, as each update, has one length
-        most = Ring(plan.training.bits, contributors).size(values)
-    elif kind == pb.ENCRYPTED_PRODUCTS:
-        most = question_size(selection.parameters(plan), contributors)
-    else:
-        tags = size_of_tags(contributors) if kind == pb.ENCRYPTED_UPDATE else 0
-        most = largest_size(selection.parameters(plan), values, trailer=tags)
+    most = mode_of(plan).largest(kind, plan, shapes.total + FRACTION_INTEGERS)
     if size <= most:
         return None
     name = "the dot products" if kind == pb.ENCRYPTED_PRODUCTS else "a vector"

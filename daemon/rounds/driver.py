@@ -16,31 +16,36 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from typing import Protocol as Shape
 
 import structlog
 
 from crypto.identity.site import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
 from daemon.jobs import integers
+from daemon.jobs.sum_jobs import Credentials, JobContext
 from daemon.learning.options import LearningError
-from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.faultpoints import passing
 from daemon.process.tasks import causes_of, logged
-from daemon.process.workers import Worker, WorkerCrashed
-from daemon.rounds.catch_up import Exchange, Folders, History, no_room, too_large
-from daemon.rounds.outbox import Outbox, put_in_envelope
+from daemon.process.workers import WorkerCrashed
+from daemon.rounds.audited import entered
+from daemon.rounds.catch_up import Exchange, no_room, too_large
+from daemon.rounds.events import Asked, EventQueue
+from daemon.rounds.events import answer as give_answer
+from daemon.rounds.outbox import Outbox, ToPeers, put_in_envelope
 from daemon.rounds.progress import LastError, ProgressBoard
+from daemon.rounds.readiness import Readiness
 from daemon.rounds.unbooked import Unbooked
-from daemon.rounds.work import AttemptWork
+from daemon.rounds.work import AttemptWork, Computing
 from daemon.rounds.write_ahead import Journal, Unwritable, still
 from daemon.services.collection import Collection
 from daemon.services.negatives import AnsweringDesk
+from daemon.state.audit import AuditLog
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget
-from daemon.state.store import Store, StoreError
-from daemon.state.versions import ShapeManifest, VersionError
+from daemon.state.store import StoreError
+from daemon.state.versions import VersionError
 from peers.attempts import effects as do
 from peers.link.negatives import Declined
 from peers.link.transport import Transport
@@ -48,7 +53,7 @@ from peers.rounds.evidence import WORDS
 from peers.rounds.protocol import Protocol
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import CertificateError
-from peers.wire.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
+from peers.wire.errors import PeerError, RemoteProtocolError
 from peers.wire.frames import Received
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
@@ -68,120 +73,117 @@ _EXPECTED = (
 )
 
 
-class _Located(Shape):
-    """Whatever belongs to an attempt."""
+@dataclass(frozen=True)
+class Attached:
+    """What else at this site goes by the rounds.
 
-    @property
-    def round(self) -> int:
-        """The round."""
+    ``committed`` hears of each new version, ``run_ended`` that the last one of a run is being
+    indexed; ``desk`` answers peers that ask for negatives.
+    """
 
-    @property
-    def attempt(self) -> int:
-        """Its attempt."""
+    progress: ProgressBoard
+    audit: AuditLog
+    desk: AnsweringDesk
+    committed: Callable[[int, bytes], None]
+    run_ended: Callable[[], None]
 
 
-_Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
+@dataclass
+class _Running:
+    """What is there while the driver runs. ``tasks``: of the attempt under way."""
+
+    group: asyncio.TaskGroup
+    transport: Transport
+    outbox: Outbox
+    work: AttemptWork
+    attached: Attached
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class Node:
     """One site's driver. It is the transport's inbox and the control service's target."""
 
-    desk: AnsweringDesk | None = None  # for peers that ask for negatives
-    _run_over = False
-
     def __init__(
         self,
         *,
-        identity: Identity,
-        trust: Trust,
+        credentials: Credentials,
         protocol: Protocol,
-        store: Store,
-        folders: Folders,
-        spec: RetrieverSpec,
-        shapes: ShapeManifest,
+        manifest: FederationManifest,
+        exchange: Exchange,
+        events: EventQueue,
         collection: Collection,
-        learning: Worker,
-        crypto: Worker,
         privacy: PrivacyBudget,
-        history: History,
-        heartbeat_s: float,
-        keep_versions: int,
+        computing: Computing,
     ) -> None:
-        self.identity = identity
-        self.trust = trust
+        """``manifest``: the newest; which one is in force, the protocol says."""
+        self.credentials = credentials
         self.protocol = protocol
-        self.manifest = protocol.manifest  # the newest; which one is in force, the protocol says
-        self.store = store
+        self.manifest = manifest
+        self.exchange = exchange
+        self.store = exchange.store
+        self.shapes = exchange.shapes
         self.collection = collection
         self.privacy = privacy
-        self.run_ended: Callable[[], None] = lambda: None  # its last version is being indexed
-        self.traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self.committed: Callable[[int, bytes], None] = lambda _round, _digest: None
-        self.audit: Callable[[do.Accuse | do.WentBack], Awaitable[None]] = _nobody_is_told
-        self.progress = ProgressBoard(lambda: self.traffic())
-        self.unbooked = Unbooked(identity.site_id, store, privacy, self.report)
-        self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
-        self._errors = LastError()
-        self._folders = folders
-        self.shapes = shapes
-        self._heartbeat_s = heartbeat_s
-        self._events: asyncio.Queue[_Asked] = asyncio.Queue(maxsize=10_000)
-        self._taken: _Asked = do.Tick(), None  # the event whose effects are being carried out
-        self._tasks: set[asyncio.Task[None]] = set()  # of the attempt under way
-        self._said = protocol.durable.state  # in the round under way, as it is on the disk
         self.listening = asyncio.Event()  # the transport is there
-        self._journal = Journal(store, self._refuse_waiting)
-        self.exchange = Exchange(
-            store=store,
-            folders=folders,
-            shapes=shapes,
-            history=history,
-            keep_versions=keep_versions,
-            feed=self.feed,
-        )
-        collection.suspect = self.exchange.suspect_head
-        self._work = AttemptWork(
-            identity=identity,
-            trust=trust,
-            learning=learning,
-            crypto=crypto,
-            spec=spec,
-            shapes=shapes,
-            folders=folders,
-            library=collection.library_path,
-            progress=self.progress,
-            privacy=privacy,
-            spent=self.refresh_situation,
-            feed=self.feed,
-            send=lambda to, body: self._out.put(to, body),
-            push=self._push,
-        )
-        self._transport: Transport | None = None
-        self._outbox: Outbox | None = None
-        self._group: asyncio.TaskGroup | None = None
+        self._folders = exchange.folders
+        self._events = events
+        self._computing = computing
+        self._errors = LastError()
+        self.unbooked = Unbooked(self.identity.site_id, self.store, privacy, self.report)
+        self.readiness = Readiness(collection, privacy, events, self._errors)
+        self._journal = Journal(self.store, self._refuse_waiting)
+        self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
+        self._run_over = False
+        self._taken: Asked = do.Tick(), None  # the event whose effects are being carried out
+        self._said = protocol.durable.state  # in the round under way, as it is on the disk
+        self._is_running: _Running | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Who this site is, by its newest certificate."""
+        return self.credentials.identity
+
+    @property
+    def trust(self) -> Trust:
+        """Whom it trusts."""
+        return self.credentials.trust
 
     # ---- the loop --------------------------------------------------------------
 
-    async def run(self, transport: Transport, started: Callable[[], None]) -> None:
+    async def run(
+        self,
+        transport: Transport,
+        attached: Attached,
+        started: Callable[[], None],
+        *,
+        heartbeat_s: float,
+    ) -> None:
         """Drive the protocol until cancelled, from when ``listening`` is set.
 
         ``started`` is called when events are queued; they are taken when peers can be asked.
+        Every ``heartbeat_s`` it looks at what peers have said of themselves.
         """
-        self._transport = transport
-        await asyncio.to_thread(self._folders.empty_spool)
-        await asyncio.to_thread(self._folders.forget_kept, self.protocol.head_round)
         async with asyncio.TaskGroup() as group:
-            self._group = group
-            self._outbox = Outbox(self._send_one, group)
-            await self.refresh_situation()
+            outbox = Outbox(self._send_one, group)
+            work = self._work_of_attempts(ToPeers(outbox, transport), attached.progress)
+            self._is_running = _Running(group, transport, outbox, work, attached)
+            await asyncio.to_thread(self._folders.empty_spool)
+            await asyncio.to_thread(self._folders.forget_kept, self.protocol.head_round)
+            await self.readiness.refresh()
             await logged(self.unbooked.look())
             started()
-            self._outbox.without_run.update(self.protocol.manifest.enabled_ids)
-            group.create_task(self._keep_up_with_peers())
+            outbox.without_run.update(self.protocol.manifest.enabled_ids)
+            group.create_task(self._keep_up_with_peers(heartbeat_s))
             group.create_task(self.exchange.keep_head_sound(self))
             await self.listening.wait()
             await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
+
+    def _work_of_attempts(self, peers: ToPeers, progress: ProgressBoard) -> AttemptWork:
+        crypto = self._computing.crypto
+        context = JobContext(self.credentials, crypto, self.shapes, self._events, peers)
+        here, folders = self._computing, self._folders
+        return AttemptWork(context, here, folders, self.privacy, self.readiness, progress)
 
     @property
     def last_error(self) -> str:
@@ -192,10 +194,10 @@ class Node:
         """What `fedctl status` shows as the last error; ``round_``: that it belongs to."""
         self._errors.say(error, round_)
 
-    async def _keep_up_with_peers(self) -> None:
+    async def _keep_up_with_peers(self, heartbeat_s: float) -> None:
         """A peer that greets with a later round has what we missed; one may have missed a run."""
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(heartbeat_s)
             await logged(self._look_at_peers())
 
     async def _look_at_peers(self) -> None:
@@ -214,17 +216,12 @@ class Node:
     async def _consume(self) -> None:
         while True:
             wait = self.protocol.next_wakeup() - time.monotonic()
-            try:
-                async with asyncio.timeout(max(0.0, wait) if wait < 1e9 else None):
-                    event, answer = await self._events.get()
-            except TimeoutError:
-                event, answer = do.Tick(), None
-            await self._take(event, answer)
+            await self._take(*await self._events.next(wait))
 
     async def _take(self, event: do.Event, answer: asyncio.Future[None] | None) -> None:
         """One event: step, and carry out what follows. Raises nothing."""
         if self._journal.broken:
-            _answer(answer, still(event, self._journal.trouble))
+            give_answer(answer, still(event, self._journal.trouble))
             return
         was_busy = self.protocol.busy
         refused: Exception | None = None
@@ -236,7 +233,7 @@ class Node:
             effects = self.protocol.wished  # before it was refused: evidence, above all
         failed = await self._carry_out_all(effects)
         # Not before: a receipt, or "the run has begun", is a promise to somebody, too.
-        _answer(answer, refused or (self._unable(event, failed) if failed else None))
+        give_answer(answer, refused or (self._unable(event, failed) if failed else None))
         waits = self.progress.current_phase == "waiting"  # what is said when nothing is under way
         if (was_busy or waits) and not self.protocol.busy:
             self.progress.stopped(self.protocol.head_round)
@@ -290,37 +287,23 @@ class Node:
 
     async def feed(self, event: do.Event) -> None:
         """Queue an event; returns at once (back-pressure when the queue is full)."""
-        await self._events.put((event, None))
+        await self._events.feed(event)
 
     async def ask(self, event: do.Event) -> None:
         """Queue an event and wait until the protocol took it; raises what it raised."""
         if self._journal.trouble:
             raise still(event, self._journal.trouble)
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._events.put((event, answer))
-        await answer
+        await self._events.ask(event)
 
     def _refuse_waiting(self, trouble: str) -> None:
         """Whoever waits for the protocol learns why it stands still; our own events stay."""
-        waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
-        for event, answer in [self._taken, *waiting]:
-            _answer(answer, still(event, trouble))
-        for asked in [asked for asked in waiting if asked[1] is None]:
-            self._events.put_nowait(asked)
-
-    async def refresh_situation(self) -> None:
-        """Tell the protocol what this site can contribute just now."""
-        situation = await self.collection.situation()
-        limited = await self.privacy.limit(situation)
-        if limited.reason != situation.reason:
-            self.report(limited.reason)
-            log.warning("this site does not train", cause=limited.reason)
-        await self.feed(limited)
+        for event, answer in [self._taken, *self._events.take_asked()]:
+            give_answer(answer, still(event, trouble))
 
     def renew(self, identity: Identity, trust: Trust, manifest: FederationManifest) -> None:
         """The operator installed a new certificate or manifest (SIGHUP)."""
-        self.identity, self.trust, self.manifest = identity, trust, manifest
-        self._work.renew(identity, trust)
+        self.credentials.identity, self.credentials.trust = identity, trust
+        self.manifest = manifest
         self._start_task(self.feed(do.ManifestChanged(manifest)))
 
     async def _carry_out(self, effect: do.Effect) -> None:
@@ -336,39 +319,10 @@ class Node:
             case do.BeginAttempt():
                 await self._at_once(effect, self._begin_attempt(effect))
             case do.Coordinate(plan):
-                self._work.plan = plan
-            case do.DealKey():
-                self._work.plan = effect.plan
-                self._start(effect, effect.plan, "key", self._work.deal_key(effect))
-            case do.Mask():
-                self._start(effect, effect, "mask", self._work.mask(effect))
-            case do.OpenShares():
-                self._start(effect, effect, "mask", self._work.open_shares(effect))
-            case do.StartMaskedSum():
-                self._start(effect, effect.plan, "key", self._work.start_masked_sum(effect))
-            case do.Train():
-                self._work.plan = effect.plan
-                self._start(effect, effect.plan, "train", self._work.train(effect))
-            case do.EncryptUpdate():
-                self._start(effect, effect, "encrypt", self._work.encrypt_update(effect))
-            case do.AddUpdate():
-                self._start(effect, effect, "aggregate", self._work.add_update(effect))
-            case do.CompareUpdates():
-                self._start(effect, effect, "select", self._work.compare_updates(effect))
-            case do.SendProducts():
-                self._start(effect, effect.certified, "select", self._work.send_products(effect))
-            case do.DecryptProducts():
-                self._start(effect, effect, "compare", self._work.decrypt_products(effect))
-            case do.FinishSum():
-                self._start(effect, effect, "aggregate", self._work.finish_sum(effect))
-            case do.SendSum():
-                self._start(effect, effect.certified, "aggregate", self._work.send_sum(effect))
-            case do.Challenge():
-                self._start(effect, effect, "open", self._work.challenge(effect))
-            case do.AnswerChallenge():
-                self._start(effect, effect, "prove", self._work.answer_challenge(effect))
-            case do.ApplySum():
-                self._start(effect, effect, "open", self._work.apply_sum(effect))
+                self._work.take_plan(plan)
+            case do.Work():
+                work = _bounded(effect, self._work.carry_out(effect))
+                self._start(effect.at, effect.phase, work)
             case do.FetchVersion():
                 fetching = self.exchange.fetch_version(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
@@ -418,7 +372,7 @@ class Node:
 
     async def _begin_attempt(self, effect: do.BeginAttempt) -> None:
         """Drop whatever belonged to another attempt: tasks, keys, spool."""
-        for task in list(self._tasks):
+        for task in list(self._running.tasks):
             task.cancel()
         old = await self._work.begin(effect.round, effect.attempt)
         if old is not None:
@@ -436,7 +390,7 @@ class Node:
         log.error("a site contradicts itself", peer=site, signed=words)
         now_ms = time.time_ns() // 1_000_000
         await asyncio.to_thread(self.store.file_evidence, evidence, now_ms)
-        await self.audit(effect)
+        await entered(self._running.attached.audit, effect)
 
     async def _went_back(self, effect: do.WentBack) -> None:
         """Say it loudly: whoever restored it should know what its copy may not hold."""
@@ -448,7 +402,7 @@ class Node:
                 round=effect.round,
                 forgotten=effect.forgotten,
             )
-            await self.audit(effect)
+            await entered(self._running.attached.audit, effect)
             return
         told = (
             f"this site's state went back: {effect.told_by} knows that it has {effect.forgotten} "
@@ -457,7 +411,7 @@ class Node:
         )
         self.report(told)
         log.warning(told, peer=effect.told_by, round=effect.round)
-        await self.audit(effect)
+        await entered(self._running.attached.audit, effect)
 
     # ---- versions and certificates ---------------------------------------------------
 
@@ -466,19 +420,20 @@ class Node:
         log.info("round committed", round=effect.round, model=effect.model_digest.hex()[:12])
         self._errors.committed(effect.round)
         self.collection.adopt(effect.model_digest)
-        self.committed(effect.round, effect.model_digest)
+        attached = self._running.attached
+        attached.committed(effect.round, effect.model_digest)
         if self.identity.site_id in effect.contributors:
             await asyncio.to_thread(self._keep_residual, effect)
         await asyncio.to_thread(self._folders.forget_kept, effect.round)
         await self.unbooked.look()
         if self.privacy.committed():
-            self._start_task(self.refresh_situation())
+            self._start_task(self.readiness.refresh())
         await self.exchange.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
         run = self.protocol.run
         if run is not None and run.target_round <= effect.round:
-            self.run_ended()
+            attached.run_ended()
 
     def _keep_residual(self, effect: do.Adopt) -> None:
         """What rounding dropped of the update that is in the committed sum, of no other."""
@@ -497,7 +452,7 @@ class Node:
         run = durable.run
         over = run is not None and 0 < run.target_round <= durable.head_round
         if over and not self._run_over and self.collection.wants(durable.head_digest):
-            self.run_ended()
+            self._running.attached.run_ended()
         self._run_over = over
 
     def _show(self, effect: do.Progress) -> None:
@@ -535,7 +490,8 @@ class Node:
     async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
         """A large object, whole and verified."""
         if blob.data is not None:
-            self._start(None, name, "key", self._work.take_context(sender, name, blob.data))
+            work = self._work.take_context(sender, name, blob.data)
+            self._start((name.round, name.attempt), "key", work)
         else:
             await self._work.arrived(sender, name, blob)
 
@@ -552,44 +508,40 @@ class Node:
     # ---- small parts -----------------------------------------------------------------
 
     @property
+    def _running(self) -> _Running:
+        if self._is_running is None:
+            raise RuntimeError("the node is not running")
+        return self._is_running
+
+    @property
     def transport(self) -> Transport:
         """The transport; only there while `run` runs."""
-        if self._transport is None:
-            raise RuntimeError("the node is not running")
-        return self._transport
+        return self._running.transport
+
+    @property
+    def progress(self) -> ProgressBoard:
+        """The round under way, for people; only there while `run` runs."""
+        return self._running.attached.progress
+
+    @property
+    def desk(self) -> AnsweringDesk | None:
+        """Who answers peers that ask for negatives; None: not yet."""
+        return self._is_running.attached.desk if self._is_running is not None else None
 
     @property
     def _out(self) -> Outbox:
-        if self._outbox is None:
-            raise RuntimeError("the node is not running")
-        return self._outbox
+        return self._running.outbox
 
-    async def _push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
-        """Push until the peer takes it; the end of the attempt cancels us."""
-        pause = 0.02
-        while True:
-            try:
-                await self.transport.push(to, name, source)
-            except (PeerRefused, PeerUnreachable) as error:
-                # It may not have seen the message that makes it expect this.
-                log.debug("push not taken yet", peer=to, cause=str(error))
-                await asyncio.sleep(pause)
-                pause = min(2.0, pause * 2)
-            else:
-                return
+    @property
+    def _work(self) -> AttemptWork:
+        return self._running.work
 
-    def _start(
-        self,
-        effect: do.Effect | None,
-        at: _Located,
-        phase: str,
-        work: Coroutine[Any, Any, None],
-    ) -> None:
+    def _start(self, at: tuple[int, int], phase: str, work: Coroutine[Any, Any, None]) -> None:
         """Run work of the attempt; a failure becomes an event with its cause."""
-        bounded = work if effect is None else _bounded(effect, work)
-        task = self._start_task(self._guard(at.round, at.attempt, phase, bounded))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks = self._running.tasks
+        task = self._start_task(self._guard(*at, phase, work))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _guard(self, round_: int, attempt: int, phase: str, work: Awaitable[None]) -> None:
         try:
@@ -609,9 +561,7 @@ class Node:
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        if self._group is None:
-            raise RuntimeError("the node is not running")
-        return self._group.create_task(logged(work))
+        return self._running.group.create_task(logged(work))
 
 
 async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
@@ -622,16 +572,6 @@ async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
     passing(f"{name}:after")
 
 
-def _answer(answer: asyncio.Future[None] | None, refused: Exception | None) -> None:
-    """Whoever waits for the protocol learns how it went, once."""
-    if answer is None or answer.done():
-        return
-    if refused is None:
-        answer.set_result(None)
-    else:
-        answer.set_exception(refused)
-
-
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}; the site's log has the details"
 
@@ -640,7 +580,3 @@ def _sums_of(state: pb.RoundState) -> list[tuple[bytes, pb.Statement]]:
     """The sums that a site's state names, with their digests: the last signed, and the locked."""
     raw = [state.stated.body, state.lock.root or state.lock.certificate.statement]
     return [(hashlib.sha256(one).digest(), pb.Statement.FromString(one)) for one in raw if one]
-
-
-async def _nobody_is_told(_what: do.Accuse | do.WentBack) -> None:
-    """Before the audit log is there."""

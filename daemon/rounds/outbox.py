@@ -17,11 +17,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from pathlib import Path
 from typing import Final
 
 import structlog
 
+from peers.attempts import effects as do
 from peers.attempts.effects import Body
+from peers.link.transport import Transport
+from peers.wire.errors import PeerRefused, PeerUnreachable
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
 
@@ -149,3 +153,35 @@ def put_in_envelope(envelope: pb.Envelope, body: Body) -> None:
             getattr(envelope, field.name).CopyFrom(body)
             return
     raise TypeError(f"{type(body).__name__} is no body of an envelope")
+
+
+class ToPeers:
+    """The ways out of an attempt: messages in their order, large objects until they are taken."""
+
+    def __init__(self, outbox: Outbox, transport: Transport) -> None:
+        self._outbox = outbox
+        self._transport = transport
+
+    async def push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
+        """Push until the peer takes it; the end of the attempt cancels us."""
+        pause = 0.02
+        while True:
+            try:
+                await self._transport.push(to, name, source)
+            except (PeerRefused, PeerUnreachable) as error:
+                # It may not have seen the message that makes it expect this.
+                log.debug("push not taken yet", peer=to, cause=str(error))
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
+            else:
+                return
+
+    async def send_behind(
+        self, what: do.SendBehind, kind: pb.BlobKind.ValueType, path: Path
+    ) -> None:
+        """What is certified to each of its holders, and behind it a large object."""
+        name = pb.BlobName(kind=kind, round=what.certified.round, attempt=what.certified.attempt)
+        async with asyncio.TaskGroup() as group:
+            for holder in what.holders:
+                self._outbox.put(holder, what.certified)
+                group.create_task(self.push(holder, name, path))

@@ -19,12 +19,14 @@ _WAITING_AT_MOST = 1000
 class ProgressBoard:
     """The state of the round under way; any number of people may watch it."""
 
-    def __init__(self, traffic: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self, traffic: Callable[[], tuple[int, int]], attempts: AttemptLog | None = None
+    ) -> None:
         """``traffic`` gives bytes sent to and received from peers so far."""
         self._traffic = traffic
         self._state = control.TrainingProgress(phase="idle", loss=math.nan)
         self._watchers: set[asyncio.Queue[control.TrainingProgress]] = set()
-        self.attempts: AttemptLog | None = None
+        self.attempts = attempts
 
     @property
     def current_phase(self) -> str:

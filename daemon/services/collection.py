@@ -57,6 +57,15 @@ class CollectionSettings:
     tell_complexity: bool = False
 
 
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told: a version can't be read, one answers from now on, documents or pairs change."""
+
+    suspect: Callable[[], None]
+    answers: Callable[[], None]
+    changed: Callable[[], None]
+
+
 class Collection:
     """Documents, pairs and the index of one site."""
 
@@ -69,13 +78,12 @@ class Collection:
         settings: CollectionSettings,
         learning: Worker,
         answering: Worker,
+        listeners: Listeners,
     ) -> None:
         self.library_path = state / "library.sqlite3"
         self.served_digest = b""
         self.last_error = ""
-        self.suspect: Callable[[], None] = lambda: None  # a version can't be read
-        self.answers: Callable[[], None] = lambda: None  # a version answers from now on
-        self.changed: Callable[[], None] = lambda: None  # documents or pairs have
+        self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = spec
         self.versions = versions
@@ -117,7 +125,7 @@ class Collection:
         self._want(self._wanted_digest)
         await self._settled.wait()
         await self.recount()
-        self.changed()
+        self._listeners.changed()
         if self.last_error:
             raise LearningError(self.last_error)
 
@@ -205,13 +213,13 @@ class Collection:
                 self.last_error = f"the index could not be made: {error}"
                 log.warning("index not made, the old version goes on answering", cause=str(error))
                 if isinstance(error, VersionError):
-                    self.suspect()
+                    self._listeners.suspect()
                 await self._wait_to_retry(pause)
                 pause = min(_LONGEST_RETRY_S, pause * 2)
             else:
                 self.last_error = ""
                 pause = _RETRY_S
-                self.answers()
+                self._listeners.answers()
             if not self._dirty.is_set():
                 self._settled.set()
 
@@ -335,7 +343,7 @@ class Collection:
             return
         if index is not None and not layer_of(self._spec).traits.owns_passages:
             await self._open(digest, index)
-            self.answers()
+            self._listeners.answers()
             return
         self._want(digest)
         await self._settled.wait()

@@ -27,7 +27,7 @@ from daemon.process.faultpoints import passing
 from daemon.process.workers import Worker
 from peers.attempts import effects as do
 from peers.attempts.attending import MOST_DRAWS
-from peers.attempts.privacy import too_dear
+from peers.plans.policy import too_dear
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -144,7 +144,7 @@ class PrivacyBudget:
     """The site's ledger and its budget. Epsilon is computed in the crypto worker.
 
     ``epsilon`` None: no budget, everything is booked and nothing refused. ``least_noise``
-    is only told to the site's people here; plans below it are `peers.attempts.policy`'s to decline.
+    is only told to the site's people here; plans below it are `peers.plans.policy`'s to decline.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peers.attempts import effects as do
-from peers.attempts import privacy
 from peers.attempts.bundle import (
     Bundle,
     Ground,
@@ -17,22 +16,33 @@ from peers.attempts.bundle import (
     derive_plan,
     read_bundle,
 )
+from peers.attempts.modes import mode_of
 from peers.attempts.participation import (
-    Order,
     Participation,
     check_ground,
     check_statement,
     plan_objection,
 )
-from peers.attempts.reports import read_scale
-from peers.attempts.roles import coordinator_of, is_masked
+from peers.attempts.scale import read_scale
 from peers.attempts.statement import HeldLock, Known, read_certificate, read_lock, value_of
+from peers.plans import policy
 from peers.rounds.adoption import as_signed, sources
 from peers.rounds.recalling import Recalling, attempt_of, count_draw, is_fresh
 from peers.wire.certificates import sign_vote
 from peers.wire.errors import LocalProtocolError, RemoteProtocolError
+from peers.wire.manifest import coordinator_of
 from peers.wire.messages import one_line
-from peers.wire.signing import Kind, must_be, name_of, sign, sign_bytes, signature_of, signed_by
+from peers.wire.signing import (
+    Kind,
+    must_be,
+    name_of,
+    read,
+    sign,
+    sign_bytes,
+    signature_of,
+    signed_by,
+    verify,
+)
 from proto import federation_pb2 as pb
 
 # Sums of other sets, drawn anew, each tell a little of a site. A liar that leads can have
@@ -105,6 +115,48 @@ class Attending(Recalling):
         promised.promise.CopyFrom(sign(self._keys, Kind.PROMISE, promise))
         return promised
 
+    def _repeat_promise(self, to: str) -> None:
+        """The very bytes that are on our disk, of the latest attempt that we have promised."""
+        state = self.durable.state
+        if state.HasField("promise") and not self._recalling and not self._owes(state):
+            self._emit(do.Send(to, state.promise))
+
+    def _check_turn(self, sender: str, round_: int, attempt: int) -> None:
+        """Only its coordinator speaks for an attempt."""
+        turn = {
+            coordinator_of(known, round_, attempt)
+            for known in (self._ground.manifest, self._manifests.current, self._manifests.newest)
+        }
+        must_be(
+            sender in turn,
+            sender,
+            f"does not coordinate attempt {attempt} of round {round_}: it is not its turn",
+        )
+
+    def _on_ended(self, sender: str, message: pb.EndedAttempt) -> None:
+        """Only its coordinator ends an attempt; the next one begins a moment later.
+
+        Whoever hears it says so to all: told to one, it would set that one's attempts apart.
+        """
+        ended = read(self._keys, Kind.ENDED, pb.Ended, message.ended, self.manifest)
+        if ended.federation_id != self._federation_id:
+            raise RemoteProtocolError(f"{sender} ends an attempt of another federation")
+        if ended.round == self._round + 1 and self._too_early:
+            self._too_early = [self._too_early[0], do.Received(sender, message)]
+        if not self._is_current(ended.round, ended.attempt):
+            return
+        by = message.ended.site
+        must_be(by == self._ground.coordinator, by, "ends an attempt that it does not run")
+        if self._pace.idle:
+            return  # we have left it
+        self._part = self._coordination = None
+        if self._pace.over:
+            return  # others say so as well
+        if sender != self.site:
+            self._tell_others(message)
+        self._progress("failed", message=ended.reason)
+        self._pace.ended(ended.attempt, self._now)
+
     def _objection(self) -> str:
         """Why this site trains in no attempt of this round; empty when it may.
 
@@ -120,9 +172,9 @@ class Attending(Recalling):
         stated = self.durable.state.stated.body
         if stated and self.site in Known.parse(stated).contributors:
             return ""  # to make it again is paid for; of another plan we decline what is not
-        noise, clip = privacy.of_round(run.plan, self._round, self._head_certificate)
+        noise, clip = policy.noise_of_round(run.plan, self._round, self._head_certificate)
         plan = pb.Plan(training=run.plan, noise_multiplier=noise, clip_norm=clip)
-        return privacy.objection(plan, self._situation.least_multiplier)
+        return policy.noise_objection(plan, self._situation.least_multiplier)
 
     def _drawn_too_often(self, site: str, *, beside: int = -1) -> bool:
         """``beside``: an attempt of which a question, or the certificate, was counted before."""
@@ -186,7 +238,7 @@ class Attending(Recalling):
         )
         objection = objection or self._policy.objection(plan.training)
         if not plan.scale_exponents:  # what is repeated is paid for
-            objection = objection or privacy.objection(plan, self._situation.least_multiplier)
+            objection = objection or policy.noise_objection(plan, self._situation.least_multiplier)
         if objection:
             self._emit(*part.decline(objection))
             return
@@ -203,16 +255,16 @@ class Attending(Recalling):
                 self._emit(*self._part.scale(self._scaled))
             self._got_on("Scale")
 
-    def _on_order(self, sender: str, message: Order) -> None:
+    def _on_order(self, sender: str, message: do.OfMode) -> None:
         """The attempt gets on, where its plan has such orders; participants have work to do."""
-        of_masking = isinstance(message, pb.MaskingOrder | pb.Openings)
         if not self._from_lead(sender, message.round, message.attempt):
             return
-        if self._plan is None or is_masked(self._plan) != of_masking:
+        orders = mode_of(self._plan).orders if self._plan is not None else {}
+        if type(message) not in orders:
             return
         if self._part is not None:
             self._emit(*self._part.ordered(message))
-        self._got_on(type(message).__name__, train=isinstance(message, pb.MaskingOrder))
+        self._got_on(type(message).__name__, train=orders[type(message)])
 
     # ---- state -------------------------------------------------------------------
 
@@ -266,6 +318,14 @@ class Attending(Recalling):
             signature=signature_of(signed),
         )
         self._emit(do.Send(sender, stated))
+
+    def _heard_of(self, stating: Known, sender: str, message: pb.Stated) -> None:
+        """A site that is restored has to be told what it signed, also when nothing came of it."""
+        if message.statement_digest == stating.digest:
+            by, manifest = message.signature, self._ground.manifest
+            verify(self._keys, Kind.STATEMENT, stating.raw, by, manifest)
+            must_be(by.site == sender, sender, "brings another site's signature")
+            self._note(pb.TWO_STATEMENTS, signed_by(stating.raw, by))
 
     def _promised_now(self, bundle: Bundle) -> bool:
         """Whether this attempt goes by a promise that we have made since our start.

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from peers.attempts import privacy, selection
-from peers.attempts.policy import weakening
-from peers.attempts.roles import coordinator_of, is_masked, next_after, threshold_of
+from peers.attempts.modes import mode_of, objection
 from peers.attempts.statement import HeldLock, Known, ManifestOf, read_contributions, read_lock
+from peers.plans import policy, robust
+from peers.plans.policy import weakening
+from peers.plans.weights import clipped, too_dominant
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.manifest import FederationManifest
+from peers.wire.manifest import FederationManifest, coordinator_of
 from peers.wire.signing import Keys, Kind, must_be, name_of, read
 from proto import federation_pb2 as pb
 
 _BUNDLE = b"hanse-bundle-v2\0"
-
-# Of the others' sum, the squares of all weights are at least so much of the largest
-# one's: updates that have nothing in common then have a cosine of 0.894 with it at most.
-DOMINANCE = 1.25
 
 
 class PlanFails(Exception):
@@ -300,7 +297,7 @@ def _repeated(
     # and what was compared is not what is uploaded the second time. It is drawn anew.
     training = statement.plan.training
     less = weakening(training, run.plan)
-    return None if gone or less or selection.is_robust(training) else statement
+    return None if gone or less or robust.is_robust(training) else statement
 
 
 def bundle_digest(promises: Iterable[pb.Signed]) -> bytes:
@@ -356,15 +353,15 @@ def derive_plan(bundle: Bundle, ground: Ground, head: pb.Certificate | None) -> 
                 f"{len(willing)} of {len(manifest.enabled_ids)} sites can train, "
                 f"the plan needs {needed}"
             )
-        if objection := selection.objection(training, len(willing)):
-            raise PlanFails(objection)
+        if why_not := objection(training, len(willing)):
+            raise PlanFails(why_not)
         most = training.max_num_examples
         told = {site: min(one.num_examples, most) for site, one in willing.items()}
         examples = clipped(told, manifest.tolerated)
         plan.full_weight = max(examples.values())
         if known := [one.complexity for one in willing.values() if one.complexity]:
             plan.least_complexity, plan.most_complexity = min(known), max(known)
-        plan.noise_multiplier, plan.clip_norm = privacy.of_round(training, ground.round, head)
+        plan.noise_multiplier, plan.clip_norm = policy.noise_of_round(training, ground.round, head)
     else:
         _as_before(plan, bundle.repeated)
         before = {one.site: one.num_examples for one in bundle.repeated.plan.participants}
@@ -372,7 +369,7 @@ def derive_plan(bundle: Bundle, ground: Ground, head: pb.Certificate | None) -> 
     for site, count in sorted(examples.items()):
         certificate = bundle.certificates[site]
         plan.participants.add(site=site, num_examples=count, certificate=certificate)
-    plan.key_dealer = "" if is_masked(plan) else next_after(lead, sorted(examples))
+    plan.key_dealer = mode_of(plan).dealer(lead, sorted(examples))
     return plan
 
 
@@ -389,7 +386,7 @@ def _as_before(plan: pb.Plan, repeated: pb.Statement) -> None:
 
 def needed_participants(training: pb.TrainingPlan, tolerated: int) -> int:
     """The fewest sites that may begin an attempt: enough stay honest when f of them lie."""
-    return max(selection.participants_needed(training), tolerated + 2)
+    return max(robust.participants_needed(training), tolerated + 2)
 
 
 def needed_contributors(plan: pb.Plan) -> int:
@@ -397,59 +394,4 @@ def needed_contributors(plan: pb.Plan) -> int:
     least = max(2, plan.training.min_participants, plan.faulty_sites + 2)
     if plan.scale_exponents:
         least = max(least, len(plan.participants))
-    return max(least, threshold_of(plan)) if is_masked(plan) else least
-
-
-# ---- weights -----------------------------------------------------------------------
-
-
-def clipped(examples: Mapping[str, int], tolerated: int) -> dict[str, int]:
-    """Numbers of examples, clipped to the largest cap under which nobody stands out.
-
-    Nor among those who are left when as many drop out as may: a site that promised and
-    stayed away would fail every attempt. Of two sites each can subtract its own, whatever
-    their weights: nothing is clipped.
-    """
-    low, high = min(examples.values()), max(examples.values())
-    dropouts = borne(len(examples), tolerated)
-    while low < high:  # the larger the cap, the more the largest stands out
-        middle = (low + high + 1) // 2
-        cut = [min(count, middle) for count in examples.values()]
-        if stands_out(cut, tolerated, dropouts=dropouts):
-            high = middle - 1
-        else:
-            low = middle
-    return {site: min(count, low) for site, count in examples.items()}
-
-
-def borne(sites: int, tolerated: int) -> int:
-    """How many of so many may drop out and leave enough for a sum: f at most, one at least."""
-    spare = max(1, tolerated)
-    return max(0, min(spare, sites - spare - 2))
-
-
-def stands_out(weights: Sequence[float], tolerated: int, *, dropouts: int = 0) -> bool:
-    """Whether one site dominates what f others leave when they subtract their own.
-
-    At least one site looks. The largest stands out most when the next largest are those
-    that subtract, and ``dropouts`` the next ones: what is left beside it must have a
-    quarter of its square, so that updates that have nothing in common have a cosine of
-    0.894 with the rest at most.
-    """
-    looking = max(1, tolerated)
-    if len(weights) <= looking + 1:
-        return False
-    squares = sorted((weight * weight for weight in weights), reverse=True)
-    return sum(squares[looking + 1 + dropouts :]) < (DOMINANCE - 1) * squares[0]
-
-
-def too_dominant(plan: pb.Plan, contributors: Iterable[str]) -> str:
-    """Why a sum of these would be too much of one site's update; empty when it is not."""
-    examples = {one.site: one.num_examples for one in plan.participants}
-    counts = [examples[site] for site in contributors]
-    if not stands_out(counts, plan.faulty_sites):
-        return ""
-    return (
-        "of those who are left, one site weighs so much that the sum would tell its update: "
-        "it is drawn again without those who dropped out"
-    )
+    return max(least, mode_of(plan).least_contributors(plan))

@@ -25,24 +25,119 @@ more than any other contributor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from peers.attempts import effects as do
-from peers.attempts import selection
-from peers.attempts.bundle import (
-    too_dominant,
-)
-from peers.attempts.deciding import Tally
+from peers.attempts.bundle import Ground
+from peers.attempts.modes import key_holders, mode_of
 from peers.attempts.preparing import AttemptFails, Preparing
-from peers.attempts.roles import key_holders
-from peers.attempts.statement import HeldLock, Known, scale_digest, tag_bytes
-from peers.attempts.sum_proof import Challenges
+from peers.attempts.statement import HeldLock, Known, ManifestOf, read_lock, scale_digest, value_of
+from peers.plans import robust
+from peers.plans.weights import too_dominant
 from peers.wire.certificates import certificate_of
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import check
-from peers.wire.signing import Kind, must_be, read
+from peers.wire.signing import Keys, Kind, must_be, read, verify
 from proto import federation_pb2 as pb
+
+
+@dataclass
+class Tally:
+    """What sites have signed of one attempt, at its coordinator."""
+
+    ground: Ground
+    keys: Keys
+    manifest_of: ManifestOf
+    known: Known | None = None
+    certificate: pb.StatementCertificate | None = None
+    signatures: dict[str, pb.Signature] = field(default_factory=dict)
+    applied: dict[str, pb.Signed] = field(default_factory=dict)
+    votes: dict[str, pb.Vote] = field(default_factory=dict)
+    _value: pb.VoteBody | None = None
+
+    @property
+    def proving(self) -> int:
+        """Equal versions that prove one: of f + 1 sites one is honest."""
+        return self.ground.manifest.tolerated + 1
+
+    # ---- signatures --------------------------------------------------------------
+
+    def begin(self, known: Known) -> None:
+        """This is what is to be signed now."""
+        self.known, self.signatures, self.certificate = known, {}, None
+
+    def stated(self, sender: str, message: pb.Stated) -> pb.StatementCertificate | None:
+        """A site signed the statement; with a quorum it is certain, once."""
+        known = self.known
+        if known is None or self.certificate is not None:
+            return None
+        if message.statement_digest != known.digest or sender in self.signatures:
+            return None
+        signature, manifest = message.signature, self.ground.manifest
+        must_be(signature.site == sender, sender, "brings another site's signature")
+        verify(self.keys, Kind.STATEMENT, known.raw, signature, manifest)
+        self.signatures[sender] = signature
+        if len(self.signatures) < manifest.quorum:
+            return None
+        self.certificate = pb.StatementCertificate(
+            statement=known.raw,
+            signatures=[self.signatures[site] for site in sorted(self.signatures)],
+        )
+        return self.certificate
+
+    # ---- versions ----------------------------------------------------------------
+
+    def opened(self, sender: str, message: pb.AppliedSum) -> pb.Lock | None:
+        """Somebody has opened the sum; f + 1 equal versions prove it."""
+        known = self.known
+        if known is None or self.certificate is None:
+            return None
+        signed = message.applied
+        told = pb.Applied.FromString(signed.body)  # read by peers/rounds/protocol.py
+        must_be(told.root_digest == known.digest, sender, "applied another sum")
+        self.applied.setdefault(sender, signed)
+        body, count = self._most()
+        if count < self.proving:
+            return None
+        proof = [self.applied[s] for s in sorted(self.applied) if self.applied[s].body == body]
+        return pb.Lock(certificate=self.certificate, proof=proof)
+
+    def _most(self) -> tuple[bytes, int]:
+        return Counter(one.body for one in self.applied.values()).most_common(1)[0]
+
+    def hopeless(self, openers: Set[str]) -> str:
+        """Why no version can be proven any more by these; empty while one can."""
+        left = len(openers - set(self.applied))
+        if not self.applied or self._most()[1] + left >= self.proving:
+            return ""
+        seen = ", ".join(
+            f"{site} {pb.Applied.FromString(one.body).model_digest.hex()[:12]}"
+            for site, one in sorted(self.applied.items())
+        )
+        return f"those who opened the sum differ, no version is proven: {seen}"
+
+    # ---- votes -------------------------------------------------------------------
+
+    def prove(self, lock: pb.Lock) -> None:
+        """This is what is voted for from now on."""
+        held = read_lock(lock, self.keys, self.manifest_of)
+        self._value = value_of(held, self.ground.manifest)
+
+    def voted(self, vote: pb.Vote, own: str) -> list[pb.Vote]:
+        """A verified vote: equal ones of a quorum, with our own, once there are.
+
+        It is waited for, so that the coordinator, too, has the version.
+        """
+        if vote.site in self.votes:
+            return []
+        if vote.body != self._value:
+            raise RemoteProtocolError(f"{vote.site} votes for something else than was proven")
+        self.votes[vote.site] = vote
+        if len(self.votes) < self.ground.manifest.quorum or own not in self.votes:
+            return []
+        return [self.votes[site] for site in sorted(self.votes)]
 
 
 @dataclass
@@ -51,36 +146,31 @@ class Coordination(Preparing):
 
     _extended: bool = False
     _tally: Tally = field(init=False)
-    _challenges: Challenges | None = None
     _unable: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._tally = Tally(self.ground, self.keys, self.manifest_of)
 
-    def answered(self, sender: str, message: do.Answer, now: float) -> list[do.Effect]:
+    def answered(self, sender: str, message: do.OfMode | pb.Vote, now: float) -> list[do.Effect]:
         """A site answers; a vote is verified already."""
         match message:
             case pb.PlanAnswer():
                 return self.plan_answered(sender, message, now)
-            case pb.KeyCommitted():
-                return self.key_committed(sender, message, now)
             case pb.Trained():
                 return self.trained(sender, message, now)
-            case pb.MaskingAnswer():
-                return self.masking_answered(sender, message, now)
             case pb.Contributed():
                 return self.contributed(sender, message, now)
             case pb.Stated():
                 return self.stated(sender, message, now)
             case pb.Compared():
                 return self.compared(sender, message)
-            case pb.Challenge():
-                return self._challenges.asked(sender, message) if self._challenges else []
             case pb.AppliedSum():
                 return self.applied(sender, message, now)
             case pb.Vote():
                 return self.voted(message, now)
+            case _:
+                return self.steps_answered(sender, message, now)
 
     @property
     def stating(self) -> Known | None:
@@ -90,11 +180,6 @@ class Coordination(Preparing):
     def worked(self, event: do.Worked, now: float) -> list[do.Effect]:
         """Our own work for this attempt is done, or failed."""
         match event:
-            case do.ContextHeld():  # in masking mode it tells of our own shares, as a participant
-                return [] if self._masking else self.context_held(event, now)
-            case do.MaskedSumStarted():
-                self._round_key.roster_digest = event.roster_digest
-                return self._key_ready(now)
             case do.UpdateArrived():
                 return self.update_arrived(event, now)
             case do.UpdateAdded():
@@ -105,15 +190,12 @@ class Coordination(Preparing):
                 return self.question_ready(event, now)
             case do.SumFinished():
                 return self.sum_finished(event, now)
-            case do.ChallengeAnswered():
-                proof = pb.Proof(round=self.round, attempt=self.attempt, answer=event.answer)
-                return [do.Send(event.holder, proof)]
             case do.ChallengeRefused():
                 self._refusals[event.holder] = event.reason
                 return self._refused_to_open(event.holder)
             case do.WorkFailed(phase="key" | "aggregate" | "select" | "prove"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
-        return []
+        return self.steps_worked(event, now)
 
     def refused(self, sender: str, message: pb.AttemptFailed, now: float) -> list[do.Effect]:
         """A site can't go on; once all have answered there is nothing to wait for."""
@@ -126,7 +208,7 @@ class Coordination(Preparing):
         if self.phase == "aggregate" and self.expects_update(sender):
             return self.update_refused(sender, reason, now)
         if self.phase in ("select", "open") and self.plan is not None:
-            return [*self._masking_without(sender, now), *self._refused_to_open(sender)]
+            return [*self._steps_without(sender, now), *self._refused_to_open(sender)]
         return []
 
     def left_by(self, site: str, attempt: int, now: float) -> list[do.Effect]:
@@ -147,7 +229,7 @@ class Coordination(Preparing):
             return []
         self._unable.add(sender)
         left = len(openers) - len(self._unable)
-        if self.phase == "select" and left < selection.answers_needed(self._plan):
+        if self.phase == "select" and left < robust.answers_needed(self._plan):
             raise AttemptFails(f"too few key holders could compare updates{self._why_not()}")
         proving = self._tally.proving
         if self.phase == "open" and left < proving:
@@ -158,9 +240,8 @@ class Coordination(Preparing):
 
     def _openers(self) -> set[str]:
         """Who may open the sum."""
-        if self._masking is not None and self._tally.known is not None:
-            return set(self._tally.known.contributors)
-        return set(key_holders(self._plan))
+        known = self._tally.known
+        return self._steps.openers(known.contributors if known is not None else None)
 
     # ---- aggregate ---------------------------------------------------------------
 
@@ -179,7 +260,7 @@ class Coordination(Preparing):
         agreed = (self.plan_digest, scale_digest(self._gathered.exponents))
         if (told.plan_digest, told.scale_digest) != agreed:
             return self.update_refused(sender, "contributes to another plan or scale", now)
-        if len(told.nonce) != tag_bytes(self._plan, sender):
+        if len(told.nonce) != mode_of(self._plan).tag_bytes(self._plan, sender):
             return self.update_refused(sender, "signed tags that prove nothing", now)
         return self._joined(sender, self._gathered.signed(sender, signed, told), now)
 
@@ -251,12 +332,12 @@ class Coordination(Preparing):
         )
         told = read(self.keys, Kind.PRODUCTS, pb.Products, signed, self.ground.manifest)
         must_be(told.question_digest == question.digest, sender, "answers another question")
-        answers = self._gathered.answered(signed, selection.answers_needed(self._plan))
+        answers = self._gathered.answered(signed, robust.answers_needed(self._plan))
         if not answers:
             return []
         try:
             exponent = max(self._gathered.exponents)
-            chosen = selection.choose(self._plan, question, told, exponent)
+            chosen = robust.choose(self._plan, question.message, told, exponent)
         except ValueError as error:
             raise AttemptFails(str(error)) from error
         self._gathered.select(chosen)
@@ -273,8 +354,7 @@ class Coordination(Preparing):
         statement = self._about(pb.SUM, finished.sum_digest, sorted(self._gathered.added))
         if objection := too_dominant(self._plan, self._gathered.added):
             raise AttemptFails(objection)
-        if self._masking is not None:
-            statement.dropouts.extend(self._masking.conclude(self._gathered.added))
+        statement.dropouts.extend(self._steps.dropouts(self._gathered.added))
         if self._gathered.question is not None:
             statement.question_digest = self._gathered.question.digest
             statement.answers.extend(self._gathered.answers)
@@ -287,9 +367,7 @@ class Coordination(Preparing):
         statement.plan.CopyFrom(self._plan)
         self._gathered.describe(statement, sites)
         statement.sum_digest = digest
-        if self._round_key.commitment is not None:
-            statement.commitment.CopyFrom(self._round_key.commitment)
-        statement.roster_digest = self._round_key.roster_digest
+        self._steps.describe(statement)
         return statement
 
     def _statement_of(self, kind: pb.StatementKind.ValueType) -> pb.Statement:
@@ -348,10 +426,8 @@ class Coordination(Preparing):
         else:
             self._enter("open", now, self.timing.phase(self.attempt))
             holders = sorted(self._openers() - {self.site})
-            self._challenges = Challenges(self._plan)
             sending = do.SendSum(tuple(holders), message)
-            if self._masking is not None:
-                self._masking.open(known.contributors)
+            self._steps.certified(known.contributors)
         others = [do.Send(site, message) for site in sorted(set(self._promises) - set(holders))]
         return [sending, *others]
 
@@ -396,7 +472,7 @@ class Coordination(Preparing):
             key_dealer=self.plan.key_dealer if self.plan else "",
             contributors=body.contributors,
             phases=[pb.PhaseTime(phase=name, seconds=s) for name, s in self._phases],
-            shared_values=self.shared_values,
+            shared_values=self.model.values,
             mean_loss=body.mean_loss,
             noise_multiplier=self.plan.noise_multiplier if self.plan else 0.0,
             clip_norm=self.plan.clip_norm if self.plan else 0.0,
@@ -415,14 +491,12 @@ class Coordination(Preparing):
             absent = sorted(set(self.participants) - heard.keys())
             self._refusals |= dict.fromkeys(absent, "did not answer the plan")
             self._need(sum(heard.values()), "took the plan")
-            left = [e for site in absent for e in self._masking_without(site, now)]
+            left = [e for site in absent for e in self._steps_without(site, now)]
             return [*left, *self._begin_training(now)]
-        if self.phase == "train" and self._masking and self._masking.step is not None:
-            return self._pass_on(self._masking, now)
+        if self.phase in ("train", "open") and self._steps.collecting:
+            return self._pass_on(self._steps, now)
         if self.phase == "train":
             return self._scale(now)
-        if self.phase == "open" and self._masking and self._masking.step is not None:
-            return self._pass_on(self._masking, now)
         if self.phase == "aggregate":
             # A site whose update is not in the sum by now is no contributor.
             if self._extended:

@@ -5,8 +5,9 @@ list of effects, which the driver (daemon/rounds/driver.py, or the simulation in
 carries out *in order*. `Persist` is finished before the next effect begins:
 nothing is said to a peer that a crash could make untrue.
 
-Every event and effect of an attempt carries its round and attempt (`OfAttempt`, or in
-what it names), so that what arrives late is recognised and dropped.
+Every event and effect of an attempt carries its round and attempt (``at``), so that what
+arrives late is recognised and dropped. Effects that are work also carry the phase that it
+belongs to, so that the driver begins all of them in one way.
 """
 
 from __future__ import annotations
@@ -14,55 +15,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar, Protocol
+
+from google.protobuf.message import Message
 
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
 
-Body = (
-    pb.RunWish
-    | pb.Prepare
-    | pb.Promised
-    | pb.Behind
-    | pb.Ahead
-    | pb.Bundle
-    | pb.PlanAnswer
-    | pb.KeyCommitted
-    | pb.Trained
-    | pb.Scale
-    | pb.Contributed
-    | pb.State
-    | pb.Stated
-    | pb.Certified
-    | pb.Compared
-    | pb.Challenge
-    | pb.Proof
-    | pb.MaskingOrder
-    | pb.MaskingAnswer
-    | pb.Openings
-    | pb.AppliedSum
-    | pb.Proven
-    | pb.Vote
-    | pb.Commit
-    | pb.AttemptFailed
-    | pb.EndedAttempt
-    | pb.Evidence
-    | pb.Recall
-    | pb.Remembered
-)
+# A message of an envelope. Which there are, proto/federation.proto says.
+Body = Message
 
-# Those of them that go to an attempt's coordinator.
-Answer = (
-    pb.PlanAnswer
-    | pb.KeyCommitted
-    | pb.Trained
-    | pb.Contributed
-    | pb.Stated
-    | pb.Compared
-    | pb.Challenge
-    | pb.MaskingAnswer
-    | pb.AppliedSum
-    | pb.Vote
-)
+
+class OfMode(Protocol):
+    """A message of an attempt; which ones a secure-sum mode has is its own to say."""
+
+    @property
+    def round(self) -> int:
+        """The round."""
+
+    @property
+    def attempt(self) -> int:
+        """Its attempt."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +66,21 @@ class OfAttempt:
     round: int
     attempt: int
 
+    @property
+    def at(self) -> tuple[int, int]:
+        """Round and attempt."""
+        return self.round, self.attempt
+
 
 # ---- events ------------------------------------------------------------------
 
 
+class Event:
+    """What has happened; each is a class of its own, those of a mode stand with its steps."""
+
+
 @dataclass(frozen=True)
-class Received:
+class Received(Event):
     """A peer's message; the transport has checked who sent it and its bounds."""
 
     sender: str
@@ -106,12 +88,12 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(Event):
     """Time has passed; `Protocol.next_wakeup` says when one is due."""
 
 
 @dataclass(frozen=True)
-class RunRequested:
+class RunRequested(Event):
     """A person at this site wants ``rounds`` more rounds."""
 
     run_id: str
@@ -120,14 +102,14 @@ class RunRequested:
 
 
 @dataclass(frozen=True)
-class StopRequested:
+class StopRequested(Event):
     """A person at this site wants the run to end after the round under way."""
 
     run_id: str
 
 
 @dataclass(frozen=True)
-class Situation:
+class Situation(Event):
     """What the site can contribute just now; the driver keeps it up to date.
 
     ``least_multiplier``: with less noise a round would exceed the site's privacy budget.
@@ -142,14 +124,14 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class ManifestChanged:
+class ManifestChanged(Event):
     """The operator installed a newer manifest: it takes effect between attempts."""
 
     manifest: FederationManifest
 
 
 @dataclass(frozen=True)
-class PeerAhead:
+class PeerAhead(Event):
     """A peer said at hello that it is at a later round."""
 
     site: str
@@ -157,7 +139,7 @@ class PeerAhead:
 
 
 @dataclass(frozen=True)
-class Worked(OfAttempt):
+class Worked(OfAttempt, Event):
     """A piece of local work of an attempt is finished."""
 
 
@@ -185,13 +167,6 @@ class ContextHeld(Worked):
     """
 
     digest: bytes
-
-
-@dataclass(frozen=True)
-class MaskedSumStarted(Worked):
-    """The coordinator is ready to add masked inputs under this roster."""
-
-    roster_digest: bytes
 
 
 @dataclass(frozen=True)
@@ -278,13 +253,6 @@ class ChallengeRefused(Worked):
 
 
 @dataclass(frozen=True)
-class Masked(Worked):
-    """A step of masking is done at this site; what the coordinator shall know of it."""
-
-    answer: pb.MaskingAnswer
-
-
-@dataclass(frozen=True)
 class Opened(Worked):
     """The sum of a certified statement is opened and applied; the new version is on disk.
 
@@ -306,14 +274,14 @@ class WorkFailed(Worked):
 
 
 @dataclass(frozen=True)
-class VersionHere:
+class VersionHere(Event):
     """A model version that was asked for is on disk, verified."""
 
     model_digest: bytes
 
 
 @dataclass(frozen=True)
-class VersionMissing:
+class VersionMissing(Event):
     """A model version could not be had from anyone asked."""
 
     model_digest: bytes
@@ -321,50 +289,61 @@ class VersionMissing:
 
 
 @dataclass(frozen=True)
-class CertificatesArrived:
+class CertificatesArrived(Event):
     """Certificates of rounds after our head, oldest first, from ``site``."""
 
     site: str
     certificates: tuple[pb.Certificate, ...]
 
 
-Event = (
-    Received
-    | Tick
-    | RunRequested
-    | StopRequested
-    | Situation
-    | ManifestChanged
-    | PeerAhead
-    | LocalTrained
-    | KeyDealt
-    | ContextHeld
-    | MaskedSumStarted
-    | UpdateReady
-    | UpdateArrived
-    | UpdateAdded
-    | UpdateRefused
-    | QuestionReady
-    | ProductsDecrypted
-    | SumFinished
-    | SumArrived
-    | Challenging
-    | ChallengeAnswered
-    | ChallengeRefused
-    | Masked
-    | Opened
-    | WorkFailed
-    | VersionHere
-    | VersionMissing
-    | CertificatesArrived
-)
-
-
 # ---- effects, in the order of a round ------------------------------------------
 
 
+class Effect:
+    """What is to be done; each is a class of its own."""
+
+
+class Work(Effect):
+    """Work of one attempt, which takes long: it is begun, and its end is an event.
+
+    ``phase``: what people, and `WorkFailed`, call it.
+    """
+
+    phase: ClassVar[str]
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The round and the attempt that it belongs to."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Persist:
+class WorkOfPlan(Work):
+    """Work that begins with the plan."""
+
+    plan: pb.Plan
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The attempt of the plan."""
+        return self.plan.round, self.plan.attempt
+
+
+@dataclass(frozen=True)
+class SendBehind(Work):
+    """Send what is certified to each of these sites, and behind it stream what it is about."""
+
+    holders: tuple[str, ...]
+    certified: pb.Certified
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The attempt of what is certified."""
+        return self.certified.round, self.certified.attempt
+
+
+@dataclass(frozen=True)
+class Persist(Effect):
     """Write this to disk, in one transaction, and wait for it; ``commits`` are filed too."""
 
     durable: Durable
@@ -372,7 +351,7 @@ class Persist:
 
 
 @dataclass(frozen=True)
-class Send:
+class Send(Effect):
     """Send a message to one peer; a loss is the protocol's business, not the driver's."""
 
     to: str
@@ -380,7 +359,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class BeginAttempt(OfAttempt):
+class BeginAttempt(OfAttempt, Effect):
     """Forget what belonged to other attempts: spool, keys, training under way.
 
     Of an attempt that may never be entered, too: the one under way was left.
@@ -388,66 +367,40 @@ class BeginAttempt(OfAttempt):
 
 
 @dataclass(frozen=True)
-class Coordinate:
+class Coordinate(Effect):
     """We take part in this plan: what belongs to it may come to us, whether we train or not."""
 
     plan: pb.Plan
 
 
 @dataclass(frozen=True)
-class DealKey:
+class DealKey(WorkOfPlan):
     """Make the round key; public part to the coordinator, secret part sealed to each holder.
 
     Answer with `KeyDealt` before either is sent.
     """
 
-    plan: pb.Plan
+    phase: ClassVar = "key"
     coordinator: str
 
 
 @dataclass(frozen=True)
-class Mask(OfAttempt):
-    """Do a participant's step of masking; without an order, make the attempt's keys.
-
-    Ends with `Masked`; the shares of the others end with `ContextHeld`.
-    """
-
-    order: pb.MaskingOrder | None
-
-
-@dataclass(frozen=True)
-class OpenShares(OfAttempt):
-    """Give this site's shares for the one certified outcome; ends with `Masked`."""
-
-    survivors: tuple[str, ...]
-    dropouts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StartMaskedSum:
-    """The coordinator begins the sum of those who have shared their secrets."""
-
-    plan: pb.Plan
-    keys: pb.MaskingOrder
-    sharers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Train:
+class Train(WorkOfPlan):
     """Train from the parent version; answer with `LocalTrained`."""
 
-    plan: pb.Plan
+    phase: ClassVar = "train"
     weight: float
 
 
 @dataclass(frozen=True)
-class EncryptUpdate(OfAttempt):
+class EncryptUpdate(OfAttempt, Work):
     """Quantise, hide and send the update to the coordinator; answer with `UpdateReady`.
 
     ``draw``: the attempt in which the integers were drawn. Those that are kept of it are
     sent again, bit by bit.
     """
 
+    phase: ClassVar = "encrypt"
     coordinator: str
     weight: float
     scale_exponents: tuple[int, ...]
@@ -455,82 +408,88 @@ class EncryptUpdate(OfAttempt):
 
 
 @dataclass(frozen=True)
-class AddUpdate(OfAttempt):
+class AddUpdate(OfAttempt, Work):
     """Add an update that has arrived to the sum, if its tags have the nonce that was signed."""
 
+    phase: ClassVar = "aggregate"
     site: str
     nonce: bytes = b""
 
 
 @dataclass(frozen=True)
-class CompareUpdates(OfAttempt):
+class CompareUpdates(OfAttempt, Work):
     """Sketch the updates that are here and write their encrypted dot products.
 
     ``nonces``: of each site's tags, as it signed them.
     """
 
+    phase: ClassVar = "select"
     sites: tuple[str, ...]
     nonces: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
-class SendProducts:
+class SendProducts(SendBehind):
     """Send the certified question to each key holder, and behind it stream the products."""
 
-    holders: tuple[str, ...]
-    certified: pb.Certified
+    phase: ClassVar = "select"
 
 
 @dataclass(frozen=True)
-class DecryptProducts(OfAttempt):
+class DecryptProducts(OfAttempt, Work):
     """Decrypt the products of these sites' updates; answer with `ProductsDecrypted`."""
 
+    phase: ClassVar = "compare"
     sites: tuple[str, ...]
     products_digest: bytes
 
 
 @dataclass(frozen=True)
-class FinishSum(OfAttempt):
+class FinishSum(OfAttempt, Work):
     """Write the encrypted sum."""
 
+    phase: ClassVar = "aggregate"
+
 
 @dataclass(frozen=True)
-class SendSum:
+class SendSum(SendBehind):
     """Send the certified statement to each of these sites, and behind it stream the sum."""
 
-    holders: tuple[str, ...]
-    certified: pb.Certified
+    phase: ClassVar = "aggregate"
 
 
 @dataclass(frozen=True)
-class Challenge(OfAttempt):
+class Challenge(OfAttempt, Work):
     """Bind this key holder to what was certified, and only then make its challenge.
 
     ``nonces``: the contributors, sorted, each with the nonce of its tags.
     Answer with `Challenging`.
     """
 
+    phase: ClassVar = "open"
     coordinator: str
     sum_digest: bytes
     nonces: tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True)
-class AnswerChallenge(OfAttempt):
+class AnswerChallenge(OfAttempt, Work):
     """Prove the sum to one key holder; ends with `ChallengeAnswered` or `ChallengeRefused`."""
 
+    phase: ClassVar = "prove"
     holder: str
     challenge: bytes
 
 
 @dataclass(frozen=True)
-class ApplySum(OfAttempt):
+class ApplySum(OfAttempt, Work):
     """Open the sum of a certified statement, apply it to the parent, persist the new version.
 
     ``answer``: the coordinator's, to our challenge; ``opened``: in masking mode the
     shares of each site. Ends with `Opened`.
     """
 
+    phase: ClassVar = "open"
     root_digest: bytes
     scale_exponents: tuple[int, ...]
     total_weight: float
@@ -543,7 +502,7 @@ class ApplySum(OfAttempt):
 
 
 @dataclass(frozen=True)
-class FetchVersion:
+class FetchVersion(Effect):
     """Get a model version from the first of these sites that has it."""
 
     model_digest: bytes
@@ -551,14 +510,14 @@ class FetchVersion:
 
 
 @dataclass(frozen=True)
-class Accuse:
+class Accuse(Effect):
     """Keep this evidence, for people: a site has signed two things that exclude each other."""
 
     evidence: pb.Evidence
 
 
 @dataclass(frozen=True)
-class WentBack:
+class WentBack(Effect):
     """Tell people that this site's state is an older copy: it had signed what it did not know."""
 
     round: int
@@ -567,7 +526,7 @@ class WentBack:
 
 
 @dataclass(frozen=True)
-class FetchCertificates:
+class FetchCertificates(Effect):
     """Get the certificates after round ``after`` from a site that is ahead."""
 
     site: str
@@ -575,7 +534,7 @@ class FetchCertificates:
 
 
 @dataclass(frozen=True)
-class Adopt:
+class Adopt(Effect):
     """A new version is committed: answer questions with it as soon as it is indexed."""
 
     round: int
@@ -584,7 +543,7 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Progress(OfAttempt):
+class Progress(OfAttempt, Effect):
     """For people who watch."""
 
     phase: str
@@ -609,33 +568,5 @@ class Progress(OfAttempt):
             report=report,
         )
 
-
-Effect = (
-    Persist
-    | Send
-    | BeginAttempt
-    | Coordinate
-    | DealKey
-    | Mask
-    | OpenShares
-    | StartMaskedSum
-    | Train
-    | EncryptUpdate
-    | AddUpdate
-    | CompareUpdates
-    | SendProducts
-    | DecryptProducts
-    | FinishSum
-    | SendSum
-    | Challenge
-    | AnswerChallenge
-    | ApplySum
-    | FetchVersion
-    | FetchCertificates
-    | Accuse
-    | WentBack
-    | Adopt
-    | Progress
-)
 
 Effects = list[Effect]

@@ -2,34 +2,81 @@
 
     plan -> (key) -> train -> encrypt -> (compare) -> state -> open -> vote
 
-In masking mode the key's place is taken by keys and shares, and every contributor takes
-the masks off the certified sum by itself (peers/attempts/masking.py).
+What stands in the key's place, and how the certified sum is opened, is the mode's to say
+(peers/attempts/secure_sum.py).
 
 The round's context may come before or after training is done, so encryption begins when
-both are here and the others' exponents have been passed on. Key holders are the
-participants other than the coordinator. Before this site signs a statement it holds it
-against what it has seen itself: its own contribution, its scale, its key.
+both are here and the others' exponents have been passed on. Before this site signs a
+statement it holds it against what it has seen itself: its contribution, its scale, its key.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from peers.attempts import effects as do
-from peers.attempts import selection
-from peers.attempts.bundle import Ground, needed_contributors, too_dominant
-from peers.attempts.masking import MaskingPart
-from peers.attempts.reports import Scaled
-from peers.attempts.roles import is_masked, key_holders, weights
-from peers.attempts.statement import Known, check_selection, read_contributions, scale_digest
-from peers.attempts.sum_proof import Opening
+from peers.attempts.bundle import Ground, needed_contributors
+from peers.attempts.modes import mode_of
+from peers.attempts.scale import Scaled
+from peers.attempts.secure_sum import ParticipantSteps
+from peers.attempts.statement import (
+    Known,
+    check_selection,
+    read_contributions,
+    scale_digest,
+    weights_of,
+)
+from peers.plans import robust
+from peers.plans.weights import too_dominant, weights
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import one_line
-from peers.wire.signing import Keys, Kind, digest_of, must_be, read, sign
+from peers.wire.signing import Keys, Kind, digest_of, must_be, sign
 from proto import federation_pb2 as pb
 
-Order = pb.MaskingOrder | pb.Certified | pb.Proof | pb.Openings
+
+@dataclass
+class Opening:
+    """At a site that opens the sum: its statement, the sum, and what the mode needs for it.
+
+    They come in any order.
+    """
+
+    plan: pb.Plan
+    steps: ParticipantSteps
+    known: Known | None = None
+    sum_here: bool = False
+    _begun: bool = False
+
+    def certified(self, known: Known) -> list[do.Effect]:
+        """The statement is certain: from now on its sum, and no other, is opened."""
+        self.known = known
+        self.sum_here = self.sum_here or self.steps.has_sum
+        return self.steps.certified(known.message)
+
+    def begin(self) -> list[do.Effect]:
+        """Open the sum, once, as soon as everything is here."""
+        known = self.known
+        if known is None or self._begun or not (self.sum_here and self.steps.ready):
+            return []
+        self._begun = True
+        weight = weights_of(known.message)
+        return [
+            do.ApplySum(
+                self.plan.round,
+                self.plan.attempt,
+                root_digest=known.digest,
+                scale_exponents=tuple(known.message.scale_exponents),
+                total_weight=math.fsum(weight[site] for site in known.contributors),
+                parent_digest=self.plan.parent_digest,
+                sum_digest=known.message.sum_digest,
+                contributors=known.contributors,
+                dropouts=tuple(known.message.dropouts),
+                answer=self.steps.answer,
+                opened=self.steps.opened,
+            )
+        ]
 
 
 @dataclass
@@ -40,19 +87,18 @@ class Participation:
     ground: Ground
     plan: pb.Plan
     keys: Keys
-    context_digest: bytes = b""
     _reported: tuple[int, ...] | None = None
     _exponents: tuple[int, ...] | None = None
     _encrypting: bool = False
     _contribution: pb.Signed | None = None
     _question: Known | None = None
+    _steps: ParticipantSteps = field(init=False)
     _opening: Opening = field(init=False)
-    _masking: MaskingPart | None = None
 
     def __post_init__(self) -> None:
-        self._opening = Opening(self.plan)
-        if is_masked(self.plan):
-            self._masking = MaskingPart(self.site, self.plan)
+        manifest = self.ground.manifest
+        self._steps = mode_of(self.plan).participant(self.site, self.plan, self.keys, manifest)
+        self._opening = Opening(self.plan, self._steps)
         self.plan_digest = digest_of(self.plan)
 
     @property
@@ -63,12 +109,11 @@ class Participation:
     def expects(self, sender: str, kind: pb.BlobKind.ValueType) -> bool:
         """Whether such a large object from this sender belongs to our part just now."""
         if kind == pb.SEALED_CONTEXT:
-            from_dealer = sender == self.plan.key_dealer and not self.context_digest
-            return from_dealer and self.holds_key
-        if sender != self.coordinator or not self._opens:
+            return self._steps.expects_context(sender)
+        if sender != self.coordinator or not self._steps.may_open:
             return False
         if kind == pb.ENCRYPTED_PRODUCTS:
-            return selection.is_robust(self.plan.training) and self._question is not None
+            return robust.is_robust(self.plan.training) and self._question is not None
         return kind == pb.ENCRYPTED_SUM and self._takes_sum
 
     @property
@@ -80,14 +125,10 @@ class Participation:
     def worked(self, event: do.Worked) -> list[do.Effect]:
         """Local work is done, or failed."""
         match event:
-            case do.KeyDealt():
-                return self.key_dealt(event)
             case do.ContextHeld():
-                return [*self.key_arrived(event), *(self._masking.done() if self._masking else [])]
+                return [*self.key_arrived(event), *self._steps.worked(event)]
             case do.LocalTrained():
                 return self.trained(event.scale_exponents)
-            case do.Masked() if self._masking:
-                return [do.Send(self.coordinator, event.answer), *self._masking.done()]
             case do.UpdateReady():
                 return self.update_ready(event)
             case do.ProductsDecrypted():
@@ -95,24 +136,21 @@ class Participation:
             case do.SumArrived():
                 self._opening.sum_here = True
                 return self._opening.begin()
-            case do.Challenging():
-                return self._opening.challenging(event)
             case do.WorkFailed():
                 return self.failed(event)
-        return []
+        return self._steps.worked(event)
 
     def begin(self) -> list[do.Effect]:
         """Take the plan: deal the key if that is our part, and train beside it."""
-        effects: list[do.Effect] = [do.Send(self.coordinator, self._answer(""))]
-        if self.site == self.plan.key_dealer:
-            effects.append(do.DealKey(self.plan, self.coordinator))
-        effects.append(do.Coordinate(self.plan))
+        effects: list[do.Effect] = [
+            do.Send(self.coordinator, self._answer("")),
+            do.Coordinate(self.plan),
+            *self._steps.begin(),
+        ]
         if self.plan.scale_exponents:  # what this site sends is kept: nothing is trained anew
             effects += self.trained(tuple(self.plan.scale_exponents))
         else:
             effects.append(do.Train(self.plan, weights(self.plan)[self.site]))
-        if self._masking is not None:
-            effects += self._masking.begin()
         return [*effects, self._progress("train")]
 
     def decline(self, objection: str) -> list[do.Effect]:
@@ -122,20 +160,9 @@ class Participation:
             self._progress("waiting", message=f"declined the plan: {objection}"),
         ]
 
-    def key_dealt(self, event: do.KeyDealt) -> list[do.Effect]:
-        """We have made the round's key: commit ourselves to it, for all to compare."""
-        told = pb.KeyCommitment(
-            plan_digest=self.plan_digest,
-            public_digest=event.public_digest,
-            secret_digest=event.secret_digest,
-        )
-        signed = sign(self.keys, Kind.KEY_COMMITMENT, told)
-        message = pb.KeyCommitted(round=event.round, attempt=event.attempt, commitment=signed)
-        return [do.Send(self.coordinator, message)]
-
     def key_arrived(self, event: do.ContextHeld) -> list[do.Effect]:
         """The round's context is held: secret at a key holder, public at the coordinator."""
-        self.context_digest = event.digest
+        self._steps.context_digest = event.digest
         return self._encrypt_when_ready()
 
     def trained(self, exponents: tuple[int, ...]) -> list[do.Effect]:
@@ -165,18 +192,9 @@ class Participation:
             self._progress("waiting", message=f"this site failed to {reason}"),
         ]
 
-    def ordered(self, message: Order) -> list[do.Effect]:
-        """The coordinator passes something on; a certificate is verified already."""
-        match message:
-            case pb.MaskingOrder():
-                return self._masking.ordered(message) if self._masking else []
-            case pb.Proof():
-                self._opening.proven(message)
-                return self._opening.begin()
-            case pb.Openings():
-                self._opening.shares_opened(message)
-                return self._opening.begin()
-        return []
+    def ordered(self, message: do.OfMode) -> list[do.Effect]:
+        """The coordinator passes on what the mode wants."""
+        return [*self._steps.ordered(message), *self._opening.begin()]
 
     # ---- encrypt ---------------------------------------------------------------
 
@@ -193,7 +211,7 @@ class Participation:
         return self._encrypt_when_ready()
 
     def _encrypt_when_ready(self) -> list[do.Effect]:
-        if self._exponents is None or self._encrypting or not self.context_digest:
+        if self._exponents is None or self._encrypting or not self._steps.context_digest:
             return []
         self._encrypting = True
         return [
@@ -234,19 +252,7 @@ class Participation:
             must_be(ours == self._contribution, lead, "states another contribution than ours")
             same = tuple(statement.scale_exponents) == self._exponents
             must_be(same, lead, "states another scale than follows from what all told")
-        if self._masking is not None:
-            same = self.context_digest in (b"", statement.roster_digest)
-            must_be(same, lead, "states other public keys than those of our shares")
-        elif self.holds_key and self.context_digest:
-            told = read(
-                self.keys,
-                Kind.KEY_COMMITMENT,
-                pb.KeyCommitment,
-                statement.commitment,
-                self.ground.manifest,
-            )
-            same = told.secret_digest == self.context_digest
-            must_be(same, self.plan.key_dealer, "dealt us another key than it signed")
+        self._steps.check_own(statement)
 
     # ---- compare ---------------------------------------------------------------
 
@@ -254,27 +260,18 @@ class Participation:
         """A quorum has signed it, and it agrees with what we know: answer, or open."""
         contributors = known.contributors
         if known.message.kind == pb.QUESTION:
-            if self._question is not None or not self.holds_key:
+            if self._question is not None or not self._compares:
                 self._question = self._question or known
                 return []
             self._question = known
             at = (self.plan.round, self.plan.attempt)
             asked = do.DecryptProducts(*at, contributors, known.message.sum_digest)
             return [self._progress("select"), asked]
-        if self._opening.known is not None or not self._opens_sum(known):
+        if self._opening.known is not None or not self._steps.opens(contributors):
             return []
         effects = self._opening.certified(known)
-        if self._masking is not None:
-            effects += self._masking.certified(known)
-            # What the coordinator has summed is with it already.
-            self._opening.sum_here = self.site == self.coordinator
         progress = self._progress("open", contributors=contributors)
         return [progress, *effects, *self._opening.begin()]
-
-    def _opens_sum(self, known: Known) -> bool:
-        if self._masking is not None:
-            return self.site in known.contributors and bool(self.context_digest)
-        return self.holds_key and bool(self.context_digest)
 
     def decrypted(self, event: do.ProductsDecrypted) -> list[do.Effect]:
         """Sign the numbers, and tell them."""
@@ -295,13 +292,9 @@ class Participation:
         return self._question
 
     @property
-    def holds_key(self) -> bool:
-        """Whether this site may decrypt the sum."""
-        return not is_masked(self.plan) and self.site in key_holders(self.plan)
-
-    @property
-    def _opens(self) -> bool:
-        return self.holds_key or self._masking is not None
+    def _compares(self) -> bool:
+        """Whether this site decrypts what updates are compared by."""
+        return mode_of(self.plan).comparable and self._steps.may_open
 
     def opened(self, event: do.Opened) -> pb.Applied | None:
         """The new version is on our disk: what we sign of it, once."""
@@ -372,14 +365,10 @@ def check_statement(
     read_contributions(statement, keys, manifest)
     sites = known.contributors
     _check_who(statement, sites, manifest, expelled)
-    if not is_masked(plan):
-        commitment = statement.commitment
-        told = read(keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, manifest)
-        dealt = commitment.site == statement.plan.key_dealer
-        must_be(dealt and told.plan_digest == digest_of(statement.plan), lead, "states no key")
+    mode_of(statement.plan).check_statement(statement, keys, manifest)
     if statement.kind == pb.QUESTION:
         training = statement.plan.training
-        must_be(selection.is_robust(training), lead, "compares without a robust rule")
+        must_be(robust.is_robust(training), lead, "compares without a robust rule")
         # As many may lie as the run says, less whom all have left out by what it signed.
         may_lie = max(0, training.byzantine_sites - len(left_out))
         right = statement.byzantine_sites == may_lie

@@ -5,8 +5,9 @@ It ends with everybody's exponents passed on; peers/attempts/coordination.py goe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import (
@@ -19,18 +20,192 @@ from peers.attempts.bundle import (
     needed_contributors,
     read_bundle,
 )
-from peers.attempts.masking import MaskingSteps
-from peers.attempts.reports import Reports, RoundKey
-from peers.attempts.roles import is_masked
-from peers.attempts.statement import HeldLock, ManifestOf
-from peers.attempts.timing import Timing
-from peers.attempts.update_collector import Gathering
+from peers.attempts.modes import mode_of
+from peers.attempts.scale import Reports
+from peers.attempts.secure_sum import CoordinatorSteps
+from peers.attempts.statement import HeldLock, Known, ManifestOf
+from peers.plans import robust
+from peers.plans.robust import Selection
 from peers.wire.signing import Keys, digest_of, name_of
 from proto import federation_pb2 as pb
 
 
+@dataclass(frozen=True)
+class SharedModel:
+    """What is trained together: the digest of its shapes, and how many values are exchanged."""
+
+    shape_digest: bytes
+    values: int
+
+
+class Deadlines(Protocol):
+    """How long a coordinator waits, in seconds (peers/rounds/pacemaker.py)."""
+
+    def phase(self, attempt: int) -> float:
+        """In a phase other than training."""
+
+    def train(self, attempt: int) -> float:
+        """For local training."""
+
+    def straggler(self, attempt: int) -> float:
+        """For the others, after a quorum or masking's threshold."""
+
+
 class AttemptFails(Exception):
     """This attempt can't go on; the text says why and at whose side."""
+
+
+@dataclass
+class Gathering:
+    """Whose updates are wanted, which are here, and which are in the sum already.
+
+    ``asked``: sites whose updates are waited for or in the sum, sorted.
+    ``exponents``: the common fixed-point scale, one a parameter group.
+    ``contributions``: what each has signed of its upload.
+    ``added``: sites whose updates are in the sum.
+    ``rejected``: whom the plan's robust rule, or its own exponents, keep out, and why.
+    ``question``: the certified one; ``answers``: the equal ones that decided.
+    """
+
+    plan: pb.Plan
+    asked: tuple[str, ...] = ()
+    exponents: tuple[int, ...] = ()
+    contributions: dict[str, pb.Signed] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+    rejected: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0  # of them by the exponents that they signed, as every participant sees
+    question: Known | None = None
+    answers: list[pb.Signed] = field(default_factory=list)
+    _uploads: dict[str, bytes] = field(default_factory=dict)
+    _promised: dict[str, pb.Contribution] = field(default_factory=dict)
+    _here: set[str] = field(default_factory=set)
+    _told: dict[str, pb.Signed] = field(default_factory=dict)
+    _comparing: bool = False
+    _selected: bool = False
+    _finishing: bool = False
+
+    def ask(self, sites: Sequence[str], exponents: tuple[int, ...]) -> None:
+        """These sites are about to be asked for their updates."""
+        self.asked, self.exponents = tuple(sites), exponents
+
+    def expects(self, site: str) -> bool:
+        """Whether this site's update is still to come."""
+        waiting = not self._comparing and not self._finishing
+        return waiting and site in self.asked and site not in self.added
+
+    def arrived(self, site: str, digest: bytes) -> list[do.Effect] | None:
+        """An update is here, whole; None when it is not what its owner signed."""
+        self._uploads.setdefault(site, digest)
+        return self._whole(site)
+
+    def signed(
+        self, site: str, contribution: pb.Signed, told: pb.Contribution
+    ) -> list[do.Effect] | None:
+        """Its owner has signed it; None when that is not what is here."""
+        self.contributions.setdefault(site, contribution)
+        self._promised.setdefault(site, told)
+        return self._whole(site)
+
+    def _whole(self, site: str) -> list[do.Effect] | None:
+        if site not in self._uploads or site not in self._promised or site in self._here:
+            return []
+        if self._uploads[site] != self._promised[site].upload_digest:
+            return None
+        self._here.add(site)
+        return [] if self.robust else [self._add(site)]
+
+    def _add(self, site: str) -> do.AddUpdate:
+        nonce = self._promised[site].nonce
+        return do.AddUpdate(self.plan.round, self.plan.attempt, site, nonce)
+
+    def without(self, site: str) -> None:
+        """This site's update will not come, or is no good."""
+        self.asked = tuple(other for other in self.asked if other != site)
+
+    def cut_off(self) -> None:
+        """What is not here, or in the sum, by now never will be."""
+        self.asked = tuple(sorted(self._here if self.robust else self.added))
+
+    # ---- compare and select ------------------------------------------------------
+
+    @property
+    def robust(self) -> bool:
+        """Whether updates are compared before they are summed."""
+        return robust.is_robust(self.plan.training)
+
+    @property
+    def to_be_compared(self) -> bool:
+        """Whether every update that was asked for waits to be compared."""
+        return self.robust and not self._comparing and self._here >= set(self.asked)
+
+    @property
+    def selected(self) -> bool:
+        """Whether nobody is rejected any more: key holders hold us to the selection."""
+        return self._selected
+
+    @property
+    def still_byzantine(self) -> int:
+        """How many more sites may lie: who was kept out by what it reported was one of them."""
+        if not self.robust or self._selected:
+            return 0
+        return max(0, self.plan.training.byzantine_sites - self.left_out)
+
+    def reject(self, rejected: Mapping[str, str]) -> None:
+        """These sites' updates are kept out."""
+        self.rejected.update(rejected)
+
+    def compare(self) -> list[do.Effect]:
+        """All updates are in, so nobody can adapt: have their dot products written."""
+        self._comparing = True
+        nonces = tuple(self._promised[site].nonce for site in self.asked)
+        return [do.CompareUpdates(self.plan.round, self.plan.attempt, self.asked, nonces)]
+
+    def answered(self, signed: pb.Signed, needed: int) -> list[pb.Signed]:
+        """A key holder's answer; as many equal ones as are needed, once there are."""
+        self._told.setdefault(signed.site, signed)
+        told = self._told.values()
+        equal = [one for one in told if one.body == signed.body]
+        if len(equal) >= needed:
+            self.answers = sorted(equal, key=lambda one: one.site)
+            return self.answers
+        return []
+
+    def select(self, selection: Selection) -> None:
+        """Keep what the rule keeps."""
+        self._selected, self.asked = True, selection.kept
+
+    def add_selected(self) -> list[do.Effect]:
+        """Add what was selected."""
+        return [self._add(site) for site in self.asked]
+
+    # ---- the sum -----------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether every update that shall be in the sum is in it."""
+        return self._selected >= self.robust and self.added >= set(self.asked)
+
+    def finish(self) -> list[do.Effect]:
+        """Write the sum, once.
+
+        What was handed to the adder before this is in the sum, and says so before the
+        sum is finished: ``added`` is right when `SumFinished` comes.
+        """
+        if self._finishing:
+            return []
+        self._finishing = True
+        return [do.FinishSum(self.plan.round, self.plan.attempt)]
+
+    def describe(self, statement: pb.Statement, sites: Iterable[str]) -> None:
+        """Write into a statement what is summed, or compared: these sites' contributions."""
+        statement.scale_exponents.extend(self.exponents)
+        statement.contributions.extend(self.contributions[site] for site in sites)
+        statement.rejected.extend(sorted(self.rejected))
+
+    def rejections(self) -> list[pb.Rejection]:
+        """What the round's report tells of those who were kept out."""
+        told = sorted(self.rejected.items())
+        return [pb.Rejection(site=site, reason=reason) for site, reason in told]
 
 
 @dataclass
@@ -40,11 +215,10 @@ class Preparing:
     site: str
     ground: Ground
     run: pb.Signed
-    shape_digest: bytes
-    shared_values: int
+    model: SharedModel
     keys: Keys
     manifest_of: ManifestOf
-    timing: Timing
+    timing: Deadlines
     unix_ms: Callable[[], int]
     now: float
     head_certificate: pb.Certificate | None = None
@@ -57,10 +231,9 @@ class Preparing:
     _refusals: dict[str, str] = field(default_factory=dict)
     _behind: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, pb.PlanAnswer] = field(default_factory=dict)
-    _masking: MaskingSteps | None = None
-    _key: RoundKey | None = None
+    _mode: CoordinatorSteps | None = None
     _reports: Reports | None = None
-    _context_held: bool = False
+    _can_add: bool = False
     _updates: Gathering | None = None
     _phases: list[tuple[str, float]] = field(default_factory=list)
     _phase_began: float = 0.0
@@ -88,7 +261,7 @@ class Preparing:
             attempt=self.attempt,
             head_digest=self.ground.parent_digest,
             run=self.run,
-            shape_digest=self.shape_digest,
+            shape_digest=self.model.shape_digest,
             manifest_version=self.ground.manifest.version,
             promise=own,
         )
@@ -133,13 +306,13 @@ class Preparing:
         return name_of(self.run)
 
     def _refused_before_scale(self, sender: str, reason: str, now: float) -> list[do.Effect]:
-        if sender == self._plan.key_dealer and not self._context_held:
+        if sender == self._plan.key_dealer and not self._can_add:
             raise AttemptFails(f"the key dealer {sender} failed to {reason}")
         if sender not in self.participants:
             return []
         self._told.told[sender] = None
-        masking = self._masking_without(sender, now)
-        return [*masking, *(self._all_planned(now) or self._scale_if_all_trained(now))]
+        left = self._steps_without(sender, now)
+        return [*left, *(self._all_planned(now) or self._scale_if_all_trained(now))]
 
     def behind(self, sender: str, head_round: int) -> None:
         """A site has yet to learn of the last commit; it answers when it has."""
@@ -166,9 +339,8 @@ class Preparing:
             raise AttemptFails(f"{error}{self._why_not()}") from error
         self.plan_digest = digest_of(self.plan)
         self._updates = Gathering(self.plan)
-        self._key = RoundKey(self.ground, self.keys, self.plan)
         self._reports = Reports(self.ground, self.keys, self.plan)
-        self._masking = MaskingSteps(self.plan) if is_masked(self.plan) else None
+        self._mode = mode_of(self.plan).coordinator(self.plan, self.keys, self.ground.manifest)
         self._enter("plan", now, self.timing.phase(self.attempt))
         return [do.Coordinate(self.plan), *bundles]
 
@@ -183,7 +355,7 @@ class Preparing:
             self._refusals[sender] = answer.reason
             if sender == self.plan.key_dealer:
                 raise AttemptFails(f"the key dealer {sender} declined the plan: {answer.reason}")
-            return [*self._masking_without(sender, now), *self._all_planned(now)]
+            return [*self._steps_without(sender, now), *self._all_planned(now)]
         return self._all_planned(now)
 
     def _all_planned(self, now: float) -> list[do.Effect]:
@@ -195,75 +367,63 @@ class Preparing:
 
     def _begin_training(self, now: float) -> list[do.Effect]:
         phase, train = self.timing.phase(self.attempt), self.timing.train(self.attempt)
-        self._enter("train", now, train if self._context_held else min(phase, train))
+        self._enter("train", now, train if self._can_add else min(phase, train))
         return self._scale_if_all_trained(now)
 
     def expects_context(self, sender: str) -> bool:
         """Whether the key dealer's public context belongs here now."""
-        waiting = self.phase in ("plan", "train") and not self._round_key.public_digest
-        return waiting and self.plan is not None and sender == self.plan.key_dealer
+        waiting = self.phase in ("plan", "train") and self._mode is not None
+        return waiting and self._steps.expects_context(sender)
 
-    def key_committed(self, sender: str, message: pb.KeyCommitted, now: float) -> list[do.Effect]:
-        """The dealer's word on the key, which everybody will hold it to."""
-        if self.plan is None:
+    # ---- what the mode of the sum wants -------------------------------------------
+
+    def steps_answered(self, sender: str, message: do.OfMode, now: float) -> list[do.Effect]:
+        """A site answers in the words of the plan's mode."""
+        if self._mode is None:
             return []
-        self._round_key.committed(sender, message)
-        return self._key_ready(now)
+        effects = self._mode.answered(sender, message)
+        return [*effects, *self._updates_welcome(now), *self._steps_on(now)]
 
-    def context_held(self, event: do.ContextHeld, now: float) -> list[do.Effect]:
-        """The public context is here."""
-        key = self._round_key
-        key.public_digest = key.public_digest or event.digest
-        return self._key_ready(now)
+    def steps_worked(self, event: do.Worked, now: float) -> list[do.Effect]:
+        """Our own work is done, of which the mode may know more."""
+        if self._mode is None:
+            return []
+        return [*self._mode.worked(event), *self._updates_welcome(now)]
 
-    def _key_ready(self, now: float) -> list[do.Effect]:
+    def _updates_welcome(self, now: float) -> list[do.Effect]:
         """With key and commitment, or the sharers' roster, updates can be added from now on."""
-        if self._context_held or not self._round_key.ready:
+        if self._can_add or not self._steps.ready:
             return []
-        if objection := self._round_key.objection:
+        if objection := self._steps.objection:
             raise AttemptFails(objection)
-        self._context_held = True
+        self._can_add = True
         if self.phase == "train":
             self.deadline = self._phase_began + self.timing.train(self.attempt)
         # Runs beside training, so it is a span since the plan, not a phase.
         self._phases.append(("key", now - self._phase_began))
         return self._scale_if_all_trained(now)
 
-    # ---- masking -----------------------------------------------------------------
-
-    def masking_answered(
-        self, sender: str, answer: pb.MaskingAnswer, now: float
-    ) -> list[do.Effect]:
-        """A participant has done its step of masking."""
-        if self._masking is None or not self._masking.answered(sender, answer):
+    def _steps_without(self, sender: str, now: float) -> list[do.Effect]:
+        """A site is out of the attempt: its steps are not waited for."""
+        if self._mode is None:
             return []
-        return self._masking_on(now)
+        self._mode.gone(sender)
+        return self._steps_on(now)
 
-    def _masking_without(self, sender: str, now: float) -> list[do.Effect]:
-        """A site is out of the attempt: its step is not waited for."""
-        if self._masking is None:
-            return []
-        self._masking.gone(sender)
-        return self._masking_on(now)
-
-    def _masking_on(self, now: float) -> list[do.Effect]:
+    def _steps_on(self, now: float) -> list[do.Effect]:
         """When all have answered: pass it on. With enough of them, the rest gets a moment."""
-        steps = self._masking
-        if steps is None:
+        steps = self._steps
+        if not steps.collecting:
             return []
         if steps.complete:
             return self._pass_on(steps, now)
-        if self.phase == "open" and steps.heard >= steps.threshold:
+        if self.phase == "open" and not steps.shortage:
             self.deadline = min(self.deadline, now + self.timing.straggler(self.attempt))
         return []
 
-    def _pass_on(self, steps: MaskingSteps, now: float) -> list[do.Effect]:
-        step = "" if steps.step is None else pb.MaskingStep.Name(steps.step).lower()
-        if steps.heard < steps.threshold:
-            raise AttemptFails(
-                f"{steps.heard} sites have answered masking's {step or 'last'} step, "
-                f"{steps.threshold} must{self._why_not()}"
-            )
+    def _pass_on(self, steps: CoordinatorSteps, now: float) -> list[do.Effect]:
+        if shortage := steps.shortage:
+            raise AttemptFails(f"{shortage}{self._why_not()}")
         effects = steps.pass_on()
         if self.phase != "plan":
             self.deadline = now + self.timing.phase(self.attempt)
@@ -283,16 +443,15 @@ class Preparing:
     def _scale_if_all_trained(self, now: float) -> list[do.Effect]:
         agreed = {site for site, answer in self._answers.items() if answer.accepted}
         waiting = agreed - set(self._told.told)
-        if self.phase == "train" and self._context_held and not waiting:
+        if self.phase == "train" and self._can_add and not waiting:
             return self._scale(now)
         return []
 
     def _scale(self, now: float) -> list[do.Effect]:
         """Pass on what all have told: one fixed-point scale follows from it."""
-        if not self._context_held:
+        if not self._can_add:
             raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
-        # Who has shared no secrets can't be in a masked sum.
-        told = self._told.of(self._masking.sharers if self._masking else None)
+        told = self._told.of(self._steps.able)
         self._need(len(told), "have trained")
         try:
             exponents, rejected = self._told.scale(told)
@@ -325,10 +484,10 @@ class Preparing:
         return self._updates
 
     @property
-    def _round_key(self) -> RoundKey:
-        if self._key is None:
+    def _steps(self) -> CoordinatorSteps:
+        if self._mode is None:
             raise AssertionError(f"phase {self.phase} without a plan")
-        return self._key
+        return self._mode
 
     @property
     def _told(self) -> Reports:
@@ -369,7 +528,7 @@ class Preparing:
             promise = promised.promise
             if not promise.willing:
                 reasons[site] = promise.reason or "not willing to train"
-            elif promise.shape_digest != self.shape_digest:
+            elif promise.shape_digest != self.model.shape_digest:
                 reasons[site] = "its retriever differs (encoder or adaptation)"
         for site in self._enabled:
             if self.phase == "prepare" and site not in self._promises:

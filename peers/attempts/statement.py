@@ -16,9 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from crypto.ckks.sum_proof import NONCE_BYTES
-from peers.attempts import selection
-from peers.attempts.roles import is_masked
+from peers.attempts.modes import mode_of
+from peers.plans import robust
 from peers.wire.certificates import RULES, plan_digest
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import FederationManifest
@@ -180,15 +179,10 @@ def read_contributions(
         must_be(site in participants, lead, f"sums an update of {site}, which takes no part")
         agreed = (told.plan_digest, told.scale_digest) == (plan, scale)
         must_be(agreed, lead, f"sums an update that {site} made for something else")
-        tagged = len(told.nonce) == tag_bytes(statement.plan, site)
+        tagged = len(told.nonce) == mode_of(statement.plan).tag_bytes(statement.plan, site)
         must_be(tagged, lead, f"shows tags of {site} that prove nothing")
         found[site] = told
     return found
-
-
-def tag_bytes(plan: pb.Plan, site: str) -> int:
-    """How long the nonce of a site's tags is; without tags 0."""
-    return 0 if is_masked(plan) or site == plan.coordinator else NONCE_BYTES
 
 
 def scale_digest(exponents: Sequence[int]) -> bytes:
@@ -233,14 +227,14 @@ def check_selection(
     Returns whom it rejects. Raises RemoteProtocolError, CertificateError.
     """
     plan, lead = statement.plan, statement.plan.coordinator
-    if not selection.is_robust(plan.training):
+    if not robust.is_robust(plan.training):
         must_be(not statement.question_digest, lead, "selects where nothing was compared")
         return ()
     if question is None or question.digest != statement.question_digest:
         raise RemoteProtocolError(f"{lead} selects by a question that is not certified here")
     answer = read_answers(statement.answers, question, keys, manifest)
     try:
-        chosen = selection.choose(plan, question, answer, 0)
+        chosen = robust.choose(plan, question.message, answer, 0)
     except ValueError as error:
         raise RemoteProtocolError(f"{lead} selects: {error}") from error
     compared = {one.site: one for one in question.message.contributions}
@@ -262,7 +256,7 @@ def read_answers(
     """What f + 1 key holders decrypted alike, of which one is honest."""
     answers = list(answers)
     plan = question.message.plan
-    needed = selection.answers_needed(plan)
+    needed = robust.answers_needed(plan)
     lead, sites = plan.coordinator, {one.site for one in answers}
     must_be(len(sites) >= needed, lead, f"shows {len(sites)} answers, {needed} are needed")
     must_be(len({one.body for one in answers}) == 1, lead, "shows answers that differ")

@@ -7,7 +7,8 @@ effect comes about. peers/attempts/attending.py and peers/rounds/protocol.py bui
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import (
@@ -20,16 +21,15 @@ from peers.attempts.effects import Durable, Effect
 from peers.attempts.participation import (
     Participation,
 )
-from peers.attempts.policy import Policy
-from peers.attempts.reports import Scaled
-from peers.attempts.roles import coordinator_of
+from peers.attempts.preparing import SharedModel
+from peers.attempts.scale import Scaled
 from peers.attempts.statement import HeldLock, Known
-from peers.attempts.timing import Timing
+from peers.plans.policy import Policy
 from peers.rounds import evidence, runs
 from peers.rounds.adoption import Adoption
 from peers.rounds.manifest_in_force import ManifestInForce
-from peers.rounds.pacemaker import Pacemaker, reached
-from peers.wire.manifest import FederationManifest
+from peers.rounds.pacemaker import Pacemaker, Timing, reached
+from peers.wire.manifest import FederationManifest, coordinator_of
 from peers.wire.messages import one_line
 from peers.wire.signing import Keys, Kind, must_be, sign
 from proto import federation_pb2 as pb
@@ -37,53 +37,72 @@ from proto import federation_pb2 as pb
 LATER_THAN_ANY = 2**64  # attempt
 
 
+@dataclass(frozen=True)
+class Member:
+    """Which site this is, and of what.
+
+    ``keys``: its signature, and whom it believes. ``incarnation``: 16 bytes, drawn for this
+    start of the daemon.
+    """
+
+    site: str
+    federation_id: str
+    keys: Keys
+    incarnation: bytes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What it still knows from before its start. ``accused``: sites that evidence is kept of."""
+
+    durable: Durable
+    head_certificate: pb.Certificate | None
+    accused: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How what others say is verified; ``vote`` and ``certificate`` raise CertificateError."""
+
+    vote: Callable[[pb.Vote], None]
+    certificate: Callable[[pb.Certificate], None]
+    past_manifest: Callable[[int], FederationManifest | None]
+
+
 class Machine:
     """One site's state in the round under way. Methods add to the effects of a step."""
 
     def __init__(
         self,
+        member: Member,
+        stored: Stored,
         *,
-        site: str,
-        federation_id: str,
         manifest: FederationManifest,
-        durable: Durable,
-        head_certificate: pb.Certificate | None,
-        shape_digest: bytes,
-        shared_values: int,
-        keys: Keys,
+        model: SharedModel,
         policy: Policy,
         timing: Timing,
-        verify_vote: Callable[[pb.Vote], None],
-        verify_certificate: Callable[[pb.Certificate], None],
+        verification: Verification,
         unix_ms: Callable[[], int],
-        past_manifest: Callable[[int], FederationManifest | None],
-        incarnation: bytes,
-        accused: Iterable[str] = (),
     ) -> None:
-        """``verify_*`` raise CertificateError; ``unix_ms`` dates certificates, for people.
-
-        ``incarnation``: 16 bytes, drawn for this start of the daemon.
-
-        ``keys``: this site's signature, and whom it believes. ``accused``: sites that
-        evidence is kept of.
-        """
-        self.site = site
+        """``unix_ms`` dates certificates, for people."""
+        durable, head_certificate = stored.durable, stored.head_certificate
+        self.site = member.site
         self.durable = durable
-        self.accused = set(accused)
+        self.accused = set(stored.accused)
         # Empty bytes where nothing was promised are a promise under manifest 0.
         entered = pb.Promise.FromString(durable.state.promise.promise.body).manifest_version
         self._manifests = ManifestInForce(
-            manifest, past_manifest, head_certificate, entered, durable.state.began
+            manifest, verification.past_manifest, head_certificate, entered, durable.state.began
         )
-        self._federation_id = federation_id
+        self._federation_id = member.federation_id
         self._head_certificate = head_certificate
-        self._shape_digest = shape_digest
-        self._shared_values = shared_values
+        self._model = model
+        self._shape_digest = model.shape_digest
         self._unix_ms = unix_ms
-        self._keys = keys
+        self._keys = member.keys
         self._policy = policy
         self._timing = timing
-        self._verify_vote = verify_vote
+        self._verify_vote = verification.vote
         self._situation = do.Situation(0, willing=False, reason="still starting")
         self._ground = self._ground_of(max(0, durable.promised))
         self._coordination: Coordination | None = None
@@ -94,7 +113,7 @@ class Machine:
         self._question: Known | None = None
         self._state_early: pb.State | None = None  # came before its bundle
         self._pending: HeldLock | None = None
-        self._incarnation = incarnation
+        self._incarnation = member.incarnation
         self._promises: dict[str, Promised] = {}
         self._attempts: dict[str, int] = {}  # the latest that each site has promised
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
@@ -102,7 +121,7 @@ class Machine:
         self._answered: dict[str, tuple[bytes, bytes, float]] = {}  # its run, ours, and when
         self._too_early: list[do.Received] = []
         self._early: list[do.Received] = []
-        self._adoption = Adoption(site, verify_certificate)
+        self._adoption = Adoption(self.site, verification.certificate)
         self._pace = Pacemaker(timing)
         self._now = 0.0
         self._effects: list[Effect] = []

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import cast
 
 from peers.attempts import effects as do
 from peers.attempts.attending import Attending
@@ -40,13 +41,12 @@ from peers.attempts.bundle import (
 )
 from peers.attempts.coordination import Coordination
 from peers.attempts.effects import Durable, Effect, Event
+from peers.attempts.modes import ORDERS
 from peers.attempts.preparing import AttemptFails
-from peers.attempts.roles import coordinator_of
-from peers.attempts.statement import Known
 from peers.rounds import runs
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import LocalProtocolError, RemoteProtocolError
-from peers.wire.signing import Kind, must_be, read, sign, signed_by, verify
+from peers.wire.signing import Kind, must_be, read, sign
 from proto import federation_pb2 as pb
 
 
@@ -192,8 +192,6 @@ class Protocol(Attending):
                 self._on_certified(sender, body)
             case pb.Scale():
                 self._on_scale(sender, body)
-            case pb.MaskingOrder() | pb.Proof() | pb.Openings():
-                self._on_order(sender, body)
             case pb.Proven():
                 self._on_proven(sender, body)
             case pb.Commit():
@@ -209,8 +207,10 @@ class Protocol(Attending):
                 self._on_recall(sender, body)
             case pb.Remembered():
                 self._on_remembered(sender, body)
+            case _ if isinstance(body, ORDERS):
+                self._on_order(sender, body)
             case _:
-                self._on_answer(sender, body)
+                self._on_answer(sender, cast("do.OfMode | pb.Vote", body))
 
     # ---- runs ------------------------------------------------------------------
 
@@ -373,8 +373,7 @@ class Protocol(Attending):
             site=self.site,
             ground=ground,
             run=self.durable.signed_run,
-            shape_digest=self._shape_digest,
-            shared_values=self._shared_values,
+            model=self._model,
             keys=self._keys,
             manifest_of=self._manifests.of_round,
             timing=self._timing,
@@ -399,30 +398,6 @@ class Protocol(Attending):
         coordination = self._coordinated(message.round, message.attempt)
         if coordination is not None:  # of a site that leaves the attempt, perhaps ourselves
             self._emit(*coordination.refused(sender, message, self._now))
-
-    def _on_ended(self, sender: str, message: pb.EndedAttempt) -> None:
-        """Only its coordinator ends an attempt; the next one begins a moment later.
-
-        Whoever hears it says so to all: told to one, it would set that one's attempts apart.
-        """
-        ended = read(self._keys, Kind.ENDED, pb.Ended, message.ended, self.manifest)
-        if ended.federation_id != self._federation_id:
-            raise RemoteProtocolError(f"{sender} ends an attempt of another federation")
-        if ended.round == self._round + 1 and self._too_early:
-            self._too_early = [self._too_early[0], do.Received(sender, message)]
-        if not self._is_current(ended.round, ended.attempt):
-            return
-        by = message.ended.site
-        must_be(by == self._ground.coordinator, by, "ends an attempt that it does not run")
-        if self._pace.idle:
-            return  # we have left it
-        self._part = self._coordination = None
-        if self._pace.over:
-            return  # others say so as well
-        if sender != self.site:
-            self._tell_others(message)
-        self._progress("failed", message=ended.reason)
-        self._pace.ended(ended.attempt, self._now)
 
     # ---- prepare ---------------------------------------------------------------
 
@@ -454,24 +429,6 @@ class Protocol(Attending):
             if message.attempt != self.durable.promised:
                 return
         self._repeat_promise(sender)
-
-    def _repeat_promise(self, to: str) -> None:
-        """The very bytes that are on our disk, of the latest attempt that we have promised."""
-        state = self.durable.state
-        if state.HasField("promise") and not self._recalling and not self._owes(state):
-            self._emit(do.Send(to, state.promise))
-
-    def _check_turn(self, sender: str, round_: int, attempt: int) -> None:
-        """Only its coordinator speaks for an attempt."""
-        turn = {
-            coordinator_of(known, round_, attempt)
-            for known in (self._ground.manifest, self._manifests.current, self._manifests.newest)
-        }
-        must_be(
-            sender in turn,
-            sender,
-            f"does not coordinate attempt {attempt} of round {round_}: it is not its turn",
-        )
 
     def _catch_up_for(self, sender: str, message: pb.Prepare) -> None:
         """A commit is still on its way to us: say so, and answer when we have caught up."""
@@ -515,7 +472,7 @@ class Protocol(Attending):
         if far > self.durable.promised and self._active and not waits:
             self._enter(far)
 
-    def _on_answer(self, sender: str, message: do.Answer) -> None:
+    def _on_answer(self, sender: str, message: do.OfMode | pb.Vote) -> None:
         """An answer to the attempt that we coordinate; of another attempt: too late."""
         round_ = message.body.round if isinstance(message, pb.Vote) else message.round
         if isinstance(message, pb.Vote):
@@ -534,14 +491,6 @@ class Protocol(Attending):
         self._emit(*coordination.answered(sender, message, self._now))
         if isinstance(message, pb.Stated) and stating is not None:
             self._heard_of(stating, sender, message)
-
-    def _heard_of(self, stating: Known, sender: str, message: pb.Stated) -> None:
-        """A site that is restored has to be told what it signed, also when nothing came of it."""
-        if message.statement_digest == stating.digest:
-            by, manifest = message.signature, self._ground.manifest
-            verify(self._keys, Kind.STATEMENT, stating.raw, by, manifest)
-            must_be(by.site == sender, sender, "brings another site's signature")
-            self._note(pb.TWO_STATEMENTS, signed_by(stating.raw, by))
 
     def _on_behind(self, sender: str, message: pb.Behind) -> None:
         if coordination := self._coordinated(message.round, message.attempt):

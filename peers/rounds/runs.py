@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from peers.attempts import effects as do
-from peers.attempts import selection
-from peers.attempts.policy import Policy, weakening
+from peers.attempts import modes
+from peers.plans import robust
+from peers.plans.policy import Policy, weakening
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
 
@@ -270,14 +271,14 @@ def objection(plan: pb.TrainingPlan, manifest: FederationManifest) -> str:
             f"the plan needs {plan.min_participants} participants, the manifest has {sites} "
             "enabled sites; lower training.min_participants or add sites"
         )
-    needed = selection.participants_needed(plan)
+    needed = robust.participants_needed(plan)
     if needed > sites:
         return (
             f"{needed} participants are needed so that {plan.min_participants} are left when "
             f"{plan.byzantine_sites} are rejected, the manifest has {sites} enabled sites; "
             "lower robust.byzantine_sites or add sites"
         )
-    return selection.objection(plan, sites)
+    return modes.objection(plan, sites)
 
 
 def in_words(run: pb.Run | None) -> str:

@@ -353,3 +353,9 @@ def _counted(sites: int) -> str:
 
 def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def coordinator_of(manifest: FederationManifest, round_: int, attempt: int) -> str:
+    """The site that runs this attempt: the sorted enabled sites in rotation."""
+    sites = manifest.enabled_ids
+    return sites[(round_ + attempt) % len(sites)]

@@ -28,11 +28,12 @@ from crypto.ckks.sums import DealtKey, RoundKey, RunningSum
 from crypto.quantize import FRACTION_INTEGERS, CryptoError, pack, unpack
 from daemon.jobs import ckks as round_crypto
 from daemon.jobs.aggregation import CiphertextSum
+from daemon.jobs.sum_jobs import Credentials, JobContext
 from daemon.process.workers import Worker
-from daemon.rounds import work as attempt_work
 from daemon.rounds.catch_up import Folders
+from daemon.rounds.events import EventQueue
 from daemon.rounds.progress import ProgressBoard
-from daemon.rounds.work import AttemptWork
+from daemon.rounds.work import AttemptWork, Computing
 from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
@@ -71,6 +72,23 @@ class Member:
     got: list[tuple[str, int, bytes]] = field(default_factory=list)
 
 
+@dataclass
+class HandsOver:
+    """The way to the other members: what is pushed is with them at once."""
+
+    site: str
+    members: dict[str, Member]
+
+    async def push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
+        member = self.members[to]
+        if isinstance(source, bytes):
+            member.got.append((self.site, name.kind, source))
+            await member.work.take_context(self.site, name, source)
+        else:
+            data = await asyncio.to_thread(source.read_bytes)
+            member.got.append((self.site, name.kind, data))
+
+
 @asynccontextmanager
 async def members(
     root: Path, plan: pb.Plan, federation: Federation
@@ -81,43 +99,26 @@ async def members(
         for participant in plan.participants:
             site, folder = participant.site, root / participant.site
 
-            async def push(
-                to: str, name: pb.BlobName, source: Path | bytes, sender: str = site
-            ) -> None:
-                if isinstance(source, bytes):
-                    found[to].got.append((sender, name.kind, source))
-                    await found[to].work.take_context(sender, name, source)
-                else:
-                    data = await asyncio.to_thread(source.read_bytes)
-                    found[to].got.append((sender, name.kind, data))
-
-            async def feed(_event: do.Event) -> None:
-                """Nobody runs the protocol here."""
-
             worker = Worker(f"crypto-{site}", threads=1)
             stack.push_async_callback(worker.stop)
             (folder / "kept").mkdir(parents=True)
             ledger = PrivacyLedger(folder / "privacy.sqlite3")
             stack.callback(ledger.close)
             spool = folder / "spool"
+            credentials = Credentials(federation.identity(site), federation.trust)
+            peers = cast(Any, HandsOver(site, found))
+            # Nobody runs the protocol, and nothing is trained: the update is given.
+            events, nothing = EventQueue(), cast(Any, None)
             work = AttemptWork(
-                identity=federation.identity(site),
-                trust=federation.trust,
-                learning=cast(Any, None),  # nothing is trained: the update is given
-                crypto=worker,
-                spec=cast(Any, None),
-                shapes=SHAPE,
-                folders=Folders(folder, spool, spool, folder / "residual.npy", folder / "kept"),
-                library=folder,
+                JobContext(credentials, worker, SHAPE, events, peers),
+                Computing(nothing, worker, nothing, folder),
+                Folders(folder, spool, spool, folder / "residual.npy", folder / "kept"),
+                PrivacyBudget(ledger, worker, None, 1e-5),
+                readiness=nothing,
                 progress=ProgressBoard(lambda: (0, 0)),
-                privacy=PrivacyBudget(ledger, worker, None, 1e-5),
-                spent=cast(Any, None),
-                feed=feed,
-                send=lambda *_: None,
-                push=push,
             )
             await work.begin(*AT)
-            work.plan = plan
+            work.take_plan(plan)
             found[site] = Member(work, spool / "7-0")
         yield found
 
@@ -170,10 +171,10 @@ async def test_the_coordinator_decrypts_an_update(
         plan.participants.add(site=site, num_examples=1, certificate=certificate)
     if not defended:
         everybody = [participant.site for participant in plan.participants]
-        monkeypatch.setattr(attempt_work, "key_holders", lambda *_: everybody)
+        monkeypatch.setattr(round_crypto, "holders_of", lambda *_: everybody)
     async with members(tmp_path / "sites", plan, federation) as sites:
         coordinates, victim = sites[COORDINATOR], sites[VICTIM]
-        await sites[DEALER].work.deal_key(do.DealKey(plan, COORDINATOR))
+        await sites[DEALER].work.carry_out(do.DealKey(plan, COORDINATOR))
         delta = np.random.default_rng(1).normal(size=SHAPE.total).astype(np.float32)
         np.save(victim.folder / "update.npy", np.append(delta, np.float32(0.5)))
         await victim.work.encrypt_update(do.EncryptUpdate(*AT, COORDINATOR, 1.0, (3,)))
@@ -319,7 +320,7 @@ async def test_a_second_upload_does_not_displace_the_first(
             return (here.folder / f"encrypted-{VICTIM}.bin").read_bytes()
 
     assert await held_after_two(tmp_path / "defended") == b"first"
-    without(monkeypatch, AttemptWork, "arrived", "if sender in held.updates:")
+    without(monkeypatch, AttemptWork, "arrived", "if sender in state.updates:")
     assert await held_after_two(tmp_path / "undefended") == b"second"
 
 

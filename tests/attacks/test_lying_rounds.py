@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from crypto.arrays import Float64
-from peers.attempts.bundle import DOMINANCE, clipped
+from peers.plans.weights import DOMINANCE, clipped
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from tests.attacks.programs.lying_fedd import HEAVY

@@ -19,8 +19,9 @@ from daemon.jobs import ckks
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.attempts import attending, bundle, participation, preparing, statement
 from peers.attempts import effects as do
-from peers.attempts.roles import weights
 from peers.attempts.statement import Known
+from peers.plans import weights as plan_weights
+from peers.plans.weights import weights
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without
@@ -153,6 +154,6 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
     text = 'must_be(agreed, lead, f"sums an update that {site} made for something else")'
     without(monkeypatch, statement, "read_contributions", text, instead="pass")
     monkeypatch.setattr(participation, "read_contributions", statement.read_contributions)
-    assert objection() == f"{leader} states a sum: {bundle.too_dominant(lying.plan, 'abc')}"
-    monkeypatch.setattr(bundle, "stands_out", lambda *_, **__: False)
+    assert objection() == f"{leader} states a sum: {plan_weights.too_dominant(lying.plan, 'abc')}"
+    monkeypatch.setattr(plan_weights, "stands_out", lambda *_, **__: False)
     assert objection() == ""

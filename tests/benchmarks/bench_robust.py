@@ -21,7 +21,7 @@ import numpy as np
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
 from crypto.ckks.sums import RoundKey, choose_measurable, deal
 from crypto.quantize import pack, quantise, scale_exponents
-from peers.attempts.robust import select
+from peers.plans.robust import select
 
 SITES = 7
 VALUES = 300_000

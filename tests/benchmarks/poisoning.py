@@ -34,7 +34,7 @@ from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.mining import mine_negatives
 from daemon.learning.retriever.retriever import HeadRetriever, Texts
 from daemon.learning.training import TrainingSet, fit, training_seed
-from peers.attempts.robust import select
+from peers.plans.robust import select
 from tests.daemon.evaluation.rankings import evaluate_rankings
 
 ROOT = Path(__file__).parents[2]

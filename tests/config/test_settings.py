@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
 from config.settings import SECTIONS, Settings, SettingsError, load
-from peers.attempts.robust import FROM_GRAM, objection
+from peers.plans.robust import FROM_GRAM, objection
 from proto import federation_pb2 as pb
 from proto.bounds import bounds_of, names_of
 

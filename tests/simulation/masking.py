@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from peers.attempts import effects as do
-from peers.attempts.roles import threshold_of
+from peers.attempts.masking import Mask, Masked, OpenShares, threshold_of
 from proto import federation_pb2 as pb
 from tests.simulation.scenarios.invariants import claim
 
@@ -32,20 +32,20 @@ class SimulatedMasking:
         """The digest of everyone's keys."""
         return hashlib.sha256(f"roster {at}".encode()).digest()
 
-    def step(self, site: str, effect: do.Mask | do.OpenShares) -> do.Masked | do.ContextHeld:
+    def step(self, site: str, effect: Mask | OpenShares) -> Masked | do.ContextHeld:
         """What the worker of ``site`` makes of an order."""
         at = (effect.round, effect.attempt)
-        if isinstance(effect, do.OpenShares):
+        if isinstance(effect, OpenShares):
             return self._open(site, at, effect)
         order = effect.order
         if order is None:
-            return do.Masked(*at, self._answer(at, pb.KEYS, {site: bytes(97)}))
+            return Masked(*at, self._answer(at, pb.KEYS, {site: bytes(97)}))
         others = [item.site for item in order.items if item.site != site]
         if order.step == pb.KEYS:
-            return do.Masked(*at, self._answer(at, pb.SHARES, dict.fromkeys(others, bytes(82))))
+            return Masked(*at, self._answer(at, pb.SHARES, dict.fromkeys(others, bytes(82))))
         return do.ContextHeld(*at, self.roster(at))
 
-    def _open(self, site: str, at: tuple[int, int], effect: do.OpenShares) -> do.Masked:
+    def _open(self, site: str, at: tuple[int, int], effect: OpenShares) -> Masked:
         outcome = effect.survivors, effect.dropouts
         claim(site in outcome[0], f"{site}: opens a sum that it is not in")
         claim(not set(outcome[0]) & set(outcome[1]), f"{site}: both secrets are asked for")
@@ -53,7 +53,7 @@ class SimulatedMasking:
         claim(known == outcome, f"{site}: two outcomes in {at}")
         claim(len(outcome[0]) >= self._needed[at], f"{site}: opens a sum of {len(outcome[0])}")
         shares = dict.fromkeys([*outcome[0], *outcome[1]], bytes(33))
-        return do.Masked(*at, self._answer(at, pb.OPENING, shares))
+        return Masked(*at, self._answer(at, pb.OPENING, shares))
 
     def _answer(
         self, at: tuple[int, int], step: pb.MaskingStep.ValueType, contents: dict[str, bytes]

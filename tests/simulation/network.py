@@ -35,14 +35,15 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from peers.attempts import effects as do
-from peers.attempts.policy import Policy
-from peers.attempts.roles import coordinator_of
-from peers.attempts.timing import Timing
+from peers.attempts.preparing import SharedModel
+from peers.plans.policy import Policy
+from peers.rounds.machine import Member, Stored, Verification
+from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import CertificateError, vote_payload
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.manifest import FederationManifest, ManifestSite
+from peers.wire.manifest import FederationManifest, ManifestSite, coordinator_of
 from proto import federation_pb2 as pb
 from tests.simulation.masking import SimulatedMasking
 from tests.simulation.proofs import SimulatedProofs
@@ -261,21 +262,16 @@ class World:
         self._clocks[name] = clock
         self._armed[name] = math.inf
         machine = self._machine(
-            site=name,
-            federation_id=FEDERATION,
+            Member(name, FEDERATION, SimulatedKeys(name), incarnation(name, self._boots[name])),
+            Stored(disk.durable, last.certificate if last else None),
             manifest=self.installed[name],
-            durable=disk.durable,
-            head_certificate=last.certificate if last else None,
-            shape_digest=SHAPE,
-            shared_values=2,
+            model=SharedModel(SHAPE, 2),
             unix_ms=lambda: round(self.now * 1000),
-            incarnation=incarnation(name, self._boots[name]),
-            keys=SimulatedKeys(name),
             policy=POLICY,
             timing=TIMING,
-            verify_vote=self._verify_vote,
-            verify_certificate=self._verify_certificate,
-            past_manifest=self.manifests.get,
+            verification=Verification(
+                self._verify_vote, self._verify_certificate, self.manifests.get
+            ),
         )
         self._say(f"{name} starts at round {disk.durable.head_round}")
         self.machines[name] = machine
@@ -467,7 +463,7 @@ class World:
         for _ in range(copies):
             if self._copies:
                 copy = type(body)()
-                copy.CopyFrom(body)  # type: ignore[arg-type]
+                copy.CopyFrom(body)
                 body = copy
             low, high = faults.delay_s
             delay = low + (high - low) * chance()
@@ -561,4 +557,4 @@ def _place(body: do.Body) -> str:
             return f"{body.certificate.body.round}.{body.certificate.attempt}"
         case pb.Evidence():
             return body.first.site
-    return f"{body.round}.{getattr(body, 'attempt', '-')}"
+    return f"{getattr(body, 'round', '-')}.{getattr(body, 'attempt', '-')}"

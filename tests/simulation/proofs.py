@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 
 from peers.attempts import effects as do
-from peers.attempts.roles import threshold_of
+from peers.attempts.masking import threshold_of
 from proto import federation_pb2 as pb
 from tests.simulation.scenarios.invariants import claim
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from peers.attempts import effects as do
-from peers.attempts.roles import key_holders
+from peers.attempts.masking import Mask, MaskedSumStarted, OpenShares, StartMaskedSum
+from peers.attempts.modes import key_holders
 from proto import federation_pb2 as pb
 from tests.simulation.scenarios.invariants import Upload, claim
 from tests.simulation.scenarios.updates import products_of
@@ -36,14 +37,14 @@ class SimulatedWork:
         match effect:
             case do.DealKey(plan, coordinator):
                 self._work(name, "key", plan, self._deal, name, plan, coordinator)
-            case do.Mask() | do.OpenShares():
-                if isinstance(effect, do.OpenShares):
+            case Mask() | OpenShares():
+                if isinstance(effect, OpenShares):
                     at = (effect.round, effect.attempt)
                     world.watch.answers(name, pb.SUM, at, effect.survivors)
                 self._work(name, "mask", effect, self._job, world.masking.step, name, effect)
-            case do.StartMaskedSum():
+            case StartMaskedSum():
                 at = (effect.plan.round, effect.plan.attempt)
-                started = do.MaskedSumStarted(*at, world.masking.roster(at))
+                started = MaskedSumStarted(*at, world.masking.roster(at))
                 self._work(name, "key", effect.plan, world._feed, name, started)
             case do.Train(plan):
                 world.watch.begins_part(name, plan)

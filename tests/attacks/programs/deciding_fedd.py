@@ -32,14 +32,13 @@ from peers.attempts import bundle, preparing, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
 from peers.attempts.preparing import AttemptFails
-from peers.attempts.roles import coordinator_of
 from peers.attempts.statement import Known, ManifestOf
 from peers.link import client
 from peers.rounds import adoption, machine, run_in_force, runs
 from peers.rounds.pacemaker import reached
 from peers.rounds.protocol import Protocol
 from peers.wire.certificates import certificate_of, sign_vote
-from peers.wire.manifest import FederationManifest
+from peers.wire.manifest import FederationManifest, coordinator_of
 from peers.wire.messages import check
 from peers.wire.signing import Keys, Kind, sign
 from proto import federation_pb2 as pb

@@ -26,19 +26,19 @@ import pytest
 
 from daemon import main as fedd
 from daemon.jobs import ckks, masking
-from daemon.jobs.ckks import Applied, Finished
-from daemon.rounds.work import AttemptWork
+from daemon.jobs.ckks import Finished
+from daemon.jobs.integers import Applied
+from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
-from peers.attempts import attending, bundle, participation, preparing, selection, statement
+from peers.attempts import attending, bundle, participation, preparing, scale, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
-from peers.attempts.coordination import Coordination
-from peers.attempts.deciding import Tally
+from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.participation import Participation
 from peers.attempts.preparing import AttemptFails
 from peers.attempts.statement import Known, ManifestOf
-from peers.attempts.timing import Timing
+from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.wire.signing import Keys, Kind, name_of, read, sign, verify
 from peers.wire.vectors import BlobInfo, read_encrypted, write_encrypted
@@ -46,7 +46,7 @@ from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without
 
 HEAVY = 100_000
-COARSER = selection.MOST_BITS_ABOVE  # bits: what a site may be above the median
+COARSER = scale.MOST_BITS_ABOVE  # bits: what a site may be above the median
 
 _DIFFERENCE = 'must_be(same, lead, "states another sum of integers stated before")'
 
@@ -281,7 +281,7 @@ def _certify_the_second(second: _Second) -> None:
 
 def _send_each_holder_one(second: _Second) -> None:
     """The sum of all to all holders but the second one, which is sent the second sum."""
-    certified, send_sum = Coordination._certified, AttemptWork.send_sum
+    certified, send_sum = Coordination._certified, WORK[do.SendSum]
 
     def certifying(
         self: Coordination, known: Known, certificate: pb.StatementCertificate, now: float
@@ -303,10 +303,10 @@ def _send_each_holder_one(second: _Second) -> None:
             await send_sum(self, effect)
             return
         path = _other_sum(here.round, here.attempt)[0]
-        await self._send_behind(effect.holders, here, pb.ENCRYPTED_SUM, path)
+        await self._context.peers.send_behind(effect, pb.ENCRYPTED_SUM, path)
 
     _put(Coordination, "_certified", certifying)
-    _put(AttemptWork, "send_sum", sending)
+    _for_good.setitem(WORK, do.SendSum, sending)
 
 
 def _wait_for_what_is_told(second: _Second) -> None:
@@ -362,7 +362,7 @@ def hands_out() -> None:
     def keeping(self: Coordination, steps: Any, now: float) -> list[do.Effect]:
         effects = pass_on(self, steps, now)
         if lying("hands-out"):
-            return [e for e in effects if not _is_opening(e) or e.to == self.site]  # type: ignore[union-attr]
+            return [e for e in effects if not _is_opening(e) or _goes_to(e, self.site)]
         return effects
 
     def alone(self: Tally) -> int:
@@ -374,6 +374,10 @@ def hands_out() -> None:
     _put(Coordination, "_pass_on", keeping)
     _put(Tally, "proving", property(alone))
     _put(statement, "read_proof", believing)
+
+
+def _goes_to(effect: do.Effect, site: str) -> bool:
+    return isinstance(effect, do.Send) and effect.to == site
 
 
 def _is_opening(effect: do.Effect) -> bool:

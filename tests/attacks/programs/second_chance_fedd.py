@@ -33,11 +33,10 @@ from daemon import main as fedd
 from daemon.jobs import integers
 from peers.attempts import bundle, participation, statement
 from peers.attempts import effects as do
-from peers.attempts import selection as comparison
 from peers.attempts.coordination import Coordination
-from peers.attempts.preparing import AttemptFails
+from peers.attempts.preparing import AttemptFails, Gathering
 from peers.attempts.statement import Known
-from peers.attempts.update_collector import Gathering
+from peers.plans import robust
 from peers.rounds.protocol import Protocol
 from peers.wire.certificates import certificate_of, sign_vote
 from peers.wire.signing import Kind, sign_bytes
@@ -152,8 +151,7 @@ def _state_one_to_each(second: sums._Second) -> None:
 
 
 def _states_to(effect: do.Effect, site: str) -> bool:
-    is_state = isinstance(effect, do.Send) and isinstance(effect.body, pb.State)
-    return is_state and effect.to == site  # type: ignore[union-attr]
+    return isinstance(effect, do.Send) and isinstance(effect.body, pb.State) and effect.to == site
 
 
 def _state(known: Known) -> pb.State:
@@ -240,18 +238,18 @@ def without_this_start() -> None:
 
 def without_comparing_again() -> None:
     """A robust sum is repeated as others are, and what was compared once is not compared again."""
-    text = "gone or less or comparison.is_robust(training)"
+    text = "gone or less or robust.is_robust(training)"
     without(_for_good, bundle, "_repeated", text, instead="gone or less")
 
-    def robust(self: Gathering) -> bool:
-        return comparison.is_robust(self.plan.training) and not self.plan.scale_exponents
+    def still_robust(self: Gathering) -> bool:
+        return robust.is_robust(self.plan.training) and not self.plan.scale_exponents
 
     check = statement.check_selection
 
     def selection(stated: pb.Statement, *rest: Any) -> Any:
         return () if stated.plan.scale_exponents else check(stated, *rest)
 
-    _put(Gathering, "robust", property(robust))
+    _put(Gathering, "robust", property(still_robust))
     _put(participation, "check_selection", selection)
 
 

@@ -31,7 +31,7 @@ from crypto.ckks.sums import (
     deal,
 )
 from crypto.quantize import pack, unpack
-from peers.attempts.robust import select
+from peers.plans.robust import select
 
 Floats = NDArray[np.float64]
 BLOCKS = 5

@@ -20,7 +20,7 @@ from crypto.privacy import Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
 from daemon.jobs import integers as integers_
-from daemon.jobs.ckks import Applied
+from daemon.jobs.integers import Applied, measure_update
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
@@ -70,7 +70,7 @@ async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> lis
     measured = []
     for number, worker in enumerate(workers):
         path = write_update(folder / f"{number}.npy", delta(number), LOSSES[number])
-        measured.append(await worker.run(ckks.measure_update, path, SIZES, WEIGHTS[number]))
+        measured.append(await worker.run(measure_update, path, SIZES, WEIGHTS[number]))
     agreed = [max(column) for column in zip(*measured, strict=True)]
     assert agreed == EXPONENTS
     updates = [folder / f"{number}.encrypted" for number in range(3)]
@@ -203,7 +203,7 @@ def test_a_bad_update_is_refused_at_its_own_site(
 ) -> None:
     np.save(roles / "u.npy", vector)
     with pytest.raises(CryptoError, match=refusal):
-        ckks.measure_update(roles / "u.npy", SIZES, 1.0)
+        measure_update(roles / "u.npy", SIZES, 1.0)
     with pytest.raises(CryptoError, match=refusal):
         ckks.encrypt_update(
             *(*HOLDER, roles / "u.npy", SIZES, 1.0, EXPONENTS, roles / "u.encrypted"),
@@ -214,10 +214,10 @@ def test_a_bad_update_is_refused_at_its_own_site(
 
 def test_missing_and_pickled_updates_are_refused(roles: Path) -> None:
     with pytest.raises(CryptoError, match="cannot be read"):
-        ckks.measure_update(roles / "nowhere.npy", SIZES, 1.0)
+        measure_update(roles / "nowhere.npy", SIZES, 1.0)
     np.save(roles / "u.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(CryptoError, match="cannot be read"):
-        ckks.measure_update(roles / "u.npy", SIZES, 1.0)
+        measure_update(roles / "u.npy", SIZES, 1.0)
 
 
 def test_a_scale_below_our_own_is_refused(roles: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
     meant = delta(5)
     for round_ in range(3):
         write_update(update, meant, 0.5)
-        exponents = ckks.measure_update(update, sizes, 1.0, residual)
+        exponents = measure_update(update, sizes, 1.0, residual)
         before = integers_.with_residual(meant, residual)
         ckks.encrypt_update(
             *(2, 0, update, sizes, 1.0, exponents, roles / "u", residual), check=CHECK
@@ -249,7 +249,7 @@ def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
         sent_units = (before.astype(np.float64) - kept) * 127 / 2.0 ** exponents[0]
         assert np.abs(sent_units - np.rint(sent_units)).max() < 1e-3
     with pytest.raises(CryptoError, match="the residual"):
-        ckks.measure_update(write_update(update, meant[:-1], 0.5), [SHAPE.total - 1], 1.0, residual)
+        measure_update(write_update(update, meant[:-1], 0.5), [SHAPE.total - 1], 1.0, residual)
 
 
 def test_two_attempts_are_held_and_older_ones_forgotten(roles: Path) -> None:

@@ -16,7 +16,7 @@ from crypto.identity.site import Identity, IdentityError
 from crypto.masking.roster import Terms
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs import masking
-from daemon.jobs.ckks import Applied, measure_update
+from daemon.jobs.integers import Applied, measure_update
 from daemon.jobs.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo

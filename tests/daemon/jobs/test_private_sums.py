@@ -12,7 +12,7 @@ from crypto.arrays import Float32
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs import ckks
-from daemon.jobs.ckks import Applied, Summed
+from daemon.jobs.integers import Applied, Summed, measure_update
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
 
@@ -49,7 +49,7 @@ def summed(
     for number, (vector, weight) in enumerate(zip(vectors, weights, strict=True)):
         path = folder / f"{number}.npy"
         np.save(path, np.append(vector, loss / LOSS_BOUND).astype(np.float32))
-        exponents = ckks.measure_update(path, SHAPE.sizes, weight, None, (TERMS, 16))
+        exponents = measure_update(path, SHAPE.sizes, weight, None, (TERMS, 16))
         blob = folder / f"{number}.bin"
         check = check_of(sites[number], sites)
         ckks.encrypt_update(
@@ -120,7 +120,7 @@ def test_scales_tell_nothing_of_the_update(folder: Path) -> None:
         vector = np.random.default_rng(seed).normal(size=SHAPE.total + 1) * size
         vector[-1] = 0.1
         np.save(folder / "u.npy", vector.astype(np.float32))
-        found = ckks.measure_update(folder / "u.npy", SHAPE.sizes, 0.5, None, (TERMS, 16))
+        found = measure_update(folder / "u.npy", SHAPE.sizes, 0.5, None, (TERMS, 16))
         scales.add(tuple(found))
     assert scales == {(Mechanism.of(TERMS, 16).exponent,) * 2}
 

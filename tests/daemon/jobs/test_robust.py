@@ -12,13 +12,14 @@ from crypto.arrays import Float32
 from crypto.ckks.sums import CryptoError, DealtKey, choose_measurable
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
+from daemon.jobs.integers import measure_update
 from daemon.process.workers import Worker
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest, read_version, write_version
-from peers.attempts import selection
-from peers.attempts.robust import Selection
-from peers.attempts.roles import weights
-from peers.attempts.statement import Known
+from peers.attempts import scale
+from peers.plans import robust
+from peers.plans.robust import Selection
+from peers.plans.weights import weights
 from peers.wire.vectors import largest_size
 from proto import federation_pb2 as pb
 from tests.daemon.jobs.proofs import check_of, proven
@@ -60,7 +61,7 @@ def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path, 
     for site, vector in zip(SITES, vectors, strict=True):
         path = folder / f"{site}.npy"
         np.save(path, np.append(vector, np.float32(0.5 / LOSS_BOUND)))
-        measured += ckks.measure_update(path, SHAPE.sizes, weight[site])
+        measured += measure_update(path, SHAPE.sizes, weight[site])
     exponent = max(measured)
     uploads = []
     for site in SITES:
@@ -80,7 +81,7 @@ def selected(question: ckks.Question, path: Path, exponent: int, made: pb.Plan) 
     statement.contributions.extend(pb.Signed(site=site) for site in question.sites)
     products, imaginary = ckks.decrypt_products(*HOLDER, path, question.sites)
     answer = pb.Products(products=products, imaginary=imaginary)
-    return selection.choose(made, Known(b"", statement), answer, exponent)
+    return robust.choose(made, statement, answer, exponent)
 
 
 @pytest.mark.parametrize("rule", [pb.ROBUST_NORM, pb.ROBUST_MULTI_KRUM])
@@ -184,12 +185,12 @@ def test_what_a_robust_round_may_upload_follows_from_its_plan() -> None:
 def test_a_site_with_a_wild_scale_is_kept_out_before_it_costs_the_others_their_bits() -> None:
     made = plan()
     exponents = {site: [-8, -7] for site in SITES}
-    assert selection.wild(made, exponents) == {}
+    assert scale.wild(made, exponents) == {}
     exponents["d"] = [-8, 0]  # within 2^6 of the others, once weights are taken out
-    assert not selection.wild(made, exponents).keys() - {"d"}
+    assert not scale.wild(made, exponents).keys() - {"d"}
     exponents["d"] = [127, -7]
-    assert list(selection.wild(made, exponents)) == ["d"]
-    assert "2.3e+38" in selection.wild(made, exponents)["d"]
+    assert list(scale.wild(made, exponents)) == ["d"]
+    assert "2.3e+38" in scale.wild(made, exponents)["d"]
 
 
 def test_a_small_site_is_not_wild() -> None:
@@ -197,4 +198,4 @@ def test_a_small_site_is_not_wild() -> None:
     for place, one in enumerate(made.participants):
         one.num_examples = 1 if place < 4 else 100_000
     exponents = {site: [-24] if place < 4 else [-8] for place, site in enumerate(SITES)}
-    assert selection.wild(made, exponents) == {}
+    assert scale.wild(made, exponents) == {}

@@ -16,11 +16,12 @@ from config.recipes import RECIPES
 from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
-from daemon.jobs.ckks import apply_integers
+from daemon.jobs.integers import apply_integers
 from daemon.learning.options import ServerOptions, TrainingOptions
 from daemon.learning.recipes import learning_plan, options_from
 from daemon.state.versions import ShapeManifest, read_whole_version, write_version
-from peers.attempts.bundle import Bundle, Ground, clipped, derive_plan
+from peers.attempts.bundle import Bundle, Ground, derive_plan
+from peers.plans.weights import clipped
 from peers.wire.manifest import FederationManifest, ManifestSite
 from peers.wire.messages import check
 from proto import control_pb2 as control

@@ -29,7 +29,7 @@ from daemon.personal.personal import PersonalState, PersonalStore, own_digest
 from daemon.process.workers import Worker
 from daemon.services import collection as collection_module
 from daemon.services import pair_maker as pairs_module
-from daemon.services.collection import Collection, CollectionSettings
+from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.state.store import Store
@@ -72,6 +72,11 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_encoder(tmp_path_factory.mktemp("encoder"), sorted(words))
 
 
+def unheard() -> Listeners:
+    """Nobody is told what becomes of a collection."""
+    return Listeners(lambda: None, lambda: None, lambda: None)
+
+
 @dataclass
 class Site:
     """One site's state and the parts of its daemon that this is about."""
@@ -110,6 +115,7 @@ class Site:
             settings=CollectionSettings(passage_tokens=40, top_k=3, willing=True, min_pairs=4),
             learning=worker,
             answering=worker,
+            listeners=unheard(),
         )
         await collection.prepare()
         genesis = await worker.run(learning.write_initial_version, spec, state / "versions")
@@ -340,7 +346,7 @@ def curve_of(site: Site, store: Store, questions: int, head: Callable[[], Versio
         questions=questions,
         head=head,
     )
-    site.collection.answers, site.collection.changed = curve.answers, curve.changed
+    site.collection._listeners = Listeners(lambda: None, curve.answers, curve.changed)
     return curve
 
 

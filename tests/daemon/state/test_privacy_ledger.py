@@ -16,7 +16,7 @@ from crypto.quantize import CryptoError
 from daemon.process.workers import Worker
 from daemon.state.privacy_ledger import Booked, LedgerError, PrivacyBudget, PrivacyLedger
 from peers.attempts import effects as do
-from peers.attempts import privacy
+from peers.plans import policy
 from peers.wire.certificates import RULES
 from proto import federation_pb2 as pb
 
@@ -158,7 +158,7 @@ async def test_a_budget_alone_refuses_noise_that_hides_nothing(tmp_path: Path) -
     """One round of multiplier 0.001 is epsilon = 506,184: at the plan, and again at booking."""
     async with budget_of(tmp_path / "privacy.sqlite3", 8.0) as budget:
         limited = await budget.limit(do.Situation(20, willing=True))
-        assert "needs a multiplier of 0.63" in privacy.objection(
+        assert "needs a multiplier of 0.63" in policy.noise_objection(
             a_plan(0.001), limited.least_multiplier
         )
         with pytest.raises(CryptoError, match="would exceed this site's privacy budget"):
@@ -213,17 +213,17 @@ async def test_a_budget_schedule_spends_what_was_asked_for(tmp_path: Path) -> No
 
 
 def test_a_plan_that_is_too_dear_is_declined_with_what_would_do() -> None:
-    assert privacy.objection(a_plan(2.0), 2.0) == ""
-    assert "needs a multiplier of 2.001 or more" in privacy.objection(a_plan(2.0), 2.001)
-    assert "it has no noise" in privacy.objection(a_plan(None), 2.0)
-    assert "nothing is left" in privacy.objection(a_plan(1000.0), math.inf)
-    assert privacy.objection(a_plan(None), 0.0) == ""
+    assert policy.noise_objection(a_plan(2.0), 2.0) == ""
+    assert "needs a multiplier of 2.001 or more" in policy.noise_objection(a_plan(2.0), 2.001)
+    assert "it has no noise" in policy.noise_objection(a_plan(None), 2.0)
+    assert "nothing is left" in policy.noise_objection(a_plan(1000.0), math.inf)
+    assert policy.noise_objection(a_plan(None), 0.0) == ""
 
 
 def test_noise_that_the_grid_can_not_carry_is_declined() -> None:
-    assert "too coarse" in privacy.objection(a_plan(1e-5), 0.0)
-    assert "choose less noise" in privacy.objection(a_plan(1000.0), 0.0)
-    assert "beyond the grid" in privacy.objection(a_plan(1.0, clip_norm=1e300), 0.0)
+    assert "too coarse" in policy.noise_objection(a_plan(1e-5), 0.0)
+    assert "choose less noise" in policy.noise_objection(a_plan(1000.0), 0.0)
+    assert "beyond the grid" in policy.noise_objection(a_plan(1.0, clip_norm=1e300), 0.0)
 
 
 def test_a_rounds_noise_follows_the_loss_in_the_certificate_before_it() -> None:
@@ -232,14 +232,14 @@ def test_a_rounds_noise_follows_the_loss_in_the_certificate_before_it() -> None:
     training.privacy.noise_decay = 0.5
     training.privacy.loss_threshold = 1.0
     training.privacy.first_round = 4
-    assert privacy.of_round(training, 4, None) == pytest.approx((2.0, 0.5))
+    assert policy.noise_of_round(training, 4, None) == pytest.approx((2.0, 0.5))
     body = pb.VoteBody(rules=RULES, mean_loss=1.0, next_clip_norm=0.6)
     head = pb.Certificate(body=body)
-    assert privacy.of_round(training, 5, head) == pytest.approx((2.0 / 2 * 0.5, 0.5))
+    assert policy.noise_of_round(training, 5, head) == pytest.approx((2.0 / 2 * 0.5, 0.5))
     training.privacy.clip_quantile = 0.5
-    assert privacy.of_round(training, 5, head)[1] == 0.6
-    assert privacy.of_round(training, 4, head)[1] == 0.5  # a run begins with its own norm
-    assert privacy.of_round(a_plan(None).training, 5, head) == (0.0, 0.0)
+    assert policy.noise_of_round(training, 5, head)[1] == 0.6
+    assert policy.noise_of_round(training, 4, head)[1] == 0.5  # a run begins with its own norm
+    assert policy.noise_of_round(a_plan(None).training, 5, head) == (0.0, 0.0)
 
 
 def test_what_is_not_in_the_body_that_all_voted_on_changes_no_noise() -> None:
@@ -248,23 +248,23 @@ def test_what_is_not_in_the_body_that_all_voted_on_changes_no_noise() -> None:
     training.privacy.noise_floor = 0.1
     training.privacy.clip_quantile = 0.5
     votes = [pb.Vote(mean_loss=0.0, next_clip_norm=1e9)] * 3
-    told = privacy.of_round(training, 5, pb.Certificate(votes=votes))
-    assert told == privacy.of_round(training, 5, None) == (2.0, 0.5)
+    told = policy.noise_of_round(training, 5, pb.Certificate(votes=votes))
+    assert told == policy.noise_of_round(training, 5, None) == (2.0, 0.5)
     today = pb.Certificate(body=pb.VoteBody(rules=RULES, mean_loss=1.0), votes=votes)
     bare = pb.Certificate(body=pb.VoteBody(rules=RULES, mean_loss=1.0))
-    assert privacy.of_round(training, 5, today) == privacy.of_round(training, 5, bare)
+    assert policy.noise_of_round(training, 5, today) == policy.noise_of_round(training, 5, bare)
 
 
 def test_shares_count_on_the_fewest_contributors_less_those_who_collude() -> None:
-    found = privacy.terms_of(a_plan(2.0, clip_norm=0.5))
+    found = policy.terms_of(a_plan(2.0, clip_norm=0.5))
     assert found == NoiseTerms(clip_norm=0.5, multiplier=2.0, sharers=2)
-    assert privacy.terms_of(a_plan(None)) is None
+    assert policy.terms_of(a_plan(None)) is None
 
 
 def test_in_a_robust_round_each_sites_noise_is_enough_alone() -> None:
     """What is compared there is decrypted on the coordinator's word: it may be one site's."""
     plan = a_plan(2.0)
     plan.training.robust = pb.ROBUST_NORM
-    found = privacy.terms_of(plan)
+    found = policy.terms_of(plan)
     assert found is not None
     assert found.sharers == 1

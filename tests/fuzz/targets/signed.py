@@ -14,8 +14,9 @@ from random import Random
 
 from google.protobuf.message import DecodeError, Message
 
-from peers.attempts.bundle import PlanFails, derive_plan, needed_contributors, stands_out
+from peers.attempts.bundle import PlanFails, derive_plan, needed_contributors
 from peers.attempts.statement import Known, read_certificate, read_lock, value_of
+from peers.plans.weights import stands_out
 from peers.rounds import evidence
 from peers.wire.certificates import CertificateError, vote_payload
 from peers.wire.errors import RemoteProtocolError

@@ -22,6 +22,7 @@ from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.jobs import ckks
 from daemon.jobs import integers as integers_
+from daemon.jobs.integers import Summed, apply_integers, measure_update
 from daemon.learning.options import TrainingOptions
 from daemon.state.versions import ShapeManifest, largest_file, read_version, write_version
 from tests.crypto.masking.masked import Relay
@@ -97,7 +98,7 @@ def exchange(
     }
     noise = (training.noise, training.bits) if training.noise else None
     measured = [
-        ckks.measure_update(path, manifest.sizes, weights[site], noise=noise)
+        measure_update(path, manifest.sizes, weights[site], noise=noise)
         for site, (path, _) in updates.items()
     ]
     exponents = [max(group) for group in zip(*measured, strict=True)]
@@ -143,7 +144,7 @@ def _encrypted(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     applied = ckks.apply_sum(
         *(*holder, summed, manifest.sizes, agreed.exponents, agreed.weight),
         *(agreed.parent, manifest.digest, agreed.versions),
-        ckks.Summed(training.noise, 0.0, sites) if training.noise else None,
+        Summed(training.noise, 0.0, sites) if training.noise else None,
         training.options.server,
         answer=proven(holder, adding, check_of(min(updates), updates), total),
     )
@@ -195,11 +196,11 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     unmasking = Unmasking(roster, outcome, masked)  # as each site does for itself, once here
     for contributor in contributors.values():
         unmasking.take(contributor.open(outcome))
-    applied = ckks.apply_integers(
+    applied = apply_integers(
         unmasking.finish().astype(np.int64),
         *(manifest.sizes, agreed.exponents, training.bits, agreed.weight),
         *(agreed.parent, manifest.digest, agreed.versions),
-        ckks.Summed(training.noise, 0.0, len(sites)) if training.noise else None,
+        Summed(training.noise, 0.0, len(sites)) if training.noise else None,
         training.options.server,
     )
     # The coordinator sends the masked sum, which is as long as an input, to the others.

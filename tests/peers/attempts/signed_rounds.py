@@ -22,7 +22,7 @@ from peers.attempts.bundle import (
     read_bundle,
     read_promised,
 )
-from peers.attempts.roles import is_masked
+from peers.attempts.modes import mode_of
 from peers.attempts.statement import HeldLock, Known, read_lock, scale_digest
 from peers.wire.manifest import FederationManifest, ManifestSite
 from peers.wire.signing import Keys, Kind, digest_of, name_of, sign, sign_bytes
@@ -146,7 +146,7 @@ class Stage:
     def contribution(
         self, site: str, made: pb.Plan, exponents: Sequence[int] = EXPONENTS
     ) -> pb.Signed:
-        untagged = is_masked(made) or site == made.coordinator
+        untagged = not mode_of(made).tag_bytes(made, site)
         told = pb.Contribution(
             plan_digest=digest_of(made),
             scale_digest=scale_digest(exponents),
@@ -169,6 +169,7 @@ class Stage:
         """The statement of a sum of these sites' updates, or of everybody's."""
         bundle = bundle or self.bundle(attempt=attempt)
         made = made or self.plan(bundle, attempt)
+        masked = made.training.mode == pb.MASKING
         fields: dict[str, object] = {
             **self._agreed(bundle, attempt),
             "kind": kind,
@@ -179,9 +180,9 @@ class Stage:
                 for site in sites or [one.site for one in made.participants]
             ],
             "sum_digest": hashlib.sha256(b"sum").digest(),
-            "roster_digest": hashlib.sha256(b"roster").digest() if is_masked(made) else b"",
+            "roster_digest": hashlib.sha256(b"roster").digest() if masked else b"",
         }
-        if not is_masked(made):
+        if not masked:
             fields["commitment"] = sign(
                 self.keys[made.key_dealer],
                 Kind.KEY_COMMITMENT,

@@ -10,18 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.attempts import selection
-from peers.attempts.bundle import (
-    Bundle,
-    PlanFails,
-    borne,
-    clipped,
-    derive_plan,
-    read_run,
-    stands_out,
-    too_dominant,
-)
+from peers.attempts import scale
+from peers.attempts.bundle import Bundle, PlanFails, derive_plan, read_run
 from peers.attempts.statement import Known
+from peers.plans.weights import borne, clipped, stands_out, too_dominant
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import parse
@@ -161,7 +153,7 @@ def scaled(
     ]
     most = max(one.num_examples for one in participants)
     made = pb.Plan(participants=participants, full_weight=most, training=plan())
-    return selection.common_scale(made, told)
+    return scale.common_scale(made, told)
 
 
 @pytest.mark.parametrize("liar", ["a", "b", "c", "d"])
@@ -196,7 +188,7 @@ def test_a_liar_that_tells_of_another_vector_is_left_out_and_ends_no_attempt() -
     assert exponents == (2, 3)
     assert rejected == {"c": "it reports 1 parameter groups, most sites 2: update it"}
     with pytest.raises(ValueError, match="no site reports"):
-        selection.common_scale(pb.Plan(training=plan()), {})
+        scale.common_scale(pb.Plan(training=plan()), {})
 
 
 def test_a_liar_that_scales_the_same_noise_otherwise_is_left_out() -> None:
@@ -208,7 +200,7 @@ def test_a_liar_that_scales_the_same_noise_otherwise_is_left_out() -> None:
         training=plan(),
     )
     told = {"a": (1, 1), "b": (2, 1), "c": (1, 1), "d": (1,)}
-    exponents, rejected = selection.common_scale(made, told)
+    exponents, rejected = scale.common_scale(made, told)
     assert exponents == (1, 1)
     assert "scale of the same noise" in rejected["b"]
     assert "1 parameter groups" in rejected["d"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from typing import cast
 
 import pytest
 
 from peers.attempts import effects as do
-from peers.attempts.masking import MaskingSteps
+from peers.attempts.masking import Mask, Masked, MaskingSteps, OpenShares, threshold_of
+from peers.attempts.modes import key_holders
 from peers.attempts.participation import Participation
-from peers.attempts.policy import Policy
-from peers.attempts.roles import key_holders, threshold_of
 from peers.attempts.statement import Known
+from peers.plans.policy import Policy
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import check
 from proto import federation_pb2 as pb
@@ -35,10 +36,10 @@ def kill(world: World, victims: str, step: int | None) -> None:
     """These sites die when they are about to do that step (None: to make their keys)."""
     real = world.masking.step
 
-    def dying(site: str, effect: do.Mask | do.OpenShares) -> do.Masked | do.ContextHeld:
+    def dying(site: str, effect: Mask | OpenShares) -> Masked | do.ContextHeld:
         done = real(site, effect)
         doing: pb.MaskingStep.ValueType | None = pb.OPENING
-        if isinstance(effect, do.Mask):
+        if isinstance(effect, Mask):
             doing = effect.order.step if effect.order else None
         if site in victims and doing == step:
             world.crash(site)
@@ -52,8 +53,8 @@ def watched(world: World) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     outcomes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     real = world.masking.step
 
-    def watching(site: str, effect: do.Mask | do.OpenShares) -> do.Masked | do.ContextHeld:
-        if isinstance(effect, do.OpenShares):
+    def watching(site: str, effect: Mask | OpenShares) -> Masked | do.ContextHeld:
+        if isinstance(effect, OpenShares):
             outcomes[site] = effect.survivors, effect.dropouts
         return real(site, effect)
 
@@ -194,8 +195,8 @@ def participant(stage: Stage, site: str) -> Participation:
     return part
 
 
-def opened(effects: list[do.Effect]) -> list[do.OpenShares]:
-    return [effect for effect in effects if isinstance(effect, do.OpenShares)]
+def opened(effects: list[do.Effect]) -> list[OpenShares]:
+    return [effect for effect in effects if isinstance(effect, OpenShares)]
 
 
 def outcome(stage: Stage, survivors: str, dropouts: str = "") -> Known:
@@ -210,7 +211,7 @@ def test_shares_are_opened_of_the_certified_sum_once_and_of_no_other() -> None:
     (opening,) = opened(part.certified(outcome(stage, "abcd", "e")))
     assert (opening.survivors, opening.dropouts) == (tuple("abcd"), ("e",))
     assert opened(part.certified(outcome(stage, "abce", "d"))) == []
-    assert opened(part.worked(do.Masked(1, 0, pb.MaskingAnswer(round=1, step=pb.OPENING)))) == []
+    assert opened(part.worked(Masked(1, 0, pb.MaskingAnswer(round=1, step=pb.OPENING)))) == []
 
 
 def test_no_coordinator_orders_shares_to_be_opened() -> None:
@@ -225,16 +226,16 @@ def test_no_coordinator_orders_shares_to_be_opened() -> None:
 def test_steps_are_done_one_behind_the_other_and_each_once() -> None:
     stage = staged()
     part = Participation("a", stage.ground(), stage.plan(), stage.keys["a"])
-    begun = [effect for effect in part.begin() if isinstance(effect, do.Mask)]
+    begun = [effect for effect in part.begin() if isinstance(effect, Mask)]
     assert [effect.order for effect in begun] == [None]
     keys = pb.MaskingOrder(round=1, step=pb.KEYS, items=[pb.MaskingItem(site="b")])
     assert part.ordered(keys) == [], "its own keys are not made yet"
     answer = pb.MaskingAnswer(round=1, step=pb.KEYS)
-    said, mask = part.worked(do.Masked(1, 0, answer))
+    said, mask = part.worked(Masked(1, 0, answer))
     assert said == do.Send("b", answer)
-    assert mask == do.Mask(1, 0, keys)
+    assert mask == Mask(1, 0, keys)
     assert part.ordered(keys) == []
-    part.worked(do.Masked(1, 0, answer))
+    part.worked(Masked(1, 0, answer))
     assert part.ordered(keys) == [], "a second roster would be other keys"
 
 
@@ -266,32 +267,33 @@ def test_answers_that_speak_of_other_sites_are_refused() -> None:
         return pb.MaskingAnswer(round=1, step=step, items=[pb.MaskingItem(site=s) for s in sites])
 
     with pytest.raises(RemoteProtocolError, match="masking answer of a"):
-        steps.answered("a", answer(pb.KEYS, "b"))
-    assert not steps.answered("a", answer(pb.SHARES, "bcde")), "not its turn"
-    assert not steps.answered("x", answer(pb.KEYS, "x")), "no participant"
+        steps.keep("a", answer(pb.KEYS, "b"))
+    assert not steps.keep("a", answer(pb.SHARES, "bcde")), "not its turn"
+    assert not steps.keep("x", answer(pb.KEYS, "x")), "no participant"
     for site in "abcde":
         assert not steps.complete
-        assert steps.answered(site, answer(pb.KEYS, site))
-        assert not steps.answered(site, answer(pb.KEYS, site)), "once"
+        assert steps.keep(site, answer(pb.KEYS, site))
+        assert not steps.keep(site, answer(pb.KEYS, site)), "once"
     assert steps.complete
     steps.pass_on()
     with pytest.raises(RemoteProtocolError, match="masking answer of a"):
-        steps.answered("a", answer(pb.SHARES, "abcde"))
+        steps.keep("a", answer(pb.SHARES, "abcde"))
     for site in "abcde":
-        assert steps.answered(site, answer(pb.SHARES, "abcde".replace(site, "")))
+        assert steps.keep(site, answer(pb.SHARES, "abcde".replace(site, "")))
     steps.pass_on()
-    assert steps.conclude("abcd") == ("e",)
-    assert not steps.answered("a", answer(pb.OPENING, "abcde")), "nothing is certified"
-    steps.open(tuple("abcd"))
+    assert steps.dropouts("abcd") == ("e",)
+    assert not steps.keep("a", answer(pb.OPENING, "abcde")), "nothing is certified"
+    steps.certified(tuple("abcd"))
     with pytest.raises(RemoteProtocolError, match="masking answer of a"):
-        steps.answered("a", answer(pb.OPENING, "abcd"))
-    assert not steps.answered("e", answer(pb.OPENING, "abcde")), "it is not in the sum"
+        steps.keep("a", answer(pb.OPENING, "abcd"))
+    assert not steps.keep("e", answer(pb.OPENING, "abcde")), "it is not in the sum"
     for site in "abcd":
-        assert steps.answered(site, answer(pb.OPENING, "abcde"))
+        assert steps.keep(site, answer(pb.OPENING, "abcde"))
     openings = [effect.body for effect in steps.pass_on() if isinstance(effect, do.Send)]
     assert len(openings) == 4
     assert all(isinstance(body, pb.Openings) for body in openings)
-    assert {one.site for one in openings[0].opened} == set("abcd")  # type: ignore[union-attr]
+    opened = cast(pb.Openings, openings[0]).opened
+    assert {one.site for one in opened} == set("abcd")
 
 
 def test_more_than_half_of_sites_and_liars_must_open() -> None:

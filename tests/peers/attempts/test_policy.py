@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from config.settings import load
 from crypto.privacy import LARGEST_MULTIPLIER, least_multiplier, scheduled_multiplier
-from peers.attempts import privacy, selection
-from peers.attempts.policy import Policy, weakening
+from peers.plans import robust
+from peers.plans.policy import Policy, noise_objection, weakening
 from peers.wire.messages import TEXT_LENGTH, one_line
 from proto import federation_pb2 as pb
 
@@ -102,7 +102,7 @@ def declined(settings: str, folder: Path) -> str:
     if chosen.epsilon is not None:
         least = least_multiplier((), chosen.epsilon, chosen.delta)
     plan = pb.Plan(training=HIDES_NOTHING, noise_multiplier=0.001, clip_norm=0.5)
-    return policy.objection(HIDES_NOTHING) or privacy.objection(plan, least)
+    return policy.objection(HIDES_NOTHING) or noise_objection(plan, least)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +237,12 @@ def test_everything_is_told_at_once_and_what_to_do_survives_a_cut() -> None:
 @st.composite
 def plans(draw: st.DrawFn) -> pb.TrainingPlan:
     """Any plan that a message may hold, as far as it protects something."""
-    robust = draw(st.sampled_from(sorted(selection.RULE_NAMES)))
+    rule = draw(st.sampled_from(sorted(robust.RULE_NAMES)))
     plan = pb.TrainingPlan(
         min_participants=draw(st.integers(2, 256)),
         max_num_examples=draw(st.integers(1, 10**9)),
         mode=draw(st.sampled_from([pb.CKKS, pb.MASKING])),
-        robust=robust,
+        robust=rule,
         byzantine_sites=draw(st.integers(0, 64)),
     )
     if draw(st.booleans()):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peers.attempts.robust import (
+from peers.plans.robust import (
     FROM_GRAM,
     FROM_VALUES,
     RULES,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from peers.attempts import effects as do
-from peers.attempts import selection
 from peers.attempts.bundle import PlanFails
+from peers.attempts.modes import objection
 from peers.attempts.participation import Participation, check_statement
-from peers.attempts.policy import Policy
-from peers.attempts.selection import objection
 from peers.attempts.statement import Known, read_answers
+from peers.plans import robust
+from peers.plans.policy import Policy
 from peers.rounds.runs import RunRefused
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.signing import Kind, sign
@@ -375,11 +375,11 @@ def test_no_two_liars_move_the_numbers_whoever_answers_first() -> None:
     can wait for them, and can not choose among others."""
     stage = staged(f=2, sites="abcdefg")
     question = asked(stage, "abcdefg", 2)
-    assert selection.answers_needed(question.message.plan) == 3
+    assert robust.answers_needed(question.message.plan) == 3
     honest = [answered(stage, question, h, numbers("abcdefg")) for h in "acd"]
     lies = [answered(stage, question, h, (1.0,) * 28) for h in "ef"]
     told = read_answers(honest, question, stage.us, stage.manifest)
-    chosen = selection.choose(stage.plan(), question, told, 2)
+    chosen = robust.choose(stage.plan(), question.message, told, 2)
     assert (chosen.kept, list(chosen.rejected)) == (tuple("abdefg"), ["c"])
     for answers, expected in (
         (lies, "b shows 2 answers, 3 are needed"),
@@ -392,7 +392,7 @@ def test_no_two_liars_move_the_numbers_whoever_answers_first() -> None:
 def test_as_many_must_answer_alike_as_may_lie_by_the_manifest_or_by_the_run_and_one_more() -> None:
     for f, byzantine, needed in ((1, 0, 2), (1, 2, 3), (2, 1, 3), (0, 0, 1)):
         training = pb.TrainingPlan(byzantine_sites=byzantine)
-        assert selection.answers_needed(pb.Plan(faulty_sites=f, training=training)) == needed
+        assert robust.answers_needed(pb.Plan(faulty_sites=f, training=training)) == needed
 
 
 def test_answers_of_who_holds_no_key_or_to_another_question_count_for_nothing() -> None:
@@ -406,7 +406,7 @@ def test_answers_of_who_holds_no_key_or_to_another_question_count_for_nothing() 
         read_answers(elsewhere, question, stage.us, stage.manifest)
     few = pb.Products(question_digest=question.digest, products=[1.0] * 3)
     with pytest.raises(RemoteProtocolError, match="an answer has 3 products, not 15"):
-        selection.choose(stage.plan(), question, few, 0)
+        robust.choose(stage.plan(), question.message, few, 0)
 
 
 def test_one_site_is_not_two_answers() -> None:

@@ -10,7 +10,7 @@ import pytest
 from peers.attempts import effects as do
 from peers.attempts.bundle import Bundle
 from peers.attempts.participation import Participation, check_statement
-from peers.attempts.reports import Scaled, read_scale
+from peers.attempts.scale import Scaled, read_scale
 from peers.attempts.statement import HeldLock, Known, read_certificate, read_lock, value_of
 from peers.wire import signing
 from peers.wire.certificates import CertificateError, verify_vote, vote_payload

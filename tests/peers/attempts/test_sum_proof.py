@@ -9,9 +9,11 @@ import pytest
 
 from crypto.ckks.sum_proof import NONCE_BYTES
 from peers.attempts import effects as do
-from peers.attempts.participation import Participation
+from peers.attempts.ckks import KeyCoordinator, KeyParticipant, check_of
+from peers.attempts.modes import mode_of
+from peers.attempts.participation import Opening, Participation
+from peers.attempts.secure_sum import CoordinatorSteps
 from peers.attempts.statement import Known
-from peers.attempts.sum_proof import Challenges, Opening, check_of
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.peers.attempts.signed_rounds import EXPONENTS, Stage
@@ -147,8 +149,18 @@ def test_a_version_is_said_of_the_sum_that_was_certified_alone() -> None:
     assert (applied.root_digest, applied.model_digest) == (known.digest, b"v" * 32)
 
 
+def masked_lead() -> CoordinatorSteps:
+    """A masked sum is certified: there is no key, and nothing is proven."""
+    stage = staged(pb.MASKING)
+    plan = stage.plan()
+    steps = mode_of(plan).coordinator(plan, stage.keys["b"], stage.ground().manifest)
+    steps.certified(("a", "b", "c"))
+    return steps
+
+
 def test_a_key_holder_is_answered_once_and_nobody_else() -> None:
-    lead = Challenges(staged().plan())
+    stage = staged()
+    lead = KeyCoordinator(stage.plan(), stage.keys["b"], stage.ground().manifest)
     message = pb.Challenge(**AT, challenge=bytes(32))
     assert lead.asked("a", message) == [do.AnswerChallenge(1, 0, "a", bytes(32))]
     assert lead.asked("a", message) == []
@@ -157,7 +169,7 @@ def test_a_key_holder_is_answered_once_and_nobody_else() -> None:
         with pytest.raises(RemoteProtocolError, match=f"{stranger} asks for the proof"):
             lead.asked(stranger, message)
     with pytest.raises(RemoteProtocolError, match="a asks for the proof"):
-        Challenges(staged(pb.MASKING).plan()).asked("a", message)
+        masked_lead().answered("a", message)
 
 
 def test_all_sites_of_a_plan_agree_and_no_two_plans_do() -> None:
@@ -176,9 +188,10 @@ def test_all_sites_of_a_plan_agree_and_no_two_plans_do() -> None:
 
 
 def test_a_challenge_is_none_before_its_time() -> None:
-    opening = Opening(staged().plan())
-    assert opening.challenging(CHALLENGING) == []
-    assert opening.begin() == []
+    stage = staged()
+    steps = KeyParticipant("a", stage.plan(), stage.keys["a"], stage.ground().manifest)
+    assert steps.challenging(CHALLENGING) == []
+    assert Opening(stage.plan(), steps).begin() == []
 
 
 # ---- whole rounds --------------------------------------------------------------------------------

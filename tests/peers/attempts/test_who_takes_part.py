@@ -8,7 +8,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.attending import MOST_DRAWS
-from peers.attempts.policy import Policy
+from peers.plans.policy import Policy
 from proto import federation_pb2 as pb
 from tests.peers.rounds.one_machine import Alone, refused, sent, stated, witnessing
 from tests.simulation.network import POLICY, World, plan

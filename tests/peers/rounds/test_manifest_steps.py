@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from peers.attempts import effects as do
-from peers.attempts.roles import next_after
+from peers.attempts.ckks import next_after
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.wire.certificates import RULES
 from peers.wire.manifest import FederationManifest, ManifestSite

@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from peers.attempts import effects as do
+from peers.attempts.ckks import next_after
 from peers.attempts.coordination import Coordination
-from peers.attempts.roles import coordinator_of, key_holders, next_after, weights
+from peers.attempts.modes import key_holders
 from peers.attempts.statement import Known
+from peers.plans.weights import weights
 from peers.rounds.protocol import Protocol
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import RULES, sign_vote
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.manifest import FederationManifest
+from peers.wire.manifest import FederationManifest, coordinator_of
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
 from tests.simulation.network import (

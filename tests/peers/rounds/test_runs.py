@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.attempts import effects as do
-from peers.attempts.policy import Policy
+from peers.plans.policy import Policy
 from peers.rounds import runs
 from peers.wire.manifest import FederationManifest, ManifestSite
 from proto import federation_pb2 as pb

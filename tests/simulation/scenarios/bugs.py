@@ -14,12 +14,19 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from peers.attempts import attending, bundle, coordination, participation, preparing, statement
+from peers.attempts import (
+    attending,
+    bundle,
+    ckks,
+    coordination,
+    participation,
+    preparing,
+    statement,
+)
 from peers.attempts import effects as do
-from peers.attempts.coordination import Coordination
-from peers.attempts.deciding import Tally
-from peers.attempts.roles import is_masked
-from peers.attempts.sum_proof import Opening
+from peers.attempts.ckks import KeyParticipant
+from peers.attempts.coordination import Coordination, Tally
+from peers.attempts.participation import Opening
 from peers.rounds import evidence, machine, protocol, runs
 from peers.rounds.adoption import Adoption
 from peers.rounds.manifest_in_force import ManifestInForce
@@ -346,8 +353,8 @@ _begin = Opening.begin
 
 def _apply_unproven(self: Opening) -> list[do.Effect]:
     """The answer is not waited for."""
-    if not is_masked(self.plan) and self._told:
-        self._answer = self._answer or bytes(8)
+    if isinstance(self.steps, KeyParticipant) and self.steps._told:
+        self.steps.answer = self.steps.answer or bytes(8)
     return _begin(self)
 
 
@@ -449,7 +456,7 @@ BUGS = (
         (Opening, "begin", _apply_unproven),)),
     # Runs, ends, evidence, manifests.
     Bug("anybody ends an attempt", "ends an attempt", 100, (
-        _deaf(protocol, "that it does not run"),), draw_with_liar),
+        _deaf(attending, "that it does not run"),), draw_with_liar),
     Bug("believe any evidence", "accuses", 50, (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
@@ -567,7 +574,8 @@ ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothin
 ANYBODY: tuple[Plant, ...] = ((participation, "_check_who", _nothing),)
 SOMETHING_ELSE: tuple[Plant, ...] = (_deaf(statement, "made for something else"),)
 ITS_OWN_PLAN: tuple[Plant, ...] = (
-    *SOMETHING_ELSE, _deaf(participation, "states another plan", "states no key"))  # fmt: skip
+    *SOMETHING_ELSE, _deaf(participation, "states another plan"),
+    _deaf(ckks, "states no key"))  # fmt: skip
 ANY_PLAN: tuple[Plant, ...] = (*ITS_OWN_PLAN, *ANYBODY)
 TWO_DIFFERENT: tuple[Plant, ...] = (*TWO_STATEMENTS, *ANOTHER_DIFFERENCE)
 ANOTHER_SUM: tuple[Plant, ...] = (

@@ -33,9 +33,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from peers.attempts import effects as do
-from peers.attempts.bundle import bundle_digest, needed_contributors, stands_out
-from peers.attempts.policy import weakening
-from peers.attempts.selection import is_robust
+from peers.attempts.bundle import bundle_digest, needed_contributors
+from peers.plans.policy import weakening
+from peers.plans.robust import is_robust
+from peers.plans.weights import stands_out
 from peers.wire.manifest import FederationManifest
 from peers.wire.signing import name_of
 from proto import federation_pb2 as pb

@@ -22,10 +22,10 @@ from google.protobuf.message import DecodeError, Message
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import bundle_digest, read_run
-from peers.attempts.roles import coordinator_of
 from peers.attempts.statement import HeldLock, Known, read_lock, value_of
 from peers.wire.certificates import CertificateError, certificate_of, sign_vote
 from peers.wire.errors import RemoteProtocolError
+from peers.wire.manifest import coordinator_of
 from peers.wire.messages import check
 from peers.wire.signing import Keys, Kind, name_of, sign, sign_bytes
 from proto import federation_pb2 as pb
@@ -138,11 +138,11 @@ class Liar:
     def _changed(self, body: do.Body) -> do.Body | None:
         """The message with one thing changed; None when it would not get past the door."""
         copy = type(body)()
-        copy.CopyFrom(body)  # type: ignore[arg-type]
+        copy.CopyFrom(body)
         for _ in range(4):
             if self._change(copy) and _in_bounds(copy):
                 return copy
-            copy.CopyFrom(body)  # type: ignore[arg-type]
+            copy.CopyFrom(body)
         return None
 
     def _change(self, message: Message, depth: int = 0) -> bool:

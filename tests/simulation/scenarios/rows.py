@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Callable
 
 from peers.attempts import effects as do
-from peers.attempts.roles import coordinator_of
 from peers.attempts.statement import Known
 from peers.rounds.runs import following
 from peers.wire.certificates import RULES, sign_vote
+from peers.wire.manifest import coordinator_of
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
 from tests.simulation.network import FEDERATION, GENESIS, signature

@@ -16,6 +16,10 @@ be had from encrypted updates (crypto/ckks/dot_products.py): norms are roots of 
 squared distances G[a, a] + G[b, b] - 2 G[a, b]. The last two need every value in
 the clear and are refused where updates are encrypted.
 
+Key holders sign what they decrypted. Honest ones have the same numbers to the last bit
+(one ciphertext, one key), so of f + 1 equal answers one at least is honest, and they are
+what the question says. Every site selects from them by the same function.
+
 Before any rule, what cannot be the Gram matrix of real vectors is rejected: not
 finite, negative on the diagonal, beyond Cauchy-Schwarz, or marked as imaginary.
 """
@@ -26,6 +30,13 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+
+from crypto.ckks.parameters import PRODUCT_PRECISION
+from peers.plans.weights import weights
+from peers.wire.errors import RemoteProtocolError
+from peers.wire.messages import one_line
+from proto import federation_pb2 as pb
+from proto.bounds import names_of
 
 Gram = Sequence[Sequence[float]]
 
@@ -50,6 +61,62 @@ class Selection:
 
     kept: tuple[str, ...]
     rejected: dict[str, str] = field(default_factory=dict)
+
+
+# ---- of a plan --------------------------------------------------------------------
+
+RULE_NAMES = names_of(pb.RobustRule.DESCRIPTOR)
+
+
+def is_robust(training: pb.TrainingPlan) -> bool:
+    """Whether a run wants updates compared before they are summed."""
+    return training.robust != pb.ROBUST_NONE
+
+
+def answers_needed(plan: pb.Plan) -> int:
+    """Equal answers of which one at least is honest."""
+    return max(plan.faulty_sites, plan.training.byzantine_sites) + 1
+
+
+def participants_needed(training: pb.TrainingPlan) -> int:
+    """How many must take part, so that enough are left when f of them are rejected."""
+    least = max(2, training.min_participants)
+    return least + training.byzantine_sites if is_robust(training) else least
+
+
+def choose(plan: pb.Plan, question: pb.Statement, answer: pb.Products, exponent: int) -> Selection:
+    """Apply the plan's rule to what key holders decrypted for a certified question.
+
+    ``exponent`` is that of the common scale, so that people read norms of updates; it
+    is a power of two and changes nothing about the selection. Raises RemoteProtocolError
+    when the answer is none to this question, ValueError when there are too few sites for
+    the rule.
+    """
+    sites = tuple(one.site for one in question.contributions)
+    training = plan.training
+    pairs = len(sites) * (len(sites) + 1) // 2
+    if len(answer.products) != pairs or not set(answer.imaginary) <= set(sites):
+        raise RemoteProtocolError(f"an answer has {len(answer.products)} products, not {pairs}")
+    unit = math.ldexp(1.0, exponent) ** 2
+    limit = (1 << (training.bits - 1)) - 1
+    rows = [[0.0] * len(sites) for _ in sites]
+    numbers = iter(answer.products)
+    for a in range(len(sites)):
+        for b in range(a + 1):
+            rows[a][b] = rows[b][a] = next(numbers) / limit**2 * unit
+    weight = weights(plan)
+    chosen = select(
+        RULE_NAMES[training.robust],
+        question.byzantine_sites,
+        sites,
+        rows,
+        least=max(2, training.min_participants),
+        precision=1.01 * PRODUCT_PRECISION * unit,
+        imaginary=tuple(answer.imaginary),
+        weights=[weight[site] for site in sites],
+    )
+    told = {site: one_line(reason) for site, reason in chosen.rejected.items()}
+    return Selection(chosen.kept, told)
 
 
 # ---- preconditions ----------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""What a plan says: weights, the robust rule, and what a site agrees to. PURE."""

@@ -1,0 +1,51 @@
+"""The secure-sum modes: each is an object in one table, and has its jobs in another."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from daemon.rounds.work import JOBS, WORK
+from peers.attempts import effects as do
+from peers.attempts.modes import MODES, ORDERS
+from proto import federation_pb2 as pb
+
+ROOT = Path(__file__).parent.parent
+# The two tables, and what is about one mode by its meaning: bounds of the wire, the digest
+# of plans from before there were modes, a site that only masks.
+ABOUT_A_MODE = {
+    "peers/attempts/modes.py",
+    "daemon/rounds/work.py",
+    "peers/wire/messages.py",
+    "peers/wire/signed_bounds.py",
+    "peers/wire/certificates.py",
+    "peers/plans/policy.py",
+}
+
+
+def test_every_mode_of_the_wire_has_its_object_and_its_jobs() -> None:
+    assert set(MODES) == set(JOBS) == set(pb.Mode.values())
+    assert set(ORDERS) == {order for mode in MODES.values() for order in mode.orders}
+
+
+def test_every_piece_of_work_is_carried_out_once() -> None:
+    own = [effect for jobs in JOBS.values() for effect in jobs.work]
+    all_work: list[type] = []
+    waiting: list[type] = [do.Work]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if hasattr(kind, "phase"):
+            all_work.append(kind)
+    assert sorted(one.__name__ for one in all_work) == sorted(one.__name__ for one in [*own, *WORK])
+
+
+def test_nothing_else_asks_which_mode_a_plan_has() -> None:
+    asking = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("peers", "daemon")
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("pb.CKKS", "pb.MASKING")
+    }
+    assert asking <= ABOUT_A_MODE
