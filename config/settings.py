@@ -144,10 +144,11 @@ class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen
 
 
 class RetrievalSettings(Section):
-    """``[retrieval]``: how documents are cut and how many passages a question gets."""
+    """``[retrieval]``: how documents are cut, and what an answer is made of and by whom."""
 
     passage_tokens: int = Field(220, ge=32, le=510)
     top_k: int = Field(8, ge=1, le=100)
+    generator: str = "extractive"  # checked against the table of them at the start
 
 
 @planned("min_pairs", "TrainingPlan")

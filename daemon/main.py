@@ -25,10 +25,11 @@ from pathlib import Path
 import structlog
 
 from config.recipes import DepthOptions
-from config.settings import LimitsSettings, Settings, SettingsError, load
+from config.settings import LimitsSettings, Problem, Settings, SettingsError, load
 from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
-from daemon.control.service import Surroundings
+from daemon.answering.generators import GENERATORS
+from daemon.control.context import ProcessFigures, ServiceContext, Services
 from daemon.control.socket import ControlError, ControlSocket
 from daemon.jobs import ckks, integers
 from daemon.jobs import learning as learning_jobs
@@ -39,7 +40,9 @@ from daemon.library.schema import LibraryError
 from daemon.personal.personal import PersonalStore
 from daemon.personal.personal import sweep as sweep_personal
 from daemon.process import faultpoints
-from daemon.process.telemetry import LoopLag, Notifier, configure_logging
+from daemon.process.log import configure_logging
+from daemon.process.systemd import Notifier
+from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed, import_once
 from daemon.rounds.attempt_log import AttemptLog
 from daemon.rounds.audited import WitnessedInbox, WitnessedTransport, of_site
@@ -209,7 +212,7 @@ class Daemon:
             tasks.append(group.create_task(self._spread(node, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._surroundings(node, workers, audit, curve, personaliser))
+            await control.start(self._context(node, workers, audit, curve, personaliser))
             stack.push_async_callback(control.stop)
             self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
@@ -350,6 +353,7 @@ class Daemon:
                 willing=settings.training.willing,
                 min_pairs=settings.training.min_pairs,
                 tell_complexity=settings.depth.tell_complexity,
+                generator=settings.retrieval.generator,
             ),
             learning=workers.learning,
             answering=workers.answering,
@@ -444,27 +448,15 @@ class Daemon:
         audit.tell_head("the audit log goes on")
         return audit
 
-    def _surroundings(
+    def _context(
         self,
         node: Node,
         workers: Workers,
         audit: AuditLog,
         curve: Curve,
         personaliser: Personaliser,
-    ) -> Surroundings:
-        return Surroundings(
-            node=node,
-            personaliser=personaliser,
-            training=self._settings.training,
-            learning=self._settings.learning,
-            colluders=self._settings.privacy.colluders,
-            robust=self._settings.robust,
-            retriever=self._settings.retriever,
-            personal=PersonalStore(self._settings.site.state_dir / "personal", node.shapes.digest),
-            lag=self._lag,
-            workers=workers.all,
-            started=self._started,
-            audit=audit,
+    ) -> ServiceContext:
+        services = Services(
             pairs=self._make_pairs(node, workers),
             curve=curve,
             embeddings=EmbeddingAudit(
@@ -474,6 +466,15 @@ class Daemon:
                 workers.auditing,
                 self._settings.negatives.noise,
             ),
+            personaliser=personaliser,
+        )
+        return ServiceContext(
+            node=node,
+            settings=self._settings,
+            personal=PersonalStore(self._settings.site.state_dir / "personal", node.shapes.digest),
+            audit=audit,
+            services=services,
+            process=ProcessFigures(self._lag, workers.all, self._started),
         )
 
     # ---- signals ---------------------------------------------------------------
@@ -613,6 +614,7 @@ def main(tap: Tap | None = None) -> None:
     os.umask(0o077)  # as the unit has it: what is written here is for nobody else to read
     try:
         settings = load(arguments.config)
+        check_names(arguments.config, settings)
         configure_logging(settings.log.level, settings.log.format)
         # Before anything in the folder is read, and until the last thread and worker is gone.
         with locked(settings.site.state_dir):
@@ -620,6 +622,23 @@ def main(tap: Tap | None = None) -> None:
     except _REFUSALS as refusal:
         print(f"fedd: {refusal}", file=sys.stderr)
         sys.exit(os.EX_CONFIG if isinstance(refusal, _MISCONFIGURED) else 2)
+
+
+def check_names(path: Path, settings: Settings) -> None:
+    """Raises SettingsError for a name that is in no table of the daemon's."""
+    generator = settings.retrieval.generator
+    if generator not in GENERATORS:
+        raise SettingsError(
+            path,
+            (
+                Problem(
+                    "retrieval.generator",
+                    f'"{generator}"',
+                    f"one of {', '.join(GENERATORS)}",
+                    "choose one of these",
+                ),
+            ),
+        )
 
 
 async def _run(daemon: Daemon) -> None:

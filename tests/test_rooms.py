@@ -56,7 +56,7 @@ HOMES = {
     "grpc": (
         "proto/",
         "peers/link/",
-        "daemon/control/service.py",
+        "daemon/control/context.py",
         "daemon/control/socket.py",
         "daemon/fedctl/",
     ),

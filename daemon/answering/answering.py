@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from daemon.answering.extractive import ExtractiveGenerator
-from daemon.answering.generator import Citation, Generator, cite
+from daemon.answering.generator import Citation, cite
+from daemon.answering.generators import GENERATORS, USUAL
 from daemon.library.search import USUAL_WORDS_WEIGHT, search
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class OpenVersion:
     """A model version ready to answer: its retriever, its index and the library.
 
     ``words_weight``: as `daemon.library.search.search` has it; found on ``weighed_by``
-    pairs, or the usual one (0).
+    pairs, or the usual one (0). ``generator``: of `GENERATORS`.
     """
 
     retriever: Retriever
@@ -48,6 +48,7 @@ class OpenVersion:
     model_digest: bytes
     words_weight: float = USUAL_WORDS_WEIGHT
     weighed_by: int = 0
+    generator: str = USUAL
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
@@ -55,7 +56,7 @@ class OpenVersion:
         question = checked(question, top_k)
         vector = self.retriever.embed_queries([question])[0]
         found = search(self.library, self.index, question, vector, top_k, self.words_weight)
-        answer = self._generator().generate(question, found)
+        answer = GENERATORS[self.generator](self.retriever).generate(question, found)
         return Answered(
             text=answer.text,
             citations=answer.citations,
@@ -63,9 +64,6 @@ class OpenVersion:
             model_digest=self.model_digest,
             seconds=time.monotonic() - started,
         )
-
-    def _generator(self) -> Generator:
-        return ExtractiveGenerator(self.retriever.embed_queries, self.retriever.embed_passages)
 
 
 def checked(question: str, top_k: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Literal
 
 from config.recipes import RECIPES
+from daemon.control.context import Calls, Context, ServiceContext
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
@@ -17,14 +18,8 @@ from daemon.personal.layer import Serving
 from daemon.personal.layers import LAYERS
 from daemon.personal.personal import embedded_by
 from daemon.process.streams import watched
-from daemon.rounds.driver import Node
 from daemon.services.pair_maker import PairMaker
-from daemon.state.audit import Action
 from proto import control_pb2 as control
-from proto import control_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from daemon.control.service import Surroundings
 
 _How = Literal["inverse-cloze", "title", "keywords", "llm"]
 _HOW: dict[str, _How] = {
@@ -35,26 +30,14 @@ _HOW: dict[str, _How] = {
 }
 _KINDS = {how: kind for kind, how in _HOW.items()}
 _WRITTEN_A_PASSAGE = 2  # of different intent, as pFedRAG (appendix C) has them written
-Context = Any  # grpc's, whose home is control.py
 
 
-class LearningCalls(rpc.ControlServicer):
-    """Mixed into the control service, which says how calls are audited and refused."""
-
-    _around: Surroundings
-    _node: Node
+class LearningCalls(Calls):
+    """How this site learns, the pairs it makes, how well it finds."""
 
     @property
     def _pairs(self) -> PairMaker:
-        return self._around.pairs
-
-    def _audited(
-        self, context: Context, action: Action, **asked: Any
-    ) -> AbstractAsyncContextManager[dict[str, Any]]:
-        raise NotImplementedError
-
-    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
-        raise NotImplementedError
+        return self._around.services.pairs
 
     # ---- how this site learns ------------------------------------------------------
 
@@ -73,7 +56,7 @@ class LearningCalls(rpc.ControlServicer):
         """Attack this site's own embeddings, step by step; ends when the caller hangs up."""
         async with (
             self._audited(context, "audit-embeddings", shown=request.show),
-            aclosing(self._around.embeddings.steps(request)) as steps,
+            aclosing(self._around.services.embeddings.steps(request)) as steps,
         ):
             while (step := await self._answered(context, anext(steps, None))) is not None:
                 yield step
@@ -200,7 +183,7 @@ class LearningCalls(rpc.ControlServicer):
                 )
                 for point in points
             ],
-            missing=self._around.curve.missing,
+            missing=self._around.services.curve.missing,
         )
 
 
@@ -236,21 +219,21 @@ def _figures(found: dict[str, dict[str, Interval]]) -> list[control.Figure]:
     ]
 
 
-def _learning_reply(around: Surroundings) -> control.LearningReply:
+def _learning_reply(around: ServiceContext) -> control.LearningReply:
     """Reads this site's personal files, so not on the event loop.
 
     Raises LearningError when one of them is damaged.
     """
     run = around.node.protocol.run
     tables = {
-        "retriever": around.retriever.model_dump(),
-        "training": around.training.model_dump(),
-        "learning": around.learning.model_dump(),
+        "retriever": around.settings.retriever.model_dump(),
+        "training": around.settings.training.model_dump(),
+        "learning": around.settings.learning.model_dump(),
     }
-    recipe = RECIPES[around.learning.recipe].settings
-    layer, serving = LAYERS[around.retriever.personal], _serving(around)
+    recipe = RECIPES[around.settings.learning.recipe].settings
+    layer, serving = LAYERS[around.settings.retriever.personal], _serving(around)
     reply = control.LearningReply(
-        recipe=around.learning.recipe,
+        recipe=around.settings.learning.recipe,
         choices=[
             control.Choice(axis=axis, value=str(tables[table][axis]), in_recipe=str(said))
             for table, axes in recipe.items()
@@ -275,9 +258,9 @@ def _learning_reply(around: Surroundings) -> control.LearningReply:
     return reply
 
 
-def _serving(around: Surroundings) -> Serving:
+def _serving(around: ServiceContext) -> Serving:
     """What the version that answers has of this site's own: only what its index knows of."""
-    collection, personal = around.node.collection, around.retriever.personal
+    collection, personal = around.node.collection, around.settings.retriever.personal
     served = collection.served_digest
     kept = around.personal.serving(served) if served else None
     embedded = embedded_by(personal, around.personal.folder, served)

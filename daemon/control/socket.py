@@ -1,7 +1,7 @@
 """The control socket: a Unix socket of this machine, and a server for each user who comes.
 
 Its mode (0660) and group are the whole access control: whoever may write to it may
-administer the site (daemon/control/service.py). It is never on a network.
+administer the site (daemon/control/context.py). It is never on a network.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import grpc.aio
 
+from daemon.control.context import ServiceContext
 from daemon.control.peer_credentials import Doorman
-from daemon.control.service import ControlService, Surroundings
+from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
 
 _MESSAGE_BYTES = 32 << 20
@@ -35,12 +36,12 @@ class ControlSocket:
     def __init__(self, path: Path, group: str | None) -> None:
         self._path = path
         self._group = group
-        self._around: Surroundings | None = None
+        self._around: ServiceContext | None = None
         self._ingesting = asyncio.Lock()
         self._doorman = Doorman(self._serve)
         self._servers: list[grpc.aio.Server] = []
 
-    async def start(self, around: Surroundings) -> None:
+    async def start(self, around: ServiceContext) -> None:
         """Serve. Raises ControlError when the socket can't be made."""
         self._around = around
         try:

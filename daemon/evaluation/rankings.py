@@ -7,14 +7,16 @@ dense     by the model version: what training changes
 fused     dense and bm25 together, as `weigh_words` found: what a question meets
 ========  =====================================================================
 
+To add one: its function in `RANKINGS`, which `fedctl eval` prints as it comes.
+
 Every ranking is cut at the same depth and a question without a find gets the rank
 below it in all of them, so that average ranks and precisions can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -107,6 +109,29 @@ def _fused(dense: Labels, by_words: Labels, weight: float) -> Labels:
     ]
 
 
+@dataclass(frozen=True)
+class Questions:
+    """What a ranking is made of: the questions, and what is known of each by now.
+
+    ``dense`` and ``vanilla`` (where every passage has its features): passages by meaning;
+    ``by_words``: the same by words; ``words_weight``: what a rank of these counts.
+    """
+
+    dense: Labels
+    vanilla: Labels | None
+    by_words: Labels
+    words_weight: float
+
+
+RANKINGS: dict[str, Callable[[Questions], Labels | None]] = {
+    "bm25": lambda asked: asked.by_words,
+    "vanilla": lambda asked: asked.vanilla,
+    "dense": lambda asked: asked.dense,
+    "fused": lambda asked: _fused(asked.dense, asked.by_words, asked.words_weight),
+}
+"""Those at the top of this module, in the order in which they are shown; None: not to be had."""
+
+
 def judged_rankings(
     library: Library,
     pairs: Sequence[Pair],
@@ -114,15 +139,13 @@ def judged_rankings(
     vanilla: Labels | None = None,
     words_weight: float = USUAL_WORDS_WEIGHT,
 ) -> dict[str, Judged]:
-    """Each ranking at the top of this module, judged on ``pairs``; vanilla if it is given."""
-    by_words = _by_words(library, pairs)
-    fused = _fused(dense, by_words, words_weight)
-    ranked = {"bm25": by_words, "vanilla": vanilla, "dense": dense, "fused": fused}
+    """Each of `RANKINGS` that is to be had, judged on ``pairs``."""
+    asked = Questions(dense, vanilla, _by_words(library, pairs), words_weight)
     document_of = {passage.rowid: passage.document_id for passage in library.passages()}
     return {
         name: judged(found, pairs, document_of)
-        for name, found in ranked.items()
-        if found is not None
+        for name, ranking in RANKINGS.items()
+        if (found := ranking(asked)) is not None
     }
 
 

@@ -1,22 +1,10 @@
 """fedctl: the operator's command line, thin over control.proto.
 
-    output.py      exit codes, errors, JSON; what goes to stdout and what to stderr
+    output.py      exit codes, errors, JSON, tables; what goes to stdout and what to stderr
     options.py     --json, --socket, --config on every command
     connection.py  the Unix socket to the daemon, and what its failures mean
-    setup.py       ca, site, manifest           (no daemon needed)
-    keeping.py     site expel, site renew: what comes later
-    ingesting.py   ingest
-    training.py    train and its live view
-    learning.py    learning
-    asking.py      ask
-    evaluating.py  eval, eval --history
-    pairs.py       pairs: build, list, show, drop
-    personalising.py  personalise
-    show.py        status, peers, rounds
-    privacy.py     privacy
-    chain.py       rounds verify
-    auditing.py    audit head, verify, show, acknowledge
-    exposing.py    audit embeddings
+    files.py       files that a person names: identities, certificates, manifests
+    commands/      the commands by topic, and the table of them
     demo.py        three sites on one machine; demo_sites.py their folders and processes
 
 Heavy imports (grpc, rich's tables, certificates) wait until a command needs
@@ -31,22 +19,7 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from daemon.fedctl import (
-    asking,
-    auditing,
-    chain,
-    evaluating,
-    exposing,
-    ingesting,
-    keeping,
-    learning,
-    pairs,
-    personalising,
-    privacy,
-    setup,
-    show,
-    training,
-)
+from daemon.fedctl.commands import COMMANDS, GROUPS
 from daemon.fedctl.demo import run
 from daemon.fedctl.options import command
 from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
@@ -68,24 +41,10 @@ def fedctl(_session: Session) -> None:
 
 
 app.command("demo")(run.demo)
-keeping.join()
-app.add_typer(setup.ca_app, name="ca")
-app.add_typer(setup.site_app, name="site")
-app.add_typer(setup.manifest_app, name="manifest")
-app.command("ingest")(ingesting.ingest)
-app.command("train")(training.train)
-app.command("learning")(learning.learning)
-app.command("personalise")(personalising.personalise)
-app.command("ask")(asking.ask)
-app.command("eval")(evaluating.evaluate)
-app.add_typer(pairs.pairs_app, name="pairs")
-app.command("status")(show.status)
-app.command("peers")(show.peers)
-app.command("privacy")(privacy.privacy)
-show.rounds_app.command("verify")(chain.verify)
-app.add_typer(show.rounds_app, name="rounds")
-auditing.audit_app.command("embeddings")(exposing.embeddings)
-app.add_typer(auditing.audit_app, name="audit")
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,12 +15,15 @@ from daemon.fedctl.output import CommandError, Exit, Session
 if TYPE_CHECKING:
     import grpc.aio
 
+    from config.settings import Settings
+    from proto.control_pb2 import StatusReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
 T = TypeVar("T")
 
 DEFAULT_SOCKET = Path("/run/hanse/fedd.sock")
 MAX_MESSAGE_BYTES = 32 << 20
+ANSWER_WITHIN_S = 30.0
 # sun_path of sockaddr_un is 108 bytes on Linux, the closing NUL included (unix(7)).
 MAX_SOCKET_PATH_BYTES = 107
 
@@ -45,6 +48,16 @@ def socket_path(session: Session) -> Path:
             ) from error
     named = os.environ.get("HANSE_SOCKET", "")
     return Path(named) if named else DEFAULT_SOCKET
+
+
+def settings_of(path: Path) -> Settings:
+    """A daemon's settings; CommandError when they are refused."""
+    from config.settings import SettingsError, load
+
+    try:
+        return load(path)
+    except SettingsError as error:
+        raise CommandError(str(error), exit_code=Exit.USAGE) from error
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -134,3 +147,10 @@ def _translated(error: grpc.aio.AioRpcError, path: Path) -> CommandError:
         )
     cause, _, remedy = details.partition("\n")
     return CommandError(cause or f"the daemon refused ({code.name})", remedy)
+
+
+async def asked_status(daemon: ControlAsyncStub) -> StatusReply:
+    """How the daemon is, and at which site."""
+    from proto.control_pb2 import StatusRequest
+
+    return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)

@@ -41,6 +41,11 @@ def of_plan(message: str, name: str, *, help: str) -> Any:
     return typer.Option(min=least, max=high, help=help)
 
 
+Authority = Annotated[
+    Path, typer.Option("--ca", metavar="DIR", help="The authority's folder, of `fedctl ca init`.")
+]
+Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
+# Of every command.
 _EVERYWHERE = {"as_json": (_Json, False), "socket": (_Socket, None), "config": (_Config, None)}
 
 

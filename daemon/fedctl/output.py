@@ -22,10 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.console import Console
-
-    from proto.control_pb2 import Attempt
-    from proto.federation_pb2 import Certificate, RoundReport
-
+    from rich.table import Table
 
 # Into a file or a pipe tables are not squeezed to a terminal's 80 columns.
 WIDTH_OF_FILES = 200
@@ -181,51 +178,6 @@ def _plain_value(field: Any, value: Any) -> Any:
     return value
 
 
-def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]:
-    """A committed round: what was signed, and what its coordinator saw of it.
-
-    At a site that learned of the round afterwards, from its certificate, ``coordinator``,
-    ``key_dealer`` and ``seconds`` are empty, and what only the report tells is None.
-    """
-    body, was_here = certificate.body, bool(report.coordinator)
-    loss = body.mean_loss if body.rules else report.mean_loss
-    reasons = {one.site: one.reason for one in report.rejections}
-    return {
-        "round": body.round,
-        "attempt": certificate.attempt,
-        "coordinator": report.coordinator,
-        "key_dealer": report.key_dealer,
-        "contributors": list(body.contributors),
-        "rejected": {site: reasons.get(site, "") for site in body.rejected},
-        "model_digest": body.model_digest.hex(),
-        "parent_digest": body.parent_digest.hex(),
-        "signed_by": [vote.site for vote in certificate.votes],
-        "committed_unix_ms": certificate.unix_ms,
-        "shared_values": report.shared_values if was_here else None,
-        "mean_loss": loss if (was_here or body.rules) and math.isfinite(loss) else None,
-        "noise_multiplier": report.noise_multiplier if was_here else None,
-        "clip_norm": report.clip_norm if was_here else None,
-        "seconds": {phase.phase: phase.seconds for phase in report.phases},
-    }
-
-
-def plain_attempt(attempt: Attempt) -> dict[str, Any]:
-    """An attempt as this site saw it, with the reason where it failed."""
-    return {
-        "attempt": attempt.attempt,
-        "coordinator": attempt.coordinator,
-        "participants": list(attempt.participants),
-        "contributors": list(attempt.contributors),
-        "outcome": attempt.outcome,
-        "phase": attempt.phase,
-        "reason": attempt.reason,
-        "started_unix_ms": attempt.started_unix_ms,
-        "seconds": attempt.seconds,
-        "bytes_sent": attempt.bytes_sent,
-        "bytes_received": attempt.bytes_received,
-    }
-
-
 def byte_count(count: int) -> str:
     """A number of bytes for people: ``3.4 MiB``."""
     if count < 1024:
@@ -264,3 +216,51 @@ def visible(text: str) -> str:
     use of `rich.text.Text`, which has none.
     """
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def plain_text(value: str) -> Any:
+    """A cell with foreign text in it: no markup is read from it, no control character kept."""
+    from rich.text import Text
+
+    return Text(visible(value))
+
+
+def facts() -> Table:
+    """An empty two-column list of facts: name, value."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")  # a fingerprint must be seen whole
+    return grid
+
+
+def columns(*names: str) -> Table:
+    """An empty table; a name that starts with ``>`` is of a column of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
+    return table
+
+
+def tell(
+    session: Session,
+    plain: Mapping[str, Any],
+    *what_next: str,
+    as_json: Mapping[str, Any] | None = None,
+) -> None:
+    """The facts and, for people, what to do next; ``as_json`` if machines get other facts."""
+
+    def show(console: Console) -> None:
+        grid = facts()
+        for name, value in plain.items():
+            grid.add_row(name.replace("_", " "), plain_text(str(value)))
+        console.print(grid)
+        if what_next:
+            # soft_wrap: a command that is to be copied stays on one line.
+            console.print(plain_text("\n" + "\n".join(what_next)), soft_wrap=True)
+
+    session.result(plain if as_json is None else as_json, show)

@@ -16,6 +16,7 @@ import numpy as np
 
 from crypto.arrays import Float32
 from daemon.answering.answering import Answered, OpenVersion
+from daemon.answering.generators import USUAL
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
 from daemon.evaluation.rankings import (
@@ -69,9 +70,14 @@ _open: OpenVersion | None = None
 
 
 def open_version(
-    spec: RetrieverSpec, library_path: Path, versions: Path, model_digest: bytes, index_path: Path
+    spec: RetrieverSpec,
+    library_path: Path,
+    versions: Path,
+    model_digest: bytes,
+    index_path: Path,
+    generator: str = USUAL,
 ) -> None:
-    """Make a model version with its index the one that answers.
+    """Make a model version with its index the one that answers, as the generator writes it.
 
     What words count in its answers is found on the site's pairs for validation, of which
     `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
@@ -90,7 +96,8 @@ def open_version(
     except BaseException:
         library.close()
         raise
-    previous, _open = _open, OpenVersion(retriever, index, library, model_digest)
+    previous = _open
+    _open = OpenVersion(retriever, index, library, model_digest, generator=generator)
     if previous is not None:
         previous.library.close()
     _open = _weighed(_open)

@@ -28,8 +28,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from crypto.arrays import Float32, Int64
-from daemon.library.documents import TEXT_ENDINGS, Document, Pair
+from daemon.library.documents import Document, Pair
 from daemon.library.passages import passage_ids
+from daemon.library.readers.files import FILE_ENDINGS
 from daemon.library.schema import LibraryError, explained, open_database
 
 __all__ = [
@@ -314,7 +315,7 @@ class Library:
 
         People leave out the ending or the folder of a file, or name the folder above it.
         """
-        endings = ("", *TEXT_ENDINGS)
+        endings = ("", *FILE_ENDINGS)
         names = [name + end for name in (wrong_id, wrong_id.rpartition("/")[2]) for end in endings]
         for name in names:
             found = self._rows(

@@ -18,12 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from pathlib import Path
+from random import SystemRandom
 from typing import Final
 
 import structlog
 
 from peers.attempts import effects as do
 from peers.attempts.effects import Body
+from peers.link.pacing import Backoff
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from peers.wire.messages import MIB
@@ -164,15 +166,14 @@ class ToPeers:
 
     async def push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
         """Push until the peer takes it; the end of the attempt cancels us."""
-        pause = 0.02
+        pauses = Backoff(0.02, 2.0, SystemRandom())
         while True:
             try:
                 await self._transport.push(to, name, source)
             except (PeerRefused, PeerUnreachable) as error:
                 # It may not have seen the message that makes it expect this.
                 log.debug("push not taken yet", peer=to, cause=str(error))
-                await asyncio.sleep(pause)
-                pause = min(2.0, pause * 2)
+                await asyncio.sleep(pauses.pause())
             else:
                 return
 

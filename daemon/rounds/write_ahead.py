@@ -22,6 +22,7 @@ import structlog
 
 from daemon.state.store import Store, StoreError
 from peers.attempts import effects as do
+from peers.link.pacing import Backoff
 from peers.rounds.runs import RunRefused
 from peers.wire.errors import PeerRefused
 from proto import federation_pb2 as pb
@@ -53,14 +54,13 @@ class Journal:
         """
         if self.broken:
             raise Unwritable(self.trouble)
-        pause = _FIRST_PAUSE_S
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.SystemRandom())
         while True:
             try:
                 await asyncio.to_thread(self._store.persist, durable, commits)
             except (StoreError, OSError) as error:
                 self._in_trouble(error)
-                await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  no secret
-                pause = min(_LONGEST_PAUSE_S, pause * 2)
+                await asyncio.sleep(pauses.pause())
             except Exception as error:  # no failure at all may let a promise out unwritten
                 raise self._break(error) from error
             else:

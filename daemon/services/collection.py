@@ -12,11 +12,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import TypeVar
 
 import structlog
 
 from daemon.answering.answering import Answered
+from daemon.answering.generators import USUAL
 from daemon.jobs import answering as answering_jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs import pairs as pair_jobs
@@ -31,6 +33,7 @@ from daemon.personal.personal import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do
+from peers.link.pacing import Backoff
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -48,13 +51,14 @@ class NotIndexedYet(Exception):
 
 @dataclass(frozen=True)
 class CollectionSettings:
-    """What the operator chose that concerns documents and willingness to train."""
+    """What the operator chose that concerns documents, answers and willingness to train."""
 
     passage_tokens: int
     top_k: int
     willing: bool
     min_pairs: int
     tell_complexity: bool = False
+    generator: str = USUAL
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ class Collection:
 
     async def run(self) -> None:
         """Index whatever is wanted, the newest only, until cancelled."""
-        pause = _RETRY_S
+        pauses = Backoff(_RETRY_S, _LONGEST_RETRY_S, SystemRandom())
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -214,11 +218,10 @@ class Collection:
                 log.warning("index not made, the old version goes on answering", cause=str(error))
                 if isinstance(error, VersionError):
                     self._listeners.suspect()
-                await self._wait_to_retry(pause)
-                pause = min(_LONGEST_RETRY_S, pause * 2)
+                await self._wait_to_retry(pauses.pause())
             else:
                 self.last_error = ""
-                pause = _RETRY_S
+                pauses.reset()
                 self._listeners.answers()
             if not self._dirty.is_set():
                 self._settled.set()
@@ -268,6 +271,7 @@ class Collection:
             self.versions,
             digest,
             path,
+            self._settings.generator,
         )
         self.served_digest, self._index = digest, path
 

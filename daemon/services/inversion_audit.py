@@ -8,14 +8,15 @@ it, so that nothing of what the attackers learned stays. Whoever hangs up ends i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from daemon.inversion.exposure import AuditOptions, Exposure, ExposureError, ExposureProgress
 from daemon.jobs.inversion import audit_embeddings
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import NotIndexedYet
 from proto import control_pb2 as control
@@ -67,34 +68,28 @@ class EmbeddingAudit:
         if not digest:
             raise NotIndexedYet("nothing is indexed yet; try again in a moment (`fedctl status`)")
         async with self._busy:
-            said: asyncio.Queue[ExposureProgress | None] = asyncio.Queue()
-            work = asyncio.create_task(self._audit(digest, options, said))
-            work.add_done_callback(lambda _: said.put_nowait(None))
+
+            def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Exposure]:
+                return self._worker.run_reporting(
+                    listener,
+                    audit_embeddings,
+                    self._spec,
+                    self._served.library_path,
+                    self._versions,
+                    digest,
+                    options,
+                )
+
             try:
-                while (step := await said.get()) is not None:
-                    yield control.AuditEmbeddingsProgress(step=step.step, fraction=step.fraction)
-                result = message_of(await work, digest)
+                async with watched(begin, ExposureProgress) as (steps, work):
+                    async for step in steps:
+                        yield control.AuditEmbeddingsProgress(
+                            step=step.step, fraction=step.fraction
+                        )
+                    result = message_of(await work, digest)
                 yield control.AuditEmbeddingsProgress(step="done", fraction=1.0, result=result)
             finally:
-                work.cancel()
                 await self._worker.stop()
-
-    async def _audit(
-        self, digest: bytes, options: AuditOptions, said: asyncio.Queue[ExposureProgress | None]
-    ) -> Exposure:
-        def listener(item: object) -> None:
-            if isinstance(item, ExposureProgress):
-                said.put_nowait(item)
-
-        return await self._worker.run_reporting(
-            listener,
-            audit_embeddings,
-            self._spec,
-            self._served.library_path,
-            self._versions,
-            digest,
-            options,
-        )
 
 
 def options_of(request: control.AuditEmbeddingsRequest) -> AuditOptions:

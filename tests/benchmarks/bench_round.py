@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+from daemon.fedctl.commands.library import send
+from daemon.fedctl.commands.train import watched
 from daemon.fedctl.connection import connected
 from daemon.fedctl.demo import sites as demo_sites
-from daemon.fedctl.ingesting import send
 from daemon.fedctl.output import CommandError
-from daemon.fedctl.training import watched
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 

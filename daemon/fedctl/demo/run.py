@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from daemon.fedctl.asking import put_question
+from daemon.fedctl.commands.evaluate import judge
+from daemon.fedctl.commands.library import Ingested, put_question, send
+from daemon.fedctl.commands.rounds import plain_round
+from daemon.fedctl.commands.train import TrainingView, start, watched
 from daemon.fedctl.connection import connected, run
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.demo.outcome import Outcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import Corpus, DemoSite, RunningDaemon, log_tail
-from daemon.fedctl.evaluating import judge
-from daemon.fedctl.ingesting import Ingested, send
 from daemon.fedctl.options import command
 from daemon.fedctl.output import (
     CommandError,
     Exit,
     Session,
-    plain_round,
     visible,
 )
-from daemon.fedctl.training import TrainingView, start, watched
 
 if TYPE_CHECKING:
     from proto.control_pb2 import AskReply, LearningReply, StatusReply

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import daemon
-from daemon.fedctl import setup
+from daemon.fedctl.commands.authority import make_authority, sign_site
+from daemon.fedctl.commands.manifest import new_manifest
+from daemon.fedctl.commands.site import install_site, make_site
 from daemon.fedctl.connection import MAX_SOCKET_PATH_BYTES
+from daemon.fedctl.files import write_whole
 from daemon.fedctl.output import CommandError, Exit
 
 FEDERATION = "hanse-demo"
@@ -177,19 +180,19 @@ def provision(work: Path, sites: Sequence[str], sockets: Path) -> list[DemoSite]
         for number, (site, port) in enumerate(zip(sites, free_ports(len(sites)), strict=True))
     ]
     authority = work / "authority"
-    setup.make_authority(authority, FEDERATION)
-    manifest = setup.new_manifest(
+    make_authority(authority, FEDERATION)
+    manifest = new_manifest(
         authority,
         addresses={site.id: f"127.0.0.1:{site.port}" for site in placed},
         faulty_sites=1,
     )
     for site in placed:
         identity = site.folder / "identity"
-        setup.make_site(identity, FEDERATION, site.id)
-        certificate = setup.sign_site(authority, identity / "site.csr", expect_site=site.id)
-        setup.install_site(identity, certificate, (authority / "ca.crt").read_bytes())
-        setup.write_whole(site.folder / "manifest.json", manifest)
-        setup.write_whole(site.settings, _settings(site, len(placed)).encode())
+        make_site(identity, FEDERATION, site.id)
+        certificate = sign_site(authority, identity / "site.csr", expect_site=site.id)
+        install_site(identity, certificate, (authority / "ca.crt").read_bytes())
+        write_whole(site.folder / "manifest.json", manifest)
+        write_whole(site.settings, _settings(site, len(placed)).encode())
     return placed
 
 

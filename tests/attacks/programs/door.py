@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.process.telemetry import configure_logging
+from daemon.process.log import configure_logging
 from peers.link import client
 from peers.link.quotas import Quotas
 from peers.link.servicer import Limits

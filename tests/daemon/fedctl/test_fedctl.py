@@ -21,7 +21,8 @@ import pytest
 import typer.main
 
 from config import settings
-from daemon.fedctl import app, ingesting
+from daemon.fedctl import app
+from daemon.fedctl.commands import library
 from daemon.fedctl.connection import DEFAULT_SOCKET
 from daemon.fedctl.output import Exit
 from proto import control_pb2 as control
@@ -379,7 +380,7 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
     sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
     assert len(sizes) == 3
-    assert max(sizes) < ingesting.BATCH_BYTES + (1 << 20)
+    assert max(sizes) < library.BATCH_BYTES + (1 << 20)
 
 
 # ---- train ------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from daemon.fedctl import main
-from daemon.fedctl.evaluating import sparkline
+from daemon.fedctl.commands.evaluate import sparkline
 from daemon.fedctl.output import Exit
 from proto import control_pb2 as control
 from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon, canned_daemon

@@ -18,7 +18,8 @@ import grpc.aio
 import psutil
 import pytest
 
-from daemon.control.service import ControlService, Surroundings
+from daemon.control.context import ServiceContext
+from daemon.control.service import ControlService
 from daemon.fedctl import main
 from daemon.inversion import exposure
 from daemon.inversion.exposure import AuditOptions, ExposureError
@@ -95,9 +96,10 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
 @asynccontextmanager
 async def listening(socket: Path, audit: EmbeddingAudit, log: AuditLog) -> AsyncIterator[None]:
     """The daemon's own service at a socket, with as much around it as an audit needs."""
-    around = SimpleNamespace(node=None, audit=log, embeddings=audit)
+    services = SimpleNamespace(embeddings=audit)
+    around = SimpleNamespace(node=None, audit=log, services=services)
     server = grpc.aio.server()
-    service = ControlService(cast(Surroundings, around), "uid:7", asyncio.Lock())
+    service = ControlService(cast(ServiceContext, around), "uid:7", asyncio.Lock())
     add_ControlServicer_to_server(service, server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()

@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.library import documents
-from daemon.library.documents import Document, FileProblem, Pair, read
+from daemon.library.documents import Document, FileProblem, Pair
+from daemon.library.readers import records
+from daemon.library.readers.files import read
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -198,7 +200,7 @@ import resource, sys
 from pathlib import Path
 limit = 400 << 20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from daemon.library.documents import read
+from daemon.library.readers.files import read
 for item in read(Path(sys.argv[1])):
     print(str(item)[-200:])
 """
@@ -234,7 +236,7 @@ def test_a_line_of_one_gigabyte_is_passed_over_in_little_memory(tmp_path: Path) 
 
 
 def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_RATIO_FROM", 64 << 20)  # 1 GiB would take seconds
+    monkeypatch.setattr(records, "_RATIO_FROM", 64 << 20)  # 1 GiB would take seconds
     path = tmp_path / "docs.jsonl.gz"
     path.write_bytes(gzip.compress(GOOD.encode() + bytes(128 << 20), compresslevel=1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

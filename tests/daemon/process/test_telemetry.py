@@ -20,14 +20,9 @@ from typing import Any
 import pytest
 import structlog
 
-from daemon.process.telemetry import (
-    Lag,
-    LoopLag,
-    Notifier,
-    configure_logging,
-    redact,
-    resident_bytes,
-)
+from daemon.process.log import configure_logging, redact
+from daemon.process.systemd import Notifier
+from daemon.process.telemetry import Lag, LoopLag, resident_bytes
 
 QUESTION = "is my uncle's illness hereditary"
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from config.settings import load
-from daemon.control.service import unverified
+from daemon.control.status import unverified
 from daemon.rounds import catch_up as exchange_module
 from daemon.rounds.catch_up import Exchange, Folders
 from daemon.state.membership import Membership

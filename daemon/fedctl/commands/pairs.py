@@ -8,8 +8,15 @@ import typer
 
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, as_plain, duration
-from daemon.fedctl.show import columns, plain_text
+from daemon.fedctl.output import (
+    CommandError,
+    Exit,
+    Session,
+    as_plain,
+    columns,
+    duration,
+    plain_text,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

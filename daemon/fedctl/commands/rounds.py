@@ -1,176 +1,47 @@
-"""fedctl status, peers, rounds: what the daemon knows, for people and machines."""
+"""fedctl rounds: what was committed, who did it, how long it took; and is the history whole?
+
+`verify` trusts the authority alone. The daemon is asked for certificates and manifests
+and believed in nothing: each manifest must be signed by the authority, each round voted
+for by a quorum of the manifest of its time (where a majority decided, by one), each
+round's parent be the version before it.
+"""
 
 from __future__ import annotations
 
-import time
+import math
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, settings_of, socket_path
+from daemon.fedctl.files import read_file
 from daemon.fedctl.options import command
 from daemon.fedctl.output import (
     CommandError,
+    Exit,
     Session,
-    as_plain,
     byte_count,
+    columns,
     duration,
-    plain_attempt,
-    plain_round,
+    facts,
+    plain_text,
     short,
-    visible,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from proto.control_pb2 import PeersReply, RoundsReply, StatusReply
-    from proto.control_pb2_grpc import ControlAsyncStub
-
-ANSWER_WITHIN_S = 30.0
+    from crypto.identity.site import Trust
+    from peers.wire.manifest import FederationManifest
+    from proto.control_pb2 import Attempt, RoundsReply
+    from proto.federation_pb2 import Certificate, RoundReport
 
 rounds_app = typer.Typer(help="The committed rounds: who did what, and how long it took.")
-
-
-@command
-def status(session: Session) -> None:
-    """Show the daemon: federation, model version, library, training, health."""
-    reply = run(_status(session))
-    session.result(as_plain(reply), lambda console: console.print(_status_table(reply)))
-
-
-async def _status(session: Session) -> StatusReply:
-    async with connected(socket_path(session)) as daemon:
-        return await asked_status(daemon)
-
-
-async def asked_status(daemon: ControlAsyncStub) -> StatusReply:
-    """How the daemon is, and at which site."""
-    from proto.control_pb2 import StatusRequest
-
-    return await daemon.Status(StatusRequest(), timeout=ANSWER_WITHIN_S)
-
-
-def _status_table(reply: StatusReply) -> Table:
-    grid = facts()
-    run = reply.run
-    training = "none" if not run.run_id else f"to round {run.target_round}, by {run.requested_by}"
-    if run.run_id and run.target_round <= reply.head_round:
-        training = f"none; the last run ended with round {run.target_round}, by {run.requested_by}"
-    index = short(reply.index_digest.hex())
-    if reply.index_digest != reply.model_digest:
-        index += "  (the newer version is being embedded)"
-    for name, value in (
-        ("site", f"{reply.site} of {reply.federation_id}"),
-        ("fedd", f"{reply.software_version}, up {duration(reply.uptime_s)}"),
-        ("peers", f"{reply.peers_connected} of {reply.peers_total} connected"),
-        ("manifest", f"version {reply.manifest_version}"),
-        ("round", f"{reply.head_round}, phase {reply.phase or 'idle'}"),
-        ("training", training),
-        ("model version", short(reply.model_digest.hex())),
-        ("answers from", index),
-        ("encoder", reply.encoder),
-        ("library", f"{reply.documents} documents, {reply.passages} passages"),
-        (
-            "pairs",
-            f"{reply.pairs_train} train, {reply.pairs_valid} valid, {reply.pairs_test} test",
-        ),
-        (
-            "traffic",
-            f"{byte_count(reply.bytes_sent)} sent, {byte_count(reply.bytes_received)} received",
-        ),
-        ("memory", byte_count(reply.resident_bytes)),
-        (
-            "loop lag",
-            f"p50 {reply.loop_lag_p50_ms:.1f} ms, p99 {reply.loop_lag_p99_ms:.1f} ms, "
-            f"max {reply.loop_lag_max_ms:.1f} ms",
-        ),
-        ("audit log", f"{reply.audit_entries} entries, head {short(reply.audit_head.hex())}"),
-        ("certificate", _expires_in(reply.certificate_expires_unix_s)),
-        ("authority", _expires_in(reply.authority_expires_unix_s)),
-        ("last error", reply.last_error or "none"),
-        *(("WARNING", text) for text in reply.warnings),
-    ):
-        grid.add_row(name, plain_text(value))
-    return grid
-
-
-@command
-def peers(session: Session) -> None:
-    """Show the other sites: connected or not, since when not, and why."""
-    reply = run(_peers(session))
-    session.result(as_plain(reply), lambda console: _show_peers(console, reply))
-
-
-def _show_peers(console: Console, reply: PeersReply) -> None:
-    console.print(_peers_table(reply))
-    for peer in reply.peers:
-        if peer.last_error:  # too long for a column of this table
-            console.print(
-                plain_text(f"last error of {peer.site}: {peer.last_error}"), soft_wrap=True
-            )
-    for accused in reply.accused:
-        seen = datetime.fromtimestamp(accused.first_seen_unix_ms / 1000, UTC)
-        text = f"EVIDENCE  {accused.site} has signed {accused.signed} (seen {seen:%Y-%m-%d %H:%M})"
-        console.print(plain_text(f"{text}: {accused.remedy}"), soft_wrap=True)
-    for text in reply.warnings:
-        console.print(plain_text(f"WARNING  {text}"), soft_wrap=True)
-
-
-async def _peers(session: Session) -> PeersReply:
-    from proto.control_pb2 import PeersRequest
-
-    async with connected(socket_path(session)) as daemon:
-        return await daemon.Peers(PeersRequest(), timeout=ANSWER_WITHIN_S)
-
-
-def _peers_table(reply: PeersReply) -> Table:
-    table = columns(
-        "site",
-        "address",
-        "connected",
-        "round",
-        "manifest",
-        ">last contact",
-        ">lag",
-        ">clock",
-        ">certificate",
-        ">sent",
-        ">received",
-        ">rejected",
-    )
-    for peer in reply.peers:
-        never = peer.last_contact_s < 0
-        table.add_row(
-            peer.site,
-            plain_text(peer.address),
-            "yes" if peer.connected else "no",
-            str(peer.head_round),
-            str(peer.manifest_version),
-            "never" if never else f"{duration(peer.last_contact_s)} ago",
-            "" if peer.round_trip_ms < 0 or never else f"{peer.round_trip_ms:.1f} ms",
-            "" if never else f"{peer.clock_offset_ms:+.0f} ms",
-            _expiry(peer.certificate_expires_unix_s),
-            byte_count(peer.bytes_sent),
-            byte_count(peer.bytes_received),
-            f"{peer.rejected_rounds} ×" if peer.rejected_rounds else "",
-        )
-    return table
-
-
-def _expires_in(unix_s: int) -> str:
-    left = unix_s - time.time()
-    return f"expires in {duration(left)}" if left > 0 else "EXPIRED"
-
-
-def _expiry(unix_s: int) -> str:
-    if not unix_s:
-        return ""
-    left = unix_s - time.time()
-    return duration(left) if left > 0 else "EXPIRED"
 
 
 @rounds_app.callback(invoke_without_command=True)
@@ -207,6 +78,51 @@ def rounds_show(
     plain = plain_round(found.certificate, found.report)
     plain["attempts"] = [plain_attempt(attempt) for attempt in found.attempts]
     session.result(plain, lambda console: _show_round(console, plain))
+
+
+def plain_round(certificate: Certificate, report: RoundReport) -> dict[str, Any]:
+    """A committed round: what was signed, and what its coordinator saw of it.
+
+    At a site that learned of the round afterwards, from its certificate, ``coordinator``,
+    ``key_dealer`` and ``seconds`` are empty, and what only the report tells is None.
+    """
+    body, was_here = certificate.body, bool(report.coordinator)
+    loss = body.mean_loss if body.rules else report.mean_loss
+    reasons = {one.site: one.reason for one in report.rejections}
+    return {
+        "round": body.round,
+        "attempt": certificate.attempt,
+        "coordinator": report.coordinator,
+        "key_dealer": report.key_dealer,
+        "contributors": list(body.contributors),
+        "rejected": {site: reasons.get(site, "") for site in body.rejected},
+        "model_digest": body.model_digest.hex(),
+        "parent_digest": body.parent_digest.hex(),
+        "signed_by": [vote.site for vote in certificate.votes],
+        "committed_unix_ms": certificate.unix_ms,
+        "shared_values": report.shared_values if was_here else None,
+        "mean_loss": loss if (was_here or body.rules) and math.isfinite(loss) else None,
+        "noise_multiplier": report.noise_multiplier if was_here else None,
+        "clip_norm": report.clip_norm if was_here else None,
+        "seconds": {phase.phase: phase.seconds for phase in report.phases},
+    }
+
+
+def plain_attempt(attempt: Attempt) -> dict[str, Any]:
+    """An attempt as this site saw it, with the reason where it failed."""
+    return {
+        "attempt": attempt.attempt,
+        "coordinator": attempt.coordinator,
+        "participants": list(attempt.participants),
+        "contributors": list(attempt.contributors),
+        "outcome": attempt.outcome,
+        "phase": attempt.phase,
+        "reason": attempt.reason,
+        "started_unix_ms": attempt.started_unix_ms,
+        "seconds": attempt.seconds,
+        "bytes_sent": attempt.bytes_sent,
+        "bytes_received": attempt.bytes_received,
+    }
 
 
 def _show_round(console: Console, plain: dict[str, Any]) -> None:
@@ -354,29 +270,103 @@ def _noise(item: dict[str, Any]) -> str:
     return f"multiplier {item['noise_multiplier']:.4g}, clip norm {item['clip_norm']:.4g}"
 
 
-def facts() -> Table:
-    """An empty two-column list of facts: name, value."""
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")  # a fingerprint must be seen whole
-    return grid
+# ---- is the history whole? ------------------------------------------------------
 
 
-def columns(*names: str) -> Table:
-    """An empty table; a name that starts with ``>`` is of a column of numbers."""
-    from rich import box
-    from rich.table import Table
+@dataclass
+class Verified:
+    """What has been verified so far."""
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in names:
-        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
-    return table
+    rounds: int = 0
+    genesis: bytes = b""
+    head: bytes = b""
+    manifests: tuple[int, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "rounds": self.rounds,
+            "genesis_digest": self.genesis.hex(),
+            "head_digest": self.head.hex(),
+            "manifests": list(self.manifests),
+        }
 
 
-def plain_text(value: str) -> Any:
-    """A cell with foreign text in it: no markup is read from it, no control character kept."""
-    from rich.text import Text
+@rounds_app.command("verify")
+@command
+def verify(
+    session: Session,
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The authority's ca.crt.",
+            show_default="the one of the settings (--config)",
+        ),
+    ] = None,
+) -> None:
+    """Verify every committed round, from the first: signatures, quorums, and no gap."""
+    from crypto.identity.site import IdentityError, Trust
 
-    return Text(visible(value))
+    try:
+        trust = Trust.from_pem(read_file(authority or _configured(session)))
+    except IdentityError as error:
+        raise CommandError(str(error)) from error
+    verified = run(_verify(session, trust))
+    session.result(verified.plain(), lambda console: console.print(_in_words(verified)))
+
+
+def _configured(session: Session) -> Path:
+    if session.config is None:
+        raise CommandError(
+            "whom do you trust?",
+            "Name the authority's certificate (--authority ca.crt), or the settings (--config)",
+            exit_code=Exit.USAGE,
+        )
+    return settings_of(session.config).identity.authority
+
+
+async def _verify(session: Session, trust: Trust) -> Verified:
+    from peers.wire.certificates import CertificateError, verify_chain
+    from peers.wire.manifest import ManifestError, parse_signed
+    from proto.control_pb2 import ChainRequest
+
+    verified = Verified()
+    manifests: dict[int, FederationManifest] = {}
+    async with connected(socket_path(session)) as daemon:
+        async for part in daemon.Chain(ChainRequest(first=1)):
+            try:
+                for signed in part.manifests:
+                    manifest = parse_signed(signed, trust)
+                    manifests[manifest.version] = manifest
+                if not part.certificates:
+                    continue
+                if not verified.rounds:
+                    # Nothing signs the version before the first round: it is named, not proved.
+                    verified.genesis = part.certificates[0].body.parent_digest
+                verify_chain(
+                    list(part.certificates),
+                    trust,
+                    manifests.get,
+                    verified.head or verified.genesis,
+                    first_round=verified.rounds + 1,
+                )
+            except (CertificateError, ManifestError) as error:
+                raise CommandError(
+                    f"the chain breaks after round {verified.rounds}: {error}",
+                    "Verify at another site too; do not train on this one until it is known why",
+                ) from error
+            verified.rounds += len(part.certificates)
+            verified.head = part.certificates[-1].body.model_digest
+    verified.manifests = tuple(sorted(manifests))
+    return verified
+
+
+def _in_words(verified: Verified) -> str:
+    if not verified.rounds:
+        return "No round is committed here yet: there is nothing to verify."
+    return (
+        f"{verified.rounds} rounds verified, without a gap: from version "
+        f"{short(verified.genesis.hex())} to {short(verified.head.hex())}, "
+        f"under manifests {', '.join(map(str, verified.manifests))}."
+    )

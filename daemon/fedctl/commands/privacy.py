@@ -3,61 +3,18 @@
 from __future__ import annotations
 
 import math
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, socket_path
 from daemon.fedctl.options import command, of_plan
-from daemon.fedctl.output import CommandError, Exit, Session, as_plain
-from daemon.fedctl.show import ANSWER_WITHIN_S, facts, plain_text
+from daemon.fedctl.output import Session, as_plain, facts, plain_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from proto.control_pb2 import PrivacyReply
-
-
-class NoiseSchedule(Enum):
-    """How a run's noise goes: the same in each round, or less as the loss falls."""
-
-    STATIC = "static"
-    ADAPTIVE = "adaptive"
-
-
-# The options of `fedctl train` that concern noise.
-ClipNorm = Annotated[
-    float | None,
-    of_plan("PrivacyPlan", "clip_norm", help="Differential privacy: L2 norm of an update at most."),
-]
-Noise = Annotated[
-    float | None,
-    of_plan("PrivacyPlan", "noise_multiplier", help="With --clip: the sum's noise over the norm."),
-]
-Schedule = Annotated[
-    NoiseSchedule | None, typer.Option(help="With --clip: does the noise fall with the loss?")
-]
-Epsilon = Annotated[
-    float | None,
-    typer.Option(min=1e-3, max=1e6, help="With --clip: the noise that spends this in all rounds."),
-]
-Colluders = Annotated[
-    int | None, of_plan("PrivacyPlan", "colluders", help="With --clip: sites that may collude.")
-]
-Quantile = Annotated[
-    float | None,
-    of_plan(
-        "PrivacyPlan", "clip_quantile", help="With --clip: the norm follows this share of updates."
-    ),
-]
-# FedSearch-NLP's, beside Eq. 2.
-_ADAPTIVE = {
-    "noise_multiplier": 0.1,
-    "noise_floor": 0.01,
-    "noise_decay": 0.95,
-    "loss_threshold": 1.0,
-}
 
 
 @command
@@ -141,40 +98,3 @@ def _least(reply: PrivacyReply) -> str:
     if not reply.least_multiplier:
         return "none demanded"
     return f"multiplier {reply.least_multiplier:.4g} for one more round"
-
-
-def plan_of(
-    *,
-    clip: float | None,
-    noise: float | None,
-    schedule: NoiseSchedule | None,
-    epsilon: float | None,
-    colluders: int | None,
-    quantile: float | None,
-) -> dict[str, Any] | None:
-    """The plan's ``privacy`` field from the options of `fedctl train`; None: no noise asked for.
-
-    Raises CommandError for options that make no sense together.
-    """
-    if clip is None:
-        if any(option is not None for option in (noise, schedule, epsilon, colluders, quantile)):
-            raise _senseless("noise needs a norm that updates are clipped to", "Add --clip NORM")
-        return None
-    if epsilon is not None and (noise is not None or schedule is NoiseSchedule.ADAPTIVE):
-        raise _senseless(
-            "--epsilon chooses the noise itself", "Leave out --noise and --noise-schedule"
-        )
-    fields: dict[str, Any] = {"clip_norm": clip, "noise_multiplier": noise or 1.0}
-    if schedule is NoiseSchedule.ADAPTIVE:
-        fields |= _ADAPTIVE
-        if noise is not None:
-            fields |= {"noise_multiplier": noise, "noise_floor": noise / 10}
-    if colluders is not None:
-        fields["colluders"] = colluders
-    if quantile is not None:
-        fields["clip_quantile"] = quantile
-    return fields
-
-
-def _senseless(cause: str, remedy: str) -> CommandError:
-    return CommandError(cause, remedy, exit_code=Exit.USAGE)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, socket_path
 from daemon.fedctl.options import command
-from daemon.fedctl.output import Session, as_plain
-from daemon.fedctl.show import facts, plain_text
+from daemon.fedctl.output import Session, as_plain, facts, plain_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from proto.control_pb2 import LearningReply
-
-ANSWER_WITHIN_S = 30.0
 
 
 @command

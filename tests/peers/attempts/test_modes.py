@@ -10,7 +10,7 @@ from peers.attempts import effects as do
 from peers.attempts.modes import MODES, ORDERS
 from proto import federation_pb2 as pb
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 # The two tables, and what is about one mode by its meaning: bounds of the wire, the digest
 # of plans from before there were modes, a site that only masks.
 ABOUT_A_MODE = {

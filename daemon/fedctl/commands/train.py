@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from daemon.fedctl.connection import connected, run, socket_path
-from daemon.fedctl.guards import ByzantineSites, Mask, Robust, guards_of
+from daemon.fedctl.connection import ANSWER_WITHIN_S, asked_status, connected, run, socket_path
 from daemon.fedctl.options import command, of_plan
 from daemon.fedctl.output import (
     CommandError,
@@ -18,19 +18,12 @@ from daemon.fedctl.output import (
     Session,
     as_plain,
     byte_count,
+    facts,
     short,
     visible,
 )
-from daemon.fedctl.privacy import (
-    ClipNorm,
-    Colluders,
-    Epsilon,
-    Noise,
-    Quantile,
-    Schedule,
-    plan_of,
-)
-from daemon.fedctl.show import asked_status, facts
+from proto.bounds import numbers_of
+from proto.federation_pb2 import Mode, RobustRule
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,9 +31,10 @@ if TYPE_CHECKING:
     from proto.control_pb2 import TrainingProgress, TrainReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
-ANSWER_WITHIN_S = 30.0
 REASON_CHARACTERS = 60  # of a reason that was told in full before
 
+
+# ---- options --------------------------------------------------------------------
 
 LocalEpochs = Annotated[
     int | None,
@@ -64,6 +58,59 @@ Choices = Annotated[
         "--set", metavar="AXIS=VALUE", help="One choice (fedctl learning has all); repeat."
     ),
 ]
+Rule = Literal["norm", "norm_sigma", "krum", "multi_krum"]
+Mask = Annotated[
+    bool, typer.Option("--mask", help="Hide updates by masks: more sites must collude.")
+]
+Robust = Annotated[Rule | None, typer.Option(help="Keep updates that stand out out of the sum.")]
+ByzantineSites = Annotated[
+    int | None,
+    of_plan("TrainingPlan", "byzantine_sites", help="With --robust: sites that may poison."),
+]
+
+
+class NoiseSchedule(Enum):
+    """How a run's noise goes: the same in each round, or less as the loss falls."""
+
+    STATIC = "static"
+    ADAPTIVE = "adaptive"
+
+
+# The options of `fedctl train` that concern noise.
+ClipNorm = Annotated[
+    float | None,
+    of_plan("PrivacyPlan", "clip_norm", help="Differential privacy: L2 norm of an update at most."),
+]
+Noise = Annotated[
+    float | None,
+    of_plan("PrivacyPlan", "noise_multiplier", help="With --clip: the sum's noise over the norm."),
+]
+Schedule = Annotated[
+    NoiseSchedule | None, typer.Option(help="With --clip: does the noise fall with the loss?")
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(min=1e-3, max=1e6, help="With --clip: the noise that spends this in all rounds."),
+]
+Colluders = Annotated[
+    int | None, of_plan("PrivacyPlan", "colluders", help="With --clip: sites that may collude.")
+]
+Quantile = Annotated[
+    float | None,
+    of_plan(
+        "PrivacyPlan", "clip_quantile", help="With --clip: the norm follows this share of updates."
+    ),
+]
+# FedSearch-NLP's, beside Eq. 2.
+_ADAPTIVE = {
+    "noise_multiplier": 0.1,
+    "noise_floor": 0.01,
+    "noise_decay": 0.95,
+    "loss_threshold": 1.0,
+}
+
+
+# ---- a run ----------------------------------------------------------------------
 
 
 @command
@@ -112,7 +159,7 @@ def train(
     )
     chosen = Chosen(recipe, tuple(choose or ()), epsilon or 0.0)
     plan |= guards_of(robust, byzantine_sites, mask=mask)
-    noised = plan_of(
+    noised = noise_of(
         clip=clip,
         noise=noise,
         schedule=noise_schedule,
@@ -213,6 +260,70 @@ async def _stop(session: Session) -> tuple[TrainReply, str]:
             await daemon.StopTraining(StopTrainingRequest(), timeout=ANSWER_WITHIN_S),
             here.site,
         )
+
+
+# ---- what a plan says of masks, rules and noise ---------------------------------
+
+
+def guards_of(rule: Rule | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
+    """How updates are hidden and compared, as fields of a training plan."""
+    if mask and rule is not None:
+        raise CommandError(
+            "masked updates can't be compared",
+            "choose one of --mask and --robust",
+            exit_code=Exit.USAGE,
+        )
+    if byzantine_sites is not None and rule is None:
+        raise CommandError(
+            "--byzantine-sites says how many a rule must withstand",
+            "Add --robust RULE",
+            exit_code=Exit.USAGE,
+        )
+    guards: dict[str, Any] = {"mode": numbers_of(Mode.DESCRIPTOR)["masking"]} if mask else {}
+    if rule is not None:
+        guards["robust"] = numbers_of(RobustRule.DESCRIPTOR)[rule]
+        guards |= {"byzantine_sites": byzantine_sites} if byzantine_sites is not None else {}
+    return guards
+
+
+def noise_of(
+    *,
+    clip: float | None,
+    noise: float | None,
+    schedule: NoiseSchedule | None,
+    epsilon: float | None,
+    colluders: int | None,
+    quantile: float | None,
+) -> dict[str, Any] | None:
+    """The plan's ``privacy`` field from the options of `fedctl train`; None: no noise asked for.
+
+    Raises CommandError for options that make no sense together.
+    """
+    if clip is None:
+        if any(option is not None for option in (noise, schedule, epsilon, colluders, quantile)):
+            raise _senseless("noise needs a norm that updates are clipped to", "Add --clip NORM")
+        return None
+    if epsilon is not None and (noise is not None or schedule is NoiseSchedule.ADAPTIVE):
+        raise _senseless(
+            "--epsilon chooses the noise itself", "Leave out --noise and --noise-schedule"
+        )
+    fields: dict[str, Any] = {"clip_norm": clip, "noise_multiplier": noise or 1.0}
+    if schedule is NoiseSchedule.ADAPTIVE:
+        fields |= _ADAPTIVE
+        if noise is not None:
+            fields |= {"noise_multiplier": noise, "noise_floor": noise / 10}
+    if colluders is not None:
+        fields["colluders"] = colluders
+    if quantile is not None:
+        fields["clip_quantile"] = quantile
+    return fields
+
+
+def _senseless(cause: str, remedy: str) -> CommandError:
+    return CommandError(cause, remedy, exit_code=Exit.USAGE)
+
+
+# ---- watching -------------------------------------------------------------------
 
 
 def _watch_until_interrupted(session: Session) -> Exit:

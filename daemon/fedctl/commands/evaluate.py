@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, socket_path
 from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, as_plain, duration, short
-from daemon.fedctl.show import ANSWER_WITHIN_S, columns, facts, plain_text
+from daemon.fedctl.output import (
+    CommandError,
+    Exit,
+    Session,
+    as_plain,
+    columns,
+    duration,
+    facts,
+    plain_text,
+    short,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,12 +30,9 @@ if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
 
 SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
-_RANKINGS = {
-    "bm25": "BM25",
-    "vanilla": "vanilla",
-    "dense": "this version",
-    "fused": "fused",
-}
+# What the daemon names otherwise than people do; the rest is printed as it comes.
+_CALLED = {"bm25": "BM25", "dense": "this version"}
+_PLACES = {"avg_rank": 2}  # a rank has digits before the point
 _STEPS = {
     "index": "waiting for the index",
     "encoder": "passages embedded by the untrained encoder",
@@ -172,22 +178,20 @@ def _figures_table(reply: EvaluateReply, wanted: Sequence[str]) -> Table:
     over = {(f.metric, f.ranking): f for f in reply.over_vanilla}
     table = columns("metric", "ranking", ">mean", "95 %", ">to vanilla", "95 %")
     for metric in wanted:
-        first = True
-        for ranking, called in _RANKINGS.items():
-            for f in reply.figures:
-                if (f.metric, f.ranking) != (metric, ranking):
-                    continue
-                gain = over.get((metric, ranking))
-                places = 2 if metric == "avg_rank" else 3  # a rank has digits before the point
-                table.add_row(
-                    metric if first else "",
-                    called,
-                    f"{f.mean:.{places}f}",
-                    f"{f.low:.{places}f}–{f.high:.{places}f}",
-                    f"{gain.mean:+.{places}f}" if gain else "",
-                    f"{gain.low:+.{places}f} to {gain.high:+.{places}f}" if gain else "",
-                )
-                first = False
+        first, places = True, _PLACES.get(metric, 3)
+        for f in reply.figures:
+            if f.metric != metric:
+                continue
+            gain = over.get((metric, f.ranking))
+            table.add_row(
+                metric if first else "",
+                _CALLED.get(f.ranking, f.ranking),
+                f"{f.mean:.{places}f}",
+                f"{f.low:.{places}f}–{f.high:.{places}f}",
+                f"{gain.mean:+.{places}f}" if gain else "",
+                f"{gain.low:+.{places}f} to {gain.high:+.{places}f}" if gain else "",
+            )
+            first = False
     return table
 
 

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from daemon.fedctl.connection import connected, run, socket_path
 from daemon.fedctl.options import command, of_plan
-from daemon.fedctl.output import CommandError, Exit, Session, as_plain, duration, short, visible
-from daemon.fedctl.show import facts, plain_text
+from daemon.fedctl.output import (
+    CommandError,
+    Exit,
+    Session,
+    as_plain,
+    duration,
+    facts,
+    plain_text,
+    short,
+    visible,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

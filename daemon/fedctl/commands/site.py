@@ -1,5 +1,6 @@
-"""fedctl site expel, renew, forget-round, ca rotate, adopt: what comes with the years.
+"""fedctl site: a site's key and certificate, its expulsion, and what to do about a damaged round.
 
+The functions without a session are the same steps for programs; the demo uses them.
 `expel` is the keeper's: it needs the authority's key and no daemon, so it works from
 wherever the keeper is. One site that installs the new manifest is enough; the others
 take it from there (docs/decisions/0008).
@@ -8,18 +9,25 @@ take it from there (docs/decisions/0008).
 from __future__ import annotations
 
 import os
-import shutil
-from contextlib import closing
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from daemon.fedctl import setup
-from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, confirm, short
+from daemon.fedctl.commands.manifest import (
+    new_manifest,
+    plain_manifest,
+    verified,
+    what_it_bears,
+    write_manifest,
+)
+from daemon.fedctl.connection import settings_of
+from daemon.fedctl.files import fingerprint, read_file, refusing
+from daemon.fedctl.options import Authority, Out, command
+from daemon.fedctl.output import CommandError, Exit, Session, confirm, short, tell
 
+site_app = typer.Typer(help="This site's key and certificate.")
 _SETTINGS = Path("/etc/hanse/fedd.toml")
 _WHAT_IT_MEANS = (
     "It forgets what this site has promised, stated, locked and voted in the round under way, and "
@@ -30,24 +38,99 @@ _WHAT_IT_MEANS = (
 )
 
 
-def join() -> None:
-    """Put these commands beside those of setup.py."""
-    setup.site_app.command("expel")(site_expel)
-    setup.site_app.command("renew")(site_renew)
-    setup.site_app.command("forget-round")(site_forget_round)
-    setup.ca_app.command("rotate")(ca_rotate)
-    setup.ca_app.command("adopt")(ca_adopt)
+def make_site(directory: Path, federation: str, site: str) -> None:
+    """A new site: site.key (0600) and site.csr."""
+    from crypto.identity.site import create_site
+
+    with refusing():
+        create_site(directory, federation, site)
 
 
+def install_site(directory: Path, certificate: bytes, authority: bytes) -> None:
+    """Put certificate and authority beside the site's key, once they prove to belong there."""
+    from crypto.identity.site import install
+
+    with refusing():
+        install(directory, certificate, authority)
+
+
+@site_app.command("init")
+@command
+def site_init(
+    session: Session,
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The site's identity folder, e.g. /etc/hanse/identity."),
+    ],
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
+    site: Annotated[str, typer.Option(metavar="ID", help="This site's id: a-z, 0-9 and -.")],
+) -> None:
+    """Make this site's key, which never leaves it, and a request for its certificate."""
+    make_site(directory, federation, site)
+    request = directory / "site.csr"
+    plain = {"site": site, "federation": federation, "request": str(request)}
+
+    tell(
+        session,
+        plain,
+        f"Send {request} (never site.key) to the federation's authority.",
+        "It answers with site.crt and ca.crt. Then:",
+        f"fedctl site install {directory} --certificate site.crt --authority ca.crt",
+    )
+
+
+@site_app.command("install")
+@command
+def site_install(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
+    certificate: Annotated[Path, typer.Option(metavar="FILE", help="site.crt, as signed.")],
+    authority: Annotated[Path, typer.Option(metavar="FILE", help="The authority's ca.crt.")],
+) -> None:
+    """Install this site's certificate, after every check that a peer would make."""
+    install_site(directory, read_file(certificate), read_file(authority))
+    plain = _identity(directory)
+
+    tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
+
+
+@site_app.command("show")
+@command
+def site_show(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
+) -> None:
+    """Show who this site is: federation, fingerprint, until when."""
+    tell(session, _identity(directory))
+
+
+def _identity(directory: Path) -> dict[str, Any]:
+    from crypto.identity.site import Identity
+
+    with refusing():
+        identity = Identity.load(
+            directory / "site.crt", directory / "site.key", directory / "ca.crt"
+        )
+    return {
+        "site": identity.site_id,
+        "federation": identity.federation_id,
+        "fingerprint_sha256": fingerprint(identity.certificate_pem),
+        "authority_fingerprint_sha256": fingerprint(identity.authority_pem),
+        "expires": identity.not_after.isoformat(timespec="seconds"),
+        "days_left": (identity.not_after - datetime.now(UTC)).days,
+    }
+
+
+@site_app.command("expel")
 @command
 def site_expel(
     session: Session,
     site: Annotated[str, typer.Argument(metavar="ID", help="The site to expel.")],
-    ca: setup.Authority,
+    ca: Authority,
     previous: Annotated[
         Path, typer.Option(metavar="FILE", help="The newest manifest that sites have.")
     ],
-    out: setup.Out,
+    out: Out,
     remove: Annotated[
         bool, typer.Option("--remove", help="Strike it off, in the place of disabling it.")
     ] = False,
@@ -57,9 +140,9 @@ def site_expel(
     Its connections are closed, its calls refused, and the round under way goes on without
     it. Its votes in committed rounds stay valid. `manifest sign --enable ID` lets it in again.
     """
-    before = setup.read_file(previous)
-    _check_takes_part(setup.verified(before, ca / "ca.crt"), site)
-    content = setup.new_manifest(
+    before = read_file(previous)
+    _check_takes_part(verified(before, ca / "ca.crt"), site)
+    content = new_manifest(
         ca,
         addresses={},
         previous=before,
@@ -67,17 +150,17 @@ def site_expel(
         remove=[site] if remove else [],
         expelling=True,
     )
-    manifest = setup.write_manifest(out, content, ca)
-    plain = {"expelled": site, **setup.plain_manifest(manifest), "file": str(out)}
+    manifest = write_manifest(out, content, ca)
+    plain = {"expelled": site, **plain_manifest(manifest), "file": str(out)}
     facts: dict[str, Any] = {
         "expelled": site,
         "federation": manifest.federation_id,
         "version": f"{manifest.version}, digest {short(manifest.digest.hex())}",
         "stay": ", ".join(manifest.enabled_ids),
-        "rounds": setup.what_it_bears(plain),
+        "rounds": what_it_bears(plain),
         "file": str(out),
     }
-    setup.tell(
+    tell(
         session,
         facts,
         "At one site, better at two: put it in the place of the manifest file, and",
@@ -103,6 +186,7 @@ def _check_takes_part(manifest: Any, site: str) -> None:
         )
 
 
+@site_app.command("renew")
 @command
 def site_renew(
     session: Session,
@@ -114,10 +198,10 @@ def site_renew(
     """Write a new request for this site's certificate; the daemon goes on with the old one."""
     from crypto.identity.site import renew_site
 
-    with setup.refusing():
+    with refusing():
         renew_site(directory, new_key=new_key)
     request = directory / "site.csr"
-    setup.tell(
+    tell(
         session,
         {"request": str(request), "new_key": new_key},
         f"Send {request} to the federation's authority, which signs it (fedctl ca sign). Then:",
@@ -126,6 +210,10 @@ def site_renew(
     )
 
 
+# ---- a damaged round ------------------------------------------------------------
+
+
+@site_app.command("forget-round")
 @command
 def site_forget_round(
     session: Session,
@@ -141,16 +229,18 @@ def site_forget_round(
     With --sums all that stays: a site that says that its update is in too many sums takes
     part again, when this was done at every site. It may be done at all of them at once.
     """
-    from daemon.process.telemetry import configure_logging
+    from daemon.state.forget_round import NotForgotten, forget_round
 
-    state = _state_dir(session)
+    state = settings_of(session.config or _SETTINGS).site.state_dir
     _check_state(state)
     if not yes and not sums:
         _confirm(session)
-    configure_logging("warning")  # to stderr: the result is alone on stdout
-    round_ = _forget_round(state, sums=sums)
+    try:
+        round_ = forget_round(state, sums=sums)
+    except NotForgotten as error:
+        raise CommandError(str(error)) from error
     if sums:
-        setup.tell(
+        tell(
             session,
             {"forgotten": f"how many sums of round {round_} each site's update was in"},
             "Do the same at the other sites, then:",
@@ -158,7 +248,7 @@ def site_forget_round(
             as_json={"round": round_, "state_dir": str(state)},
         )
         return
-    setup.tell(
+    tell(
         session,
         {"forgotten": f"all that this site has said in round {round_}, and the run"},
         "Start it while its peers run, so that it hears from them what they remember:",
@@ -166,15 +256,6 @@ def site_forget_round(
         "Let a round be committed (fedctl rounds) before you forget one anywhere again.",
         as_json={"round": round_, "state_dir": str(state)},
     )
-
-
-def _state_dir(session: Session) -> Path:
-    from config.settings import SettingsError, load
-
-    try:
-        return load(session.config or _SETTINGS).site.state_dir
-    except SettingsError as error:
-        raise CommandError(str(error), exit_code=Exit.USAGE) from error
 
 
 def _check_state(state: Path) -> None:
@@ -199,106 +280,3 @@ def _check_state(state: Path) -> None:
 def _confirm(session: Session) -> None:
     """Raises CommandError unless a person at a terminal agrees."""
     confirm(session, _WHAT_IT_MEANS, "Forget the round under way?", "nothing was forgotten")
-
-
-def _forget_round(state: Path, *, sums: bool) -> int:
-    """Under the state's lock, with an entry before it and one behind it; the round's number."""
-    from daemon.state.audit import AuditLog
-    from daemon.state.audit_format import HEAD_FILE, AuditError
-    from daemon.state.state_lock import StateError, locked
-    from daemon.state.store import StoreError
-
-    actor = f"uid:{os.getuid()}"
-    try:
-        with locked(state), closing(AuditLog(state / "audit", head_file=state / HEAD_FILE)) as log:
-            what = "sums" if sums else "all"
-            log.write(actor, "forget-round", "begun", what=what)
-            try:
-                round_ = _forget_sums(state) if sums else _forget(state)
-            except (StoreError, OSError):
-                log.write(actor, "forget-round", "refused or failed", what=what)
-                raise
-            log.write(actor, "forget-round", "done", what=what, round=round_)
-    except (StateError, StoreError, AuditError, OSError) as error:
-        raise CommandError(str(error)) from error
-    return round_
-
-
-def _forget_sums(state: Path) -> int:
-    from daemon.state.store import Store
-
-    with closing(Store(state / "state.sqlite3")) as store:
-        return store.forget_sums()
-
-
-def _forget(state: Path) -> int:
-    from daemon.state.store import Store
-
-    with closing(Store(state / "state.sqlite3")) as store:
-        # First this site's integers of the round: those that were in a sum must be in no
-        # other one. Without them it draws anew, and books that.
-        if (kept := state / "kept").exists():
-            shutil.rmtree(kept)
-        return store.forget_round()
-
-
-@command
-def ca_rotate(
-    session: Session,
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="The authority's folder.")],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="A folder for its successor, or of `ca adopt`.")
-    ],
-    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 3650,
-    window: Annotated[
-        int, typer.Option(metavar="DAYS", min=1, help="How long certificates of both are good.")
-    ] = 90,
-) -> None:
-    """Let a new authority follow the old one, which vouches for it; both are good for a while."""
-    from crypto.identity.site import rotate_authority
-
-    with setup.refusing():
-        end: datetime = rotate_authority(old, new, days=days, window_days=window)
-    certificate = new / "ca.crt"
-    plain = {
-        "directory": str(new),
-        "certificate": str(certificate),
-        "fingerprint_sha256": setup.fingerprint(setup.read_file(certificate)),
-        "previous_fingerprint_sha256": setup.fingerprint(setup.read_file(old / "ca.crt")),
-        "both_until": end.isoformat(timespec="seconds"),
-    }
-    setup.tell(
-        session,
-        plain,
-        f"1. Send {certificate} to every site. There, with the certificate that it has:",
-        "   fedctl site install DIR --certificate DIR/site.crt --authority ca.crt",
-        "   systemctl reload fedd",
-        f"   Until all have it, sign with --ca {old}: a site without it believes nothing else.",
-        f"2. Then sign with --ca {new}: a manifest, and each site's next request",
-        f"   (fedctl site renew), before {end:%Y-%m-%d}. Destroy {old / 'ca.key'} after that.",
-    )
-
-
-@command
-def ca_adopt(
-    session: Session,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
-    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
-    certificate: Annotated[
-        Path, typer.Option(metavar="FILE", help="Its certificate, then what issued it, in PEM.")
-    ],
-    key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, mode 0600.")],
-) -> None:
-    """Use an authority that was made elsewhere, if it is what a federation needs."""
-    from crypto.identity.site import adopt_authority
-
-    with setup.refusing():
-        adopt_authority(directory, federation, setup.read_file(certificate), key)
-    installed = directory / "ca.crt"
-    plain = {
-        "federation": federation,
-        "directory": str(directory),
-        "certificate": str(installed),
-        "fingerprint_sha256": setup.fingerprint(setup.read_file(installed)),
-    }
-    setup.tell(session, plain, "It signs sites and manifests like one of `fedctl ca init`.")

@@ -1,4 +1,4 @@
-"""fedctl ingest: files to the daemon, in batches, with a bar for each of the two steps."""
+"""fedctl ingest and ask: what goes into the site's library, and what is answered from it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.connection import connected, run, socket_path
+from daemon.fedctl.connection import asked_status, connected, run, socket_path
 from daemon.fedctl.options import command
-from daemon.fedctl.output import Exit, Session, visible
-from daemon.fedctl.show import asked_status
+from daemon.fedctl.output import (
+    Exit,
+    Session,
+    as_plain,
+    duration,
+    plain_text,
+    short,
+    visible,
+)
+from daemon.library.readers.files import SUFFIXES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.library.documents import FileProblem
-    from daemon.library.store import Document, Pair
-    from proto.control_pb2 import IngestProgress, IngestRequest
+    from daemon.library.documents import Document, FileProblem, Pair
+    from proto.control_pb2 import AskReply, IngestProgress, IngestRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
 BATCH_BYTES = 4 << 20
+# The first question after a start loads the encoder and the index.
+ASK_WITHIN_S = 120.0
+
+
+# ---- in -------------------------------------------------------------------------
 
 
 @dataclass
@@ -78,8 +90,7 @@ def ingest(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="Files (.txt, .md, .jsonl, .jsonl.gz) and folders of them, "
-            "read with your own rights.",
+            help=f"Files ({', '.join(SUFFIXES)}) and folders of them, read with your own rights.",
         ),
     ],
 ) -> Exit:
@@ -150,7 +161,7 @@ async def _batches(
 
 
 def _read(paths: list[Path]) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.documents import read
+    from daemon.library.readers.files import read
 
     for path in paths:
         yield from read(path)
@@ -160,7 +171,7 @@ def _next_batch(
     items: Iterator[Document | Pair | FileProblem],
 ) -> tuple[IngestRequest, list[dict[str, Any]]]:
     """The next request (empty at the end) and what was refused on the way to it."""
-    from daemon.library.store import Document, Pair
+    from daemon.library.documents import Document, Pair
     from proto import control_pb2
 
     batch, problems, size = control_pb2.IngestRequest(), [], 0
@@ -213,3 +224,53 @@ def _show(console: Console, ingested: Ingested) -> None:
     )
     if ingested.problems:
         console.print(f"{len(ingested.problems)} refused; see below.")
+
+
+# ---- out ------------------------------------------------------------------------
+
+
+@command
+def ask(
+    session: Session,
+    question: Annotated[str, typer.Argument(help="In quotes.")],
+    top_k: Annotated[
+        int, typer.Option(min=0, max=1000, help="Passages to retrieve; 0: as configured.")
+    ] = 0,
+) -> None:
+    """Answer a question from this site's documents, with citations."""
+    reply = run(_ask(session, question, top_k))
+    session.result(
+        {"question": question, **as_plain(reply)}, lambda console: show_answer(console, reply)
+    )
+
+
+async def _ask(session: Session, question: str, top_k: int) -> AskReply:
+    async with connected(socket_path(session)) as daemon:
+        return await put_question(daemon, question, top_k)
+
+
+async def put_question(daemon: ControlAsyncStub, question: str, top_k: int = 0) -> AskReply:
+    """Ask the daemon one question."""
+    from proto.control_pb2 import AskRequest
+
+    return await daemon.Ask(AskRequest(question=question, top_k=top_k), timeout=ASK_WITHIN_S)
+
+
+def show_answer(console: Console, reply: AskReply) -> None:
+    """The answer and, below it, what each of its marks stands for."""
+    answer = reply.answer or "No passage here answers that."
+    console.print(plain_text(answer), soft_wrap=True)
+    if reply.citations:
+        console.print()
+    for citation in reply.citations:
+        title = visible(citation.title) or citation.document_id
+        line = f"[{citation.number}] {title} ({citation.passage_id}): {citation.text}"
+        console.print(plain_text(line), soft_wrap=True)
+    passages = len(reply.passages)
+    console.print(
+        plain_text(
+            f"\n{passages} passages retrieved in {duration(reply.seconds)}, "
+            f"model version {short(reply.model_digest.hex())}"
+        ),
+        style="dim",
+    )

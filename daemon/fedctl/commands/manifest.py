@@ -1,90 +1,26 @@
-"""fedctl ca, site and manifest: how a federation and its sites come into being.
+"""fedctl manifest: the signed list of the federation's sites. No daemon is needed.
 
 The functions without a session are the same steps for programs; the demo uses them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, short
-from daemon.fedctl.show import columns, facts, plain_text
+from daemon.fedctl.files import read_file, refusing, write_whole
+from daemon.fedctl.options import Authority, Out, command
+from daemon.fedctl.output import CommandError, Exit, Session, columns, plain_text, short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from peers.wire.manifest import FederationManifest
 
-ca_app = typer.Typer(help="The federation's authority: make it, and sign sites with it.")
-site_app = typer.Typer(help="This site's key and certificate.")
 manifest_app = typer.Typer(help="The signed list of the federation's sites.")
-
-# A certificate or a request is a few KiB, a manifest at most 1 MiB.
-_MAX_READ = 1 << 20
-
-Authority = Annotated[
-    Path, typer.Option("--ca", metavar="DIR", help="The authority's folder, of `fedctl ca init`.")
-]
-Out = Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
-
-
-# ---- the steps --------------------------------------------------------------
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """What identity and manifest refuse, as the error of a command."""
-    from crypto.identity.site import IdentityError
-    from peers.wire.manifest import ManifestError
-
-    try:
-        yield
-    except (IdentityError, ManifestError) as error:
-        raise CommandError(str(error)) from error
-
-
-def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
-    """A new authority: ca.key (0600) and ca.crt."""
-    from crypto.identity.site import create_authority
-
-    with refusing():
-        create_authority(directory, federation, days=days)
-
-
-def make_site(directory: Path, federation: str, site: str) -> None:
-    """A new site: site.key (0600) and site.csr."""
-    from crypto.identity.site import create_site
-
-    with refusing():
-        create_site(directory, federation, site)
-
-
-def sign_site(
-    authority: Path, request: Path, *, expect_site: str | None = None, days: int = 365
-) -> bytes:
-    """A certificate (PEM) for a site's request."""
-    from crypto.identity.site import sign_request
-
-    with refusing():
-        return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
-
-
-def install_site(directory: Path, certificate: bytes, authority: bytes) -> None:
-    """Put certificate and authority beside the site's key, once they prove to belong there."""
-    from crypto.identity.site import install
-
-    with refusing():
-        install(directory, certificate, authority)
 
 
 def new_manifest(
@@ -212,183 +148,6 @@ def _known(sites: Mapping[str, Any], site: str) -> Any:
             exit_code=Exit.USAGE,
         )
     return sites[site]
-
-
-def read_file(path: Path) -> bytes:
-    """A small file as it is; raises CommandError when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_READ + 1)
-    except OSError as error:
-        raise CommandError(
-            f"cannot read {path}: {error.strerror}", "Check the path", exit_code=Exit.USAGE
-        ) from error
-    if len(content) > _MAX_READ:
-        raise CommandError(f"{path} is larger than 1 MiB", "Check the path", exit_code=Exit.USAGE)
-    return content
-
-
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file so that a reader finds the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CommandError(f"cannot write {path}: {error.strerror}", "Check the path") from error
-
-
-def fingerprint(certificate_pem: bytes) -> str:
-    """SHA-256 of the first certificate in colon-separated hex, to compare over the telephone."""
-    first, end, _ = certificate_pem.decode("ascii").partition(ssl.PEM_FOOTER)
-    der = ssl.PEM_cert_to_DER_cert(first + end)
-    return hashlib.sha256(der).digest().hex(":").upper()
-
-
-# ---- ca ---------------------------------------------------------------------
-
-
-@ca_app.command("init")
-@command
-def ca_init(
-    session: Session,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
-    federation: Annotated[
-        str, typer.Option(metavar="NAME", help="The federation's id: a-z, 0-9 and -.")
-    ],
-    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 3650,
-) -> None:
-    """Make the federation's authority. Whoever has its key decides who belongs: keep it offline."""
-    make_authority(directory, federation, days=days)
-    certificate = directory / "ca.crt"
-    plain = {
-        "federation": federation,
-        "directory": str(directory),
-        "certificate": str(certificate),
-        "fingerprint_sha256": fingerprint(read_file(certificate)),
-    }
-
-    tell(
-        session,
-        plain,
-        f"Next, at each site: fedctl site init DIR --federation {federation} --site ID",
-        f"then here: fedctl ca sign site.csr --ca {directory} --out site.crt --site ID",
-    )
-
-
-@ca_app.command("sign")
-@command
-def ca_sign(
-    session: Session,
-    request: Annotated[Path, typer.Argument(metavar="REQUEST.csr", help="A site's site.csr.")],
-    ca: Authority,
-    out: Out,
-    site: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="The site whose request it must be; recommended."),
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 365,
-) -> None:
-    """Sign a site's request. Know from the site itself that the request is its own."""
-    from crypto.identity.site import Trust
-
-    certificate = sign_site(ca, request, expect_site=site, days=days)
-    with refusing():
-        trust = Trust.from_pem(read_file(ca / "ca.crt"))
-        named = trust.site_of(certificate, at=datetime.now(UTC))
-    write_whole(out, certificate)
-    plain = {
-        "site": named,
-        "federation": trust.federation_id,
-        "certificate": str(out),
-        "fingerprint_sha256": fingerprint(certificate),
-    }
-
-    tell(
-        session,
-        plain,
-        f"Send {out} and {ca / 'ca.crt'} to the site. There:",
-        f"fedctl site install DIR --certificate {out.name} --authority ca.crt",
-    )
-
-
-# ---- site -------------------------------------------------------------------
-
-
-@site_app.command("init")
-@command
-def site_init(
-    session: Session,
-    directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="The site's identity folder, e.g. /etc/hanse/identity."),
-    ],
-    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
-    site: Annotated[str, typer.Option(metavar="ID", help="This site's id: a-z, 0-9 and -.")],
-) -> None:
-    """Make this site's key, which never leaves it, and a request for its certificate."""
-    make_site(directory, federation, site)
-    request = directory / "site.csr"
-    plain = {"site": site, "federation": federation, "request": str(request)}
-
-    tell(
-        session,
-        plain,
-        f"Send {request} (never site.key) to the federation's authority.",
-        "It answers with site.crt and ca.crt. Then:",
-        f"fedctl site install {directory} --certificate site.crt --authority ca.crt",
-    )
-
-
-@site_app.command("install")
-@command
-def site_install(
-    session: Session,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
-    certificate: Annotated[Path, typer.Option(metavar="FILE", help="site.crt, as signed.")],
-    authority: Annotated[Path, typer.Option(metavar="FILE", help="The authority's ca.crt.")],
-) -> None:
-    """Install this site's certificate, after every check that a peer would make."""
-    install_site(directory, read_file(certificate), read_file(authority))
-    plain = _identity(directory)
-
-    tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
-
-
-@site_app.command("show")
-@command
-def site_show(
-    session: Session,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The site's identity folder.")],
-) -> None:
-    """Show who this site is: federation, fingerprint, until when."""
-    tell(session, _identity(directory))
-
-
-def _identity(directory: Path) -> dict[str, Any]:
-    from crypto.identity.site import Identity
-
-    with refusing():
-        identity = Identity.load(
-            directory / "site.crt", directory / "site.key", directory / "ca.crt"
-        )
-    return {
-        "site": identity.site_id,
-        "federation": identity.federation_id,
-        "fingerprint_sha256": fingerprint(identity.certificate_pem),
-        "authority_fingerprint_sha256": fingerprint(identity.authority_pem),
-        "expires": identity.not_after.isoformat(timespec="seconds"),
-        "days_left": (identity.not_after - datetime.now(UTC)).days,
-    }
-
-
-# ---- manifest ---------------------------------------------------------------
 
 
 @manifest_app.command("sign")
@@ -557,23 +316,3 @@ def what_it_bears(plain: Mapping[str, Any]) -> str:
         else f"but can stop rounds until expelled: for that not to be, {3 * faulty + 1} take part"
     )
     return f"{down}; {faulty} may lie and not split the history, {live}."
-
-
-def tell(
-    session: Session,
-    plain: Mapping[str, Any],
-    *what_next: str,
-    as_json: Mapping[str, Any] | None = None,
-) -> None:
-    """The facts and, for people, what to do next; ``as_json`` if machines get other facts."""
-
-    def show(console: Console) -> None:
-        grid = facts()
-        for name, value in plain.items():
-            grid.add_row(name.replace("_", " "), plain_text(str(value)))
-        console.print(grid)
-        if what_next:
-            # soft_wrap: a command that is to be copied stays on one line.
-            console.print(plain_text("\n" + "\n".join(what_next)), soft_wrap=True)
-
-    session.result(plain if as_json is None else as_json, show)

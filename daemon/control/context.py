@@ -1,0 +1,121 @@
+"""What answers to fedctl are made with, and how each is audited and refused.
+
+A refusal is a status with one or two lines of text: the cause, and the remedy.
+"""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before grpc, see there
+
+# isort: split
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from config.settings import Settings
+from daemon.answering.answering import QuestionRefusedError
+from daemon.learning.options import EvaluationError, LearningError
+from daemon.library.schema import LibraryError
+from daemon.personal.personal import PersonalStore
+from daemon.process.telemetry import LoopLag
+from daemon.process.workers import Worker, WorkerCrashed
+from daemon.rounds.driver import Node
+from daemon.services.collection import NotIndexedYet
+from daemon.services.curve import Curve
+from daemon.services.inversion_audit import EmbeddingAudit
+from daemon.services.pair_maker import PairMaker
+from daemon.services.personaliser import Personaliser
+from daemon.state.audit import Action, AuditLog
+from daemon.state.audit_format import AuditError
+from daemon.state.privacy_ledger import LedgerError
+from peers.rounds.runs import RunRefused
+from proto import control_pb2_grpc as rpc
+
+_REFUSALS = (
+    RunRefused,
+    NotIndexedYet,
+    QuestionRefusedError,
+    EvaluationError,
+    LearningError,
+    LibraryError,
+    LedgerError,
+    WorkerCrashed,
+)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Services:
+    """What runs beside rounds, as far as people start it or ask about it."""
+
+    pairs: PairMaker
+    curve: Curve
+    embeddings: EmbeddingAudit
+    personaliser: Personaliser
+
+
+@dataclass(frozen=True)
+class ProcessFigures:
+    """Of this process and its workers; ``started``: by the monotonic clock, in seconds."""
+
+    lag: LoopLag
+    workers: tuple[Worker, ...]
+    started: float
+
+
+@dataclass(frozen=True)
+class ServiceContext:
+    """What the daemon knows about itself beside its node."""
+
+    node: Node
+    settings: Settings
+    personal: PersonalStore
+    audit: AuditLog
+    services: Services
+    process: ProcessFigures
+
+
+class Calls(rpc.ControlServicer):
+    """What all topics of the control service share."""
+
+    def __init__(self, around: ServiceContext, actor: str, ingesting: asyncio.Lock) -> None:
+        """``ingesting`` is one for all users."""
+        self._around = around
+        self._node = around.node
+        self._audit = around.audit
+        self._actor = actor
+        self._ingesting = ingesting
+
+    @asynccontextmanager
+    async def _audited(
+        self, context: Context, action: Action, **asked: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Recorded before it begins, or refused; and how it ended, with what is put in the dict."""
+        try:
+            await self._audit.record(self._actor, action, "begun", **asked)
+        except AuditError as error:
+            await refuse(context, str(error))
+        outcome, found = "refused or failed", dict[str, Any]()
+        try:
+            yield found
+            outcome = "done"
+        finally:
+            await self._audit.record_or_owe(self._actor, action, outcome, **found)
+
+    async def _answered(self, context: Context, work: Awaitable[Any]) -> Any:
+        """The result of ``work``; what it refuses is told to the person as it is."""
+        try:
+            return await work
+        except _REFUSALS as refusal:
+            await refuse(context, str(refusal))
+
+
+async def refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
+    """End the call with the cause and, on a line of its own, the remedy."""
+    text = f"{cause}\n{remedy}" if remedy else cause
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)

@@ -1,0 +1,137 @@
+"""The part of control.proto that is about documents and questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+from daemon.answering.generator import Citation
+from daemon.control.context import Calls, Context, refuse
+from daemon.learning.options import EmbeddingProgress
+from daemon.library.documents import Document, Pair
+from daemon.process.streams import watched
+from proto import control_pb2 as control
+
+
+class LibraryCalls(Calls):
+    """Documents in, answers out."""
+
+    async def Ingest(
+        self, requests: AsyncIterator[control.IngestRequest], context: Context
+    ) -> AsyncIterator[control.IngestProgress]:
+        """Documents and pairs in batches; then they are embedded and indexed."""
+        if self._ingesting.locked():
+            await refuse(context, "another ingest is under way", "Wait until it has ended")
+        async with self._ingesting, self._audited(context, "ingest") as recorded:
+            state = control.IngestProgress()
+            # Their documents may come later in this call. Usually these are few.
+            lost: list[Pair] = []
+            async for request in requests:
+                documents, pairs, errors = _parsed(request)
+                counts = await self._answered(
+                    context, self._node.collection.ingest(documents, pairs)
+                )
+                state.documents_new += counts.new
+                state.documents_changed += counts.changed
+                state.documents_unchanged += counts.unchanged
+                state.pairs += len(pairs)
+                lost += await self._answered(context, self._node.collection.unusable(pairs))
+                recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+                recorded |= _counted(state)
+                yield _with_errors(state, errors)
+            await self._answered(context, self._count_usable(state, lost))
+            async for step in self._indexed(state, context):
+                yield step
+            await self._node.readiness.refresh()
+
+    async def _count_usable(self, state: control.IngestProgress, lost: list[Pair]) -> None:
+        """How many pairs have a document here, and of the others what the first may mean."""
+        collection = self._node.collection
+        lost = await collection.unusable(lost)
+        state.pairs_usable = state.pairs - len(lost)
+        if lost:
+            state.unknown_document = lost[0].positives[0]
+            state.known_document = await collection.similar(state.unknown_document)
+
+    async def _indexed(
+        self, state: control.IngestProgress, context: Context
+    ) -> AsyncIterator[control.IngestProgress]:
+        async with watched(self._node.collection.index, EmbeddingProgress) as (steps, work):
+            async for step in steps:
+                state.passages_total, state.passages_embedded = step.total, step.done
+                yield _with_errors(state, [])
+            await self._answered(context, work)
+        state.done = True
+        yield _with_errors(state, [])
+
+    async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
+        """Answer a question from this site's documents."""
+        started = time.monotonic()
+        outcome, citations = "refused or failed", 0
+        try:
+            answered = await self._answered(
+                context, self._node.collection.ask(request.question, request.top_k)
+            )
+            outcome, citations = "answered", len(answered.citations)
+        finally:
+            # Owed, if need be: people get their answers from a site whose disk is full, too.
+            await self._audit.record_or_owe(self._actor, "ask", outcome, citations=citations)
+        return control.AskReply(
+            answer=answered.text,
+            citations=[_citation(citation) for citation in answered.citations],
+            passages=[_citation(passage) for passage in answered.passages],
+            model_digest=answered.model_digest,
+            seconds=time.monotonic() - started,
+        )
+
+
+def _parsed(
+    request: control.IngestRequest,
+) -> tuple[list[Document], list[Pair], list[str]]:
+    """Documents and pairs of a batch; what is out of bounds is refused by name, the rest kept."""
+    documents: list[Document] = []
+    pairs: list[Pair] = []
+    errors: list[str] = []
+    for item in request.documents:
+        if not 1 <= len(item.id) <= 512:
+            errors.append(f"document id of {len(item.id)} characters: 1 to 512 are allowed")
+        elif item.split not in ("", "train", "valid", "test"):
+            errors.append(f"document {item.id}: split {item.split!r} is not train, valid or test")
+        else:
+            documents.append(Document(item.id, item.title, item.text, item.split))
+    for pair in request.pairs:
+        if not pair.query.strip() or not 1 <= len(pair.positives) <= 1000:
+            errors.append("a pair needs a query and 1 to 1000 positives")
+        elif pair.split not in ("train", "valid", "test"):
+            errors.append(f"a pair's split {pair.split!r} is not train, valid or test")
+        else:
+            pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
+    return documents, pairs, errors
+
+
+def _with_errors(state: control.IngestProgress, errors: list[str]) -> control.IngestProgress:
+    step = control.IngestProgress()
+    step.CopyFrom(state)
+    step.errors.extend(errors)
+    return step
+
+
+def _counted(state: control.IngestProgress) -> dict[str, int]:
+    """What an ingest did, in numbers; ids of documents may say what they are about."""
+    return {
+        "documents_new": state.documents_new,
+        "documents_changed": state.documents_changed,
+        "documents_unchanged": state.documents_unchanged,
+        "pairs": state.pairs,
+    }
+
+
+def _citation(citation: Citation) -> control.Citation:
+    return control.Citation(
+        number=citation.number,
+        document_id=citation.document_id,
+        passage_id=citation.passage_id,
+        title=citation.title,
+        text=citation.text,
+        score=citation.score,
+    )

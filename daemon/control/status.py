@@ -1,0 +1,247 @@
+"""The part of control.proto that shows how the site is, its peers and its rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+
+from daemon.control.context import Calls, Context, refuse
+from daemon.process.telemetry import resident_bytes
+from daemon.state.audit import LOOK_AT_IT
+from daemon.state.audit_format import AuditError, BreakRecord
+from daemon.state.expiry import expiries, warnings
+from peers.link.contacts import PeerStatistics
+from peers.rounds.evidence import WORDS
+from peers.wire.manifest import FederationManifest
+from peers.wire.messages import SOFTWARE_VERSION
+from proto import control_pb2 as control
+
+_ROUNDS_A_REPLY = 500  # a certificate of many sites is some 10 KiB; a reply has 32 MiB
+_CHAIN_PART = 100
+_BREAKS_A_REPLY = 20
+_REMEDY = (
+    "find out whether two daemons run with this site's key, or with an old copy of its state; "
+    "if not, it breaks the protocol: expel it (`fedctl site expel`)"
+)
+
+
+class StatusCalls(Calls):
+    """How things stand; and that a person has looked at a broken audit log."""
+
+    async def Status(
+        self, _request: control.StatusRequest, context: Context
+    ) -> control.StatusReply:
+        """How the daemon is."""
+        around, node = self._around, self._node
+        counts = await self._answered(context, node.collection.counts())
+        lag = around.process.lag.since_start()
+        seen = node.transport.statistics()
+        peers = seen.values()
+        pids = [os.getpid(), *(w.pid for w in around.process.workers if w.pid is not None)]
+        resident = await asyncio.to_thread(resident_bytes, pids)
+        audit_entries, audit_head = around.audit.head
+        return control.StatusReply(
+            site=node.identity.site_id,
+            federation_id=node.identity.federation_id,
+            software_version=SOFTWARE_VERSION,
+            manifest_version=node.protocol.manifest.version,
+            head_round=node.protocol.head_round,
+            model_digest=node.protocol.durable.head_digest,
+            index_digest=node.collection.served_digest,
+            documents=counts.documents,
+            passages=counts.passages,
+            pairs_train=counts.pairs_train,
+            pairs_test=counts.pairs_test,
+            pairs_valid=counts.pairs_valid,
+            uptime_s=time.monotonic() - around.process.started,
+            loop_lag_p50_ms=lag.p50_ms,
+            loop_lag_p99_ms=lag.p99_ms,
+            loop_lag_max_ms=lag.max_ms,
+            resident_bytes=resident,
+            run=node.protocol.run,
+            phase=node.progress.current_phase,
+            bytes_sent=sum(peer.bytes_sent for peer in peers),
+            bytes_received=sum(peer.bytes_received for peer in peers),
+            certificate_expires_unix_s=int(node.identity.not_after.timestamp()),
+            peers_connected=sum(peer.connected for peer in peers),
+            peers_total=len(peers),
+            encoder=around.settings.retriever.encoder,
+            last_error=self._last_error(),
+            audit_entries=audit_entries,
+            audit_head=audit_head,
+            authority_expires_unix_s=_unix_s(node.trust.not_after),
+            warnings=[
+                *self._broken(),
+                *warnings(expiries(node.identity, node.trust, seen)),
+                *filter(None, [node.protocol.waiting_manifest, node.unbooked.warning]),
+                *shut_out(node.identity.site_id, node.manifest, seen),
+                *unverified(node.exchange.unverified, node.protocol.head_round, seen),
+            ],
+            audit_breaks=[_break(record) for record in self._open_breaks()],
+        )
+
+    def _open_breaks(self) -> list[BreakRecord]:
+        """Not acknowledged; the oldest, for whoever can write the log can make it many."""
+        return self._audit.broken[:_BREAKS_A_REPLY]
+
+    def _broken(self) -> list[str]:
+        """Breaks of the audit log that no person has acknowledged, in words."""
+        return [f"the audit log is broken at {r.text}: {LOOK_AT_IT}" for r in self._open_breaks()]
+
+    def _last_error(self) -> str:
+        """A broken audit log must not hide an attempt's error, nor the other way round."""
+        others = self._node.last_error or self._node.collection.last_error
+        if self._audit.trouble or not self._audit.broken:
+            return self._audit.trouble or others
+        return "; ".join([self._broken()[0], *([others] if others else [])])
+
+    async def AcknowledgeBreaks(
+        self, request: control.AcknowledgeBreaksRequest, context: Context
+    ) -> control.AcknowledgeBreaksReply:
+        """A person has looked; the breaks stay in the log, and are warned of no longer."""
+        records = {record.entry: record for record in self._audit.broken}
+        asked = sorted(set(request.entries))
+        if not asked or not records.keys() >= set(asked):
+            unknown = ", ".join(str(entry) for entry in asked if entry not in records)
+            cause = f"no break waits to be acknowledged at entry {unknown or '(none was named)'}"
+            await refuse(context, cause, "`fedctl status` lists those that do")
+        user = await asyncio.to_thread(_user_name, self._actor)
+        try:
+            await self._audit.record(self._actor, "acknowledge", "done", breaks=asked, **user)
+        except AuditError as error:
+            await refuse(context, str(error))
+        return control.AcknowledgeBreaksReply(breaks=[_break(records[entry]) for entry in asked])
+
+    async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
+        """The other sites, as this one sees them."""
+        node, now = self._node, time.monotonic()
+        peers = node.transport.statistics()
+        expiring = warnings(expiries(node.identity, node.trust, peers))
+        reply = control.PeersReply(warnings=[*self._broken(), *expiring])
+        for found in await asyncio.to_thread(node.store.evidence):
+            reply.accused.add(
+                site=found.site,
+                signed=WORDS[found.kind],
+                first_seen_unix_ms=found.unix_ms,
+                remedy=_REMEDY,
+            )
+        rejected = await asyncio.to_thread(node.store.rejected_rounds)
+        desk = node.desk.desk if node.desk else None
+        for site, seen in peers.items():
+            reply.peers.add(
+                site=site,
+                address=node.manifest.site(site).address,
+                connected=seen.connected,
+                software_version=seen.software_version,
+                head_round=seen.head_round,
+                manifest_version=seen.manifest_version,
+                last_contact_s=-1.0 if seen.last_contact is None else now - seen.last_contact,
+                clock_offset_ms=seen.clock_offset_ms or 0.0,
+                bytes_sent=seen.bytes_sent,
+                bytes_received=seen.bytes_received,
+                last_error=seen.last_error,
+                round_trip_ms=-1.0 if seen.round_trip_ms is None else seen.round_trip_ms,
+                certificate_expires_unix_s=_unix_s(seen.certificate_not_after),
+                refused=seen.refused,
+                over_quota=seen.over_quota,
+                rejected_rounds=rejected[site],
+                negatives_answered=desk.answered[site] if desk else 0,
+                negatives_declined=desk.refused[site] if desk else 0,
+            )
+        return reply
+
+    async def Rounds(
+        self, request: control.RoundsRequest, _context: Context
+    ) -> control.RoundsReply:
+        """Committed rounds, oldest first, each with the attempts that this site saw."""
+        limit = min(request.limit or _ROUNDS_A_REPLY, _ROUNDS_A_REPLY)
+        commits = await asyncio.to_thread(self._node.store.rounds, request.first, limit)
+        reply = control.RoundsReply(open_round=self._node.protocol.head_round + 1)
+        first = commits[0].certificate.body.round if commits else reply.open_round
+        seen = await self._attempts(first, reply.open_round)
+        for commit in commits:
+            reply.rounds.add(
+                certificate=commit.certificate,
+                report=commit.report,
+                attempts=seen.get(commit.certificate.body.round, []),
+            )
+        reply.open_attempts.extend(seen.get(reply.open_round, []))
+        return reply
+
+    async def _attempts(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
+        log_of_attempts = self._node.progress.attempts
+        if log_of_attempts is None:
+            return {}
+        return await asyncio.to_thread(log_of_attempts.attempts, first, last)
+
+    async def Chain(
+        self, request: control.ChainRequest, _context: Context
+    ) -> AsyncIterator[control.ChainPart]:
+        """Every certificate from a round on, with the manifests they were signed under."""
+        store = self._node.store
+        yield control.ChainPart(manifests=await asyncio.to_thread(store.manifests))
+        first = max(1, request.first)
+        while commits := await asyncio.to_thread(store.rounds_from, first, _CHAIN_PART):
+            yield control.ChainPart(certificates=[c.certificate for c in commits])
+            first = commits[-1].certificate.body.round + 1
+
+
+def _break(record: BreakRecord) -> control.AuditBreak:
+    return control.AuditBreak(
+        entry=record.entry,
+        found=record.time,
+        file=record.file,
+        line=record.line,
+        why=record.why,
+        breaks=record.breaks,
+        head=bytes.fromhex(record.head),
+    )
+
+
+def _user_name(actor: str) -> dict[str, str]:
+    """What this machine calls a user; uids are given to somebody else some day."""
+    try:
+        return {"user": pwd.getpwuid(int(actor.removeprefix("uid:"))).pw_name}
+    except KeyError:
+        return {}
+
+
+def shut_out(
+    site: str, manifest: FederationManifest, seen: Mapping[str, PeerStatistics]
+) -> list[str]:
+    """That this site takes no part any more, by its own newest manifest or a peer's newer one.
+
+    A site that is expelled is shut out before the manifest that does it can reach it.
+    """
+    if not manifest.enabled(site):
+        return [f"this site is disabled in manifest {manifest.version}, which is installed here"]
+    said: dict[int, list[str]] = {}
+    for peer, statistics in sorted(seen.items()):
+        if statistics.shut_out > manifest.version:
+            said.setdefault(statistics.shut_out, []).append(peer)
+    return [
+        f"this site is disabled in manifest {version} (said by {', '.join(peers)}): it takes "
+        "part in no round until the federation's keeper signs one that enables it"
+        for version, peers in sorted(said.items())
+    ]
+
+
+def unverified(
+    causes: Mapping[str, str], head_round: int, seen: Mapping[str, PeerStatistics]
+) -> list[str]:
+    """Whose later rounds can't be taken here, and why: it lies, or this site is cut off."""
+    return [
+        f"the rounds of {site}, which says that it is at {seen[site].head_round}, do not verify "
+        f"here: {cause}; where those of the others do neither, compare the manifests "
+        "(`fedctl manifest show`)"
+        for site, cause in sorted(causes.items())
+        if site in seen and seen[site].head_round > head_round
+    ]
+
+
+def _unix_s(moment: datetime | None) -> int:
+    return int(moment.timestamp()) if moment else 0

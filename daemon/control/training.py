@@ -1,0 +1,157 @@
+"""The part of control.proto that is about training: runs, their noise, what is personal."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import AsyncIterator
+
+from daemon.control.context import Calls, Context, refuse
+from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
+from daemon.services.personaliser import last_step, told, watched
+from peers.attempts import effects as do
+from peers.plans.policy import noise_of_round, too_dear
+from peers.wire.errors import RemoteProtocolError
+from peers.wire.messages import check
+from proto import control_pb2 as control
+from proto import federation_pb2 as pb
+
+_UNIT = "this site: all that it contributed, in every round, against zeros in its place"
+
+
+class TrainingCalls(Calls):
+    """Runs, and what they cost."""
+
+    async def Train(self, request: control.TrainRequest, context: Context) -> control.TrainReply:
+        """Start a run."""
+        if not 1 <= request.rounds <= 10_000:
+            await refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
+        plan = await self._plan(request, context)
+        run_id = uuid.uuid4().hex[:12]
+        async with self._audited(
+            context, "train", run=run_id, rounds=request.rounds, recipe=plan.learning.recipe
+        ):
+            await self._answered(
+                context, self._node.ask(do.RunRequested(run_id, request.rounds, plan))
+            )
+        return control.TrainReply(run=self._node.protocol.run)
+
+    async def _plan(self, request: control.TrainRequest, context: Context) -> pb.TrainingPlan:
+        """The plan asked for; what it leaves open comes from a recipe or this site's settings."""
+        around = self._around
+        try:
+            training, learning = chosen(
+                around.settings.training,
+                around.settings.learning,
+                around.settings.retriever.adapt,
+                request.recipe,
+                request.choices,
+            )
+            plan = make_plan(
+                request.plan,
+                training,
+                learning,
+                around.settings.robust,
+                around.settings.retriever.adapt,
+            )
+            if request.plan.HasField("privacy"):
+                plan.privacy.CopyFrom(await self._noise(request, context))
+            check(plan)
+        except (ChoiceRefused, RemoteProtocolError) as error:
+            await refuse(context, str(error), "Choose other options")
+        return plan
+
+    async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
+        """The noise asked for, or what spends the epsilon asked for; the rest from settings."""
+        wanted, privacy = request.plan.privacy, self._node.privacy
+        multiplier = wanted.noise_multiplier or 1.0
+        if request.epsilon:
+            multiplier = await privacy.calibrated(request.rounds, request.epsilon)
+            if math.isinf(multiplier):
+                cause = f"no noise keeps {request.rounds} rounds within epsilon {request.epsilon:g}"
+                await refuse(context, cause, "Ask for fewer rounds or a larger epsilon")
+            multiplier = max(multiplier, 0.001)
+        least = await privacy.least()
+        if multiplier < least:
+            await refuse(context, too_dear(multiplier, least), "See fedctl privacy")
+        return pb.PrivacyPlan(
+            clip_norm=wanted.clip_norm,
+            noise_multiplier=multiplier,
+            noise_floor=min(wanted.noise_floor or multiplier, multiplier),
+            noise_decay=wanted.noise_decay or 1.0,
+            loss_threshold=wanted.loss_threshold,
+            first_round=self._node.protocol.head_round + 1,
+            colluders=wanted.colluders or self._around.settings.privacy.colluders,
+            clip_quantile=wanted.clip_quantile,
+        )
+
+    async def Privacy(
+        self, request: control.PrivacyRequest, context: Context
+    ) -> control.PrivacyReply:
+        """What this site's updates have told so far, and what further rounds would add."""
+        if request.rounds > 10_000 or not 0.0 <= request.noise_multiplier <= 1000.0:
+            await refuse(context, "1 to 10000 rounds, of a noise multiplier of 0.001 to 1000")
+        rounds = request.rounds or 1
+        multiplier = request.noise_multiplier or await self._next_multiplier()
+        account = await self._answered(context, self._node.privacy.account(multiplier, rounds))
+        budget = math.nan if account.budget is None else account.budget
+        return control.PrivacyReply(
+            unit=_UNIT,
+            delta=account.delta,
+            epsilon_spent=account.spent,
+            epsilon_budget=budget,
+            epsilon_left=max(0.0, budget - account.spent) if account.budget else math.nan,
+            updates_noised=len(account.booked.multipliers),
+            updates_bare=account.booked.bare,
+            further_rounds=rounds,
+            further_multiplier=multiplier,
+            further_cost=account.cost,
+            further_fits=account.fits,
+            least_multiplier=account.least,
+            last_multiplier=account.booked.multipliers[-1] if account.booked.multipliers else 0.0,
+            warning=self._node.unbooked.warning,
+        )
+
+    async def _next_multiplier(self) -> float:
+        """Of the next round, if the run under way or the last one went on; 0: without noise."""
+        run, head = self._node.protocol.run, self._node.protocol.head_round
+        if run is None:
+            return 0.0
+        certificate = await asyncio.to_thread(self._node.store.certificate, head)
+        return noise_of_round(run.plan, head + 1, certificate)[0]
+
+    async def StopTraining(
+        self, _request: control.StopTrainingRequest, context: Context
+    ) -> control.TrainReply:
+        """End the run under way, everywhere."""
+        async with self._audited(context, "stop-training"):
+            await self._answered(context, self._node.ask(do.StopRequested(uuid.uuid4().hex[:12])))
+        return control.TrainReply(run=self._node.protocol.run)
+
+    async def WatchTraining(
+        self, _request: control.WatchTrainingRequest, _context: Context
+    ) -> AsyncIterator[control.TrainingProgress]:
+        """The run under way, step by step, until it is over."""
+        run = self._node.protocol.run
+        if run is not None:
+            active = run.target_round > self._node.protocol.head_round
+            async for progress in self._node.progress.watch(active):
+                yield progress
+
+    async def Personalise(
+        self, request: control.PersonaliseRequest, context: Context
+    ) -> AsyncIterator[control.PersonaliseProgress]:
+        """Fit this site's query encoder to its own pairs."""
+        if request.local_epochs > 100:
+            await refuse(context, "1 to 100 passes over the pairs", "Say --local-epochs N")
+        async with self._audited(context, "personalise") as recorded:
+            async with watched(self._around.services.personaliser, request.local_epochs) as (
+                steps,
+                work,
+            ):
+                async for step in steps:
+                    yield step
+                outcome = await self._answered(context, work)
+            recorded |= told(outcome)
+            yield last_step(outcome, self._around.services.personaliser.spec)

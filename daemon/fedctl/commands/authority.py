@@ -1,0 +1,164 @@
+"""fedctl ca: the federation's authority, made, used, followed by another. No daemon is needed.
+
+The functions without a session are the same steps for programs; the demo uses them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemon.fedctl.files import fingerprint, read_file, refusing, write_whole
+from daemon.fedctl.options import Authority, Out, command
+from daemon.fedctl.output import Session, tell
+
+ca_app = typer.Typer(help="The federation's authority: make it, and sign sites with it.")
+
+
+def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
+    """A new authority: ca.key (0600) and ca.crt."""
+    from crypto.identity.site import create_authority
+
+    with refusing():
+        create_authority(directory, federation, days=days)
+
+
+def sign_site(
+    authority: Path, request: Path, *, expect_site: str | None = None, days: int = 365
+) -> bytes:
+    """A certificate (PEM) for a site's request."""
+    from crypto.identity.site import sign_request
+
+    with refusing():
+        return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
+
+
+@ca_app.command("init")
+@command
+def ca_init(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
+    federation: Annotated[
+        str, typer.Option(metavar="NAME", help="The federation's id: a-z, 0-9 and -.")
+    ],
+    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 3650,
+) -> None:
+    """Make the federation's authority. Whoever has its key decides who belongs: keep it offline."""
+    make_authority(directory, federation, days=days)
+    certificate = directory / "ca.crt"
+    plain = {
+        "federation": federation,
+        "directory": str(directory),
+        "certificate": str(certificate),
+        "fingerprint_sha256": fingerprint(read_file(certificate)),
+    }
+
+    tell(
+        session,
+        plain,
+        f"Next, at each site: fedctl site init DIR --federation {federation} --site ID",
+        f"then here: fedctl ca sign site.csr --ca {directory} --out site.crt --site ID",
+    )
+
+
+@ca_app.command("sign")
+@command
+def ca_sign(
+    session: Session,
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.csr", help="A site's site.csr.")],
+    ca: Authority,
+    out: Out,
+    site: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="The site whose request it must be; recommended."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 365,
+) -> None:
+    """Sign a site's request. Know from the site itself that the request is its own."""
+    from crypto.identity.site import Trust
+
+    certificate = sign_site(ca, request, expect_site=site, days=days)
+    with refusing():
+        trust = Trust.from_pem(read_file(ca / "ca.crt"))
+        named = trust.site_of(certificate, at=datetime.now(UTC))
+    write_whole(out, certificate)
+    plain = {
+        "site": named,
+        "federation": trust.federation_id,
+        "certificate": str(out),
+        "fingerprint_sha256": fingerprint(certificate),
+    }
+
+    tell(
+        session,
+        plain,
+        f"Send {out} and {ca / 'ca.crt'} to the site. There:",
+        f"fedctl site install DIR --certificate {out.name} --authority ca.crt",
+    )
+
+
+@ca_app.command("rotate")
+@command
+def ca_rotate(
+    session: Session,
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The authority's folder.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="A folder for its successor, or of `ca adopt`.")
+    ],
+    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 3650,
+    window: Annotated[
+        int, typer.Option(metavar="DAYS", min=1, help="How long certificates of both are good.")
+    ] = 90,
+) -> None:
+    """Let a new authority follow the old one, which vouches for it; both are good for a while."""
+    from crypto.identity.site import rotate_authority
+
+    with refusing():
+        end: datetime = rotate_authority(old, new, days=days, window_days=window)
+    certificate = new / "ca.crt"
+    plain = {
+        "directory": str(new),
+        "certificate": str(certificate),
+        "fingerprint_sha256": fingerprint(read_file(certificate)),
+        "previous_fingerprint_sha256": fingerprint(read_file(old / "ca.crt")),
+        "both_until": end.isoformat(timespec="seconds"),
+    }
+    tell(
+        session,
+        plain,
+        f"1. Send {certificate} to every site. There, with the certificate that it has:",
+        "   fedctl site install DIR --certificate DIR/site.crt --authority ca.crt",
+        "   systemctl reload fedd",
+        f"   Until all have it, sign with --ca {old}: a site without it believes nothing else.",
+        f"2. Then sign with --ca {new}: a manifest, and each site's next request",
+        f"   (fedctl site renew), before {end:%Y-%m-%d}. Destroy {old / 'ca.key'} after that.",
+    )
+
+
+@ca_app.command("adopt")
+@command
+def ca_adopt(
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
+    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
+    certificate: Annotated[
+        Path, typer.Option(metavar="FILE", help="Its certificate, then what issued it, in PEM.")
+    ],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, mode 0600.")],
+) -> None:
+    """Use an authority that was made elsewhere, if it is what a federation needs."""
+    from crypto.identity.site import adopt_authority
+
+    with refusing():
+        adopt_authority(directory, federation, read_file(certificate), key)
+    installed = directory / "ca.crt"
+    plain = {
+        "federation": federation,
+        "directory": str(directory),
+        "certificate": str(installed),
+        "fingerprint_sha256": fingerprint(read_file(installed)),
+    }
+    tell(session, plain, "It signs sites and manifests like one of `fedctl ca init`.")

@@ -1,0 +1,1 @@
+"""Files to documents and question pairs: what is read, and by whom."""

@@ -1,0 +1,95 @@
+"""Files and folders to documents and question pairs, with the rights of the person who asks.
+
+What can't be read is reported and everything else still comes: a problem is an item of
+the stream, not an exception. A format is a line of `READERS` and a file that reads it.
+"""
+
+from __future__ import annotations
+
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from daemon.library.documents import FileProblem, Item
+from daemon.library.readers.reader import Reader, Refused, Source, cause_of
+from daemon.library.readers.records import read_lines, read_packed_lines
+from daemon.library.readers.text import read_text
+
+READERS = {
+    ".txt": Reader(read_text, named_by_file=True),
+    ".md": Reader(read_text, named_by_file=True),
+    ".jsonl": Reader(read_lines),
+    ".jsonl.gz": Reader(read_packed_lines),
+}
+"""By how a file's name ends, in small letters. None may be the end of another one."""
+
+SUFFIXES = tuple(READERS)
+FILE_ENDINGS = tuple(ending for ending, reader in READERS.items() if reader.named_by_file)
+
+
+def read(path: Path) -> Iterator[Item]:
+    """All documents and pairs at ``path``, a file or a folder, in the order of names.
+
+    Hidden files are passed over. A text file's id is its path below the given
+    folder; its title the first heading (.md) or the file's name.
+    """
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        yield FileProblem(str(path), cause_of(error))
+        return
+    if is_folder:
+        yield from _read_folder(path, path, frozenset())
+    else:
+        yield from _read_file(path, path.name)
+
+
+def _read_folder(folder: Path, root: Path, above: frozenset[tuple[int, int]]) -> Iterator[Item]:
+    """Read a folder; ``above`` are those it lies in, so that a link to one of them ends there."""
+    try:
+        status = folder.stat()
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        yield FileProblem(str(folder), cause_of(error))
+        return
+    key = (status.st_dev, status.st_ino)
+    if key in above:
+        yield FileProblem(str(folder), "a link to a folder above it: not read again")
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        try:
+            is_folder = stat.S_ISDIR(entry.stat().st_mode)
+        except OSError as error:
+            yield FileProblem(str(entry), cause_of(error))
+            continue
+        if is_folder:
+            yield from _read_folder(entry, root, above | {key})
+        else:
+            yield from _read_file(entry, entry.relative_to(root).as_posix())
+
+
+def _read_file(path: Path, name: str) -> Iterator[Item]:
+    """Read one file; whatever goes wrong in it is its own problem."""
+    try:
+        reader, size = _checked(path)
+        yield from reader.read(Source(path, name, size))
+    except Refused as refusal:
+        yield FileProblem(str(path), str(refusal))
+    except (OSError, EOFError, zlib.error) as error:
+        yield FileProblem(str(path), cause_of(error))
+
+
+def _checked(path: Path) -> tuple[Reader, int]:
+    """Who reads a file that may be opened, and its bytes; Refused for any other."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe or device might never end
+        raise Refused("not a regular file: give a file or a folder")
+    ending = next((e for e in SUFFIXES if path.name.lower().endswith(e)), "")
+    if not ending:
+        raise Refused(f"not a kind of file that is read ({', '.join(SUFFIXES)}): skipped")
+    if status.st_size == 0:
+        raise Refused("empty file: nothing to ingest")
+    return READERS[ending], status.st_size

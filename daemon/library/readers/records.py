@@ -1,0 +1,196 @@
+"""Reads .jsonl and .jsonl.gz: a line is a document or a question with its documents.
+
+Nothing in a file can make the reader hold more than one line of it, and compressed ones
+are counted as they expand.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from daemon.library import documents
+from daemon.library.documents import (
+    MAX_ID,
+    MAX_POSITIVES,
+    MAX_QUERY_BYTES,
+    MAX_TITLE,
+    Document,
+    FileProblem,
+    Item,
+    Pair,
+)
+from daemon.library.readers.reader import Refused, Source, cause_of, decoded, limited
+
+_MAX_PROBLEMS = 20  # told one by one for each file; the rest is counted
+_STEP = 1 << 20  # bytes read at a time, and held while a line that is too long goes by
+_MAX_RATIO, _RATIO_FROM = 200, 1 << 30  # a file that expands further is an attack
+_SPLITS = {
+    "train": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+_PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_.-]|$)")
+
+
+def read_lines(source: Source) -> Iterator[Item]:
+    """Records of a .jsonl file."""
+    with source.path.open("rb", buffering=_STEP) as file:
+        yield from _read_records(source.path, _Lines(file))
+
+
+def read_packed_lines(source: Source) -> Iterator[Item]:
+    """Records of a .jsonl.gz file."""
+    with gzip.open(source.path) as packed:
+        wide = io.BufferedReader(cast(io.RawIOBase, packed), _STEP)
+        yield from _read_records(source.path, _Lines(wide, packed_bytes=source.size))
+
+
+class _Lines:
+    """The lines of a file, one at a time, none held that is longer than the limit."""
+
+    def __init__(self, file: BinaryIO, *, packed_bytes: int | None = None) -> None:
+        self._file = file
+        self._packed_bytes = packed_bytes
+        self._read = 0
+        self.number = 0  # of the line last returned
+
+    def next(self) -> bytes | None:
+        """The next line, None at the end; one that is too long is passed over and refused."""
+        line = self._take(documents.MAX_TEXT_BYTES + 1)
+        self.number += bool(line)
+        if len(line) > documents.MAX_TEXT_BYTES and not line.endswith(b"\n"):
+            line = b""  # not needed while the rest goes by
+            rest = self._take(_STEP)
+            while rest and not rest.endswith(b"\n"):
+                rest = self._take(_STEP)
+            raise Refused(
+                f"longer than {documents.MAX_TEXT_BYTES >> 20} MiB: cut it into several records"
+            )
+        return line or None
+
+    def _take(self, limit: int) -> bytes:
+        line = self._file.readline(limit)
+        self._read += len(line)
+        packed = self._packed_bytes
+        if packed is not None and self._read > max(_RATIO_FROM, _MAX_RATIO * packed):
+            raise OSError(f"expands more than {_MAX_RATIO} times; pack it again from its source")
+        return line
+
+
+def _read_records(path: Path, lines: _Lines) -> Iterator[Item]:
+    """Records of a .jsonl file; the first problems told one by one, the others counted."""
+    split = _split_of_name(path.name)
+    problems, records = 0, 0
+    try:
+        while True:
+            try:
+                line = lines.next()
+                if line is None:
+                    break
+                item = _record(line, split, first=lines.number == 1)
+            except Refused as refusal:
+                problems += 1
+                if problems <= _MAX_PROBLEMS:
+                    yield FileProblem(str(path), str(refusal), lines.number)
+                continue
+            if item is not None:
+                records += 1
+                yield item
+    except (OSError, EOFError, zlib.error) as error:
+        yield FileProblem(str(path), f"{cause_of(error)} (read up to line {lines.number})")
+        problems += 1
+    if problems > _MAX_PROBLEMS:
+        yield FileProblem(str(path), f"{problems - _MAX_PROBLEMS} more lines refused")
+    if not problems and not records:
+        yield FileProblem(str(path), "only blank lines: nothing to ingest")
+
+
+def _record(line: bytes, split: str, *, first: bool) -> Document | Pair | None:
+    text = decoded(line)
+    if not first and text.startswith("\ufeff"):
+        text = text[1:]
+    if not text.strip():
+        return None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Refused(f"broken JSON ({error.msg}, column {error.colno}): correct it") from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"JSON that can't be read ({error}): correct it") from None
+    if not isinstance(record, dict):
+        raise Refused("expected a JSON object with 'id' and 'text', or with 'query'")
+    if "query" in record:
+        return _pair(record, split)
+    if "text" in record:
+        return _document(record)
+    raise Refused("neither 'text' (a document) nor 'query' (a pair): add the key it lacks")
+
+
+def _document(record: dict[str, object]) -> Document:
+    split = _text(record, "split", optional=True).strip().lower()
+    if split and split not in _SPLITS:
+        raise Refused("'split' must be train, valid or test, or left out")
+    title = limited("'title'", _text(record, "title", optional=True).strip(), MAX_TITLE)
+    return Document(
+        id=limited("'id'", _text(record, "id"), MAX_ID),
+        title=title,
+        text=_text(record, "text"),
+        split=_SPLITS.get(split, ""),
+    )
+
+
+def _pair(record: dict[str, object], split_of_file: str) -> Pair:
+    split = _text(record, "split", optional=True).strip().lower() or split_of_file
+    if split not in _SPLITS:
+        raise Refused("'split' must be train, valid or test, or left out")
+    query = _text(record, "query").strip()
+    if len(query.encode()) > MAX_QUERY_BYTES:
+        raise Refused(f"'query' is longer than {MAX_QUERY_BYTES >> 10} KiB: shorten it")
+    positives = record.get("positives")
+    if positives is None:
+        if "doc_id" not in record:
+            raise Refused("a pair needs 'positives' (document ids) or 'doc_id': add one")
+        positives = [_text(record, "doc_id")]
+    if not isinstance(positives, list) or not 0 < len(positives) <= MAX_POSITIVES:
+        raise Refused(f"'positives' must be a list of 1 to {MAX_POSITIVES} document ids")
+    ids = dict.fromkeys(limited("'positives'", _string("positives", x), MAX_ID) for x in positives)
+    return Pair(query, tuple(ids), _SPLITS[split])
+
+
+def _text(record: dict[str, object], key: str, *, optional: bool = False) -> str:
+    """The text under ``key``; may be missing, null or blank only when ``optional``."""
+    value = record.get(key)
+    if value is None and optional:
+        return ""
+    if key not in record:
+        raise Refused(f"no '{key}': add it")
+    text = _string(key, value)
+    if not optional and not text.strip():
+        raise Refused(f"'{key}' is blank: fill it in or leave the line out")
+    return text
+
+
+def _string(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise Refused(f"'{key}' must hold text in quotes, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"'{key}' has half of a surrogate pair (\\ud800–\\udfff)") from None
+    return value.replace("\0", " ")
+
+
+def _split_of_name(name: str) -> str:
+    """``pairs_test.jsonl`` is test; a name that says nothing is train."""
+    found = _PAIRS_NAME.search(name.lower())
+    return _SPLITS[found.group(1)] if found else "train"

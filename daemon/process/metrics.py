@@ -1,0 +1,184 @@
+"""What is measured of a running daemon: one table, read by `fedctl status` and by exporters.
+
+To add a metric: a field of `StatusReply` in control.proto, filled where the daemon answers
+`Status`, and its line here. With a ``row`` it stands in `fedctl status`, too, and there rows
+come in the order of this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from proto.control_pb2 import StatusReply
+
+Unit = Literal["count", "bytes", "seconds", "milliseconds", "unix seconds"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number. ``counts``: it only grows while the daemon runs; otherwise it goes both ways."""
+
+    name: str  # as exporters say it: hanse_<what>_<unit>
+    help: str
+    unit: Unit
+    read: Callable[[StatusReply], float]
+    counts: bool = False
+    row: str = ""  # of `fedctl status`; several metrics may share one
+    phrase: str = "{}"  # there, around the number
+
+
+METRICS = (
+    Metric(
+        "hanse_documents",
+        "Documents in this site's library.",
+        "count",
+        lambda s: s.documents,
+        row="library",
+        phrase="{} documents",
+    ),
+    Metric(
+        "hanse_passages",
+        "Passages that the documents were cut into.",
+        "count",
+        lambda s: s.passages,
+        row="library",
+        phrase="{} passages",
+    ),
+    Metric(
+        "hanse_pairs_train",
+        "Ingested pairs of split train whose documents are here.",
+        "count",
+        lambda s: s.pairs_train,
+        row="pairs",
+        phrase="{} train",
+    ),
+    Metric(
+        "hanse_pairs_valid",
+        "The same of split valid.",
+        "count",
+        lambda s: s.pairs_valid,
+        row="pairs",
+        phrase="{} valid",
+    ),
+    Metric(
+        "hanse_pairs_test",
+        "The same of split test.",
+        "count",
+        lambda s: s.pairs_test,
+        row="pairs",
+        phrase="{} test",
+    ),
+    Metric(
+        "hanse_sent_bytes",
+        "Sent to all peers since the start.",
+        "bytes",
+        lambda s: s.bytes_sent,
+        counts=True,
+        row="traffic",
+        phrase="{} sent",
+    ),
+    Metric(
+        "hanse_received_bytes",
+        "Received from all peers since the start.",
+        "bytes",
+        lambda s: s.bytes_received,
+        counts=True,
+        row="traffic",
+        phrase="{} received",
+    ),
+    Metric(
+        "hanse_resident_bytes",
+        "Resident memory of the daemon and its workers.",
+        "bytes",
+        lambda s: s.resident_bytes,
+        row="memory",
+    ),
+    Metric(
+        "hanse_loop_lag_p50_milliseconds",
+        "How late the event loop runs what is due: median since the start.",
+        "milliseconds",
+        lambda s: s.loop_lag_p50_ms,
+        row="loop lag",
+        phrase="p50 {}",
+    ),
+    Metric(
+        "hanse_loop_lag_p99_milliseconds",
+        "The same: of a hundred times, one is worse.",
+        "milliseconds",
+        lambda s: s.loop_lag_p99_ms,
+        row="loop lag",
+        phrase="p99 {}",
+    ),
+    Metric(
+        "hanse_loop_lag_max_milliseconds",
+        "The same: the worst.",
+        "milliseconds",
+        lambda s: s.loop_lag_max_ms,
+        row="loop lag",
+        phrase="max {}",
+    ),
+    # Told among the facts of `fedctl status`, and so without a row of their own.
+    Metric("hanse_uptime_seconds", "Since the start.", "seconds", lambda s: s.uptime_s),
+    Metric("hanse_head_round", "The newest committed round.", "count", lambda s: s.head_round),
+    Metric(
+        "hanse_manifest_version",
+        "Of the federation manifest in use.",
+        "count",
+        lambda s: s.manifest_version,
+    ),
+    Metric(
+        "hanse_peers_connected",
+        "Other sites that answer now.",
+        "count",
+        lambda s: s.peers_connected,
+    ),
+    Metric(
+        "hanse_peers", "Other sites that the manifest enables.", "count", lambda s: s.peers_total
+    ),
+    Metric(
+        "hanse_audit_entries",
+        "Entries of the audit log.",
+        "count",
+        lambda s: s.audit_entries,
+        counts=True,
+    ),
+    Metric(
+        "hanse_audit_breaks",
+        "Breaks of the audit log that nobody has acknowledged; the oldest 20.",
+        "count",
+        lambda s: len(s.audit_breaks),
+    ),
+    Metric(
+        "hanse_warnings",
+        "What people should look at (`fedctl status` says it in words).",
+        "count",
+        lambda s: len(s.warnings),
+    ),
+    Metric(
+        "hanse_certificate_expires",
+        "When this site's certificate does.",
+        "unix seconds",
+        lambda s: s.certificate_expires_unix_s,
+    ),
+    Metric(
+        "hanse_authority_expires",
+        "When the authority's certificate does.",
+        "unix seconds",
+        lambda s: s.authority_expires_unix_s,
+    ),
+)
+
+
+def rows(
+    status: StatusReply, written: Mapping[Unit, Callable[[float], str]]
+) -> Iterator[tuple[str, str]]:
+    """What has a row, in words; ``written`` says how numbers of a unit are written."""
+    shown: dict[str, list[str]] = {}
+    for metric in METRICS:
+        if metric.row:
+            number = written[metric.unit](metric.read(status))
+            shown.setdefault(metric.row, []).append(metric.phrase.format(number))
+    yield from ((row, ", ".join(phrases)) for row, phrases in shown.items())
