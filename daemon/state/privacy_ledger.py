@@ -26,8 +26,8 @@ from crypto.quantize import CryptoError
 from daemon.process.faultpoints import passing
 from daemon.process.workers import Worker
 from peers.attempts import effects as do
-from peers.attempts.attending import MOST_DRAWS
 from peers.plans.policy import too_dear
+from peers.rounds.attending import MOST_DRAWS
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """

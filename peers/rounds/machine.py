@@ -1,7 +1,7 @@
 """What every part of a site's protocol machine stands on. PURE.
 
 Who the site is, what it must still know after a crash, whom it accuses, and how an
-effect comes about. peers/attempts/attending.py and peers/rounds/protocol.py build on it.
+effect comes about. peers/rounds/attending.py and peers/rounds/protocol.py build on it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ from dataclasses import replace
 from typing import cast
 
 from peers.attempts import effects as do
-from peers.attempts.attending import Attending
 from peers.attempts.bundle import (
     Ground,
     read_promised,
@@ -44,6 +43,7 @@ from peers.attempts.effects import Durable, Effect, Event
 from peers.attempts.modes import ORDERS
 from peers.attempts.preparing import AttemptFails
 from peers.rounds import runs
+from peers.rounds.attending import Attending
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import LocalProtocolError, RemoteProtocolError
 from peers.wire.signing import Kind, must_be, read, sign

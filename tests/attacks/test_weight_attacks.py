@@ -17,11 +17,12 @@ import pytest
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
 from daemon.state.versions import ShapeManifest, read_version, write_version
-from peers.attempts import attending, bundle, participation, preparing, statement
+from peers.attempts import bundle, participation, preparing, statement
 from peers.attempts import effects as do
 from peers.attempts.statement import Known
 from peers.plans import weights as plan_weights
 from peers.plans.weights import weights
+from peers.rounds import attending
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without

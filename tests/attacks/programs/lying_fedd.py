@@ -31,13 +31,14 @@ from daemon.jobs.integers import Applied
 from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
-from peers.attempts import attending, bundle, participation, preparing, scale, statement
+from peers.attempts import bundle, participation, preparing, scale, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
 from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.participation import Participation
 from peers.attempts.preparing import AttemptFails
 from peers.attempts.statement import Known, ManifestOf
+from peers.rounds import attending
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.wire.signing import Keys, Kind, name_of, read, sign, verify

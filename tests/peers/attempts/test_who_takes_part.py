@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from peers.attempts import effects as do
-from peers.attempts.attending import MOST_DRAWS
 from peers.plans.policy import Policy
+from peers.rounds.attending import MOST_DRAWS
 from proto import federation_pb2 as pb
 from tests.peers.rounds.one_machine import Alone, refused, sent, stated, witnessing
 from tests.simulation.network import POLICY, World, plan

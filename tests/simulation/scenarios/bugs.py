@@ -14,20 +14,12 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from peers.attempts import (
-    attending,
-    bundle,
-    ckks,
-    coordination,
-    participation,
-    preparing,
-    statement,
-)
+from peers.attempts import bundle, ckks, coordination, participation, preparing, statement
 from peers.attempts import effects as do
 from peers.attempts.ckks import KeyParticipant
 from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.participation import Opening
-from peers.rounds import evidence, machine, protocol, runs
+from peers.rounds import attending, evidence, machine, protocol, runs
 from peers.rounds.adoption import Adoption
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.rounds.protocol import Protocol
