@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from config.settings import load
 from crypto.privacy import LARGEST_MULTIPLIER, least_multiplier, scheduled_multiplier
 from peers.plans import robust
 from peers.plans.policy import Policy, noise_objection, weakening
+from peers.wire.certificates import _PACKED, _later
 from peers.wire.messages import TEXT_LENGTH, one_line
 from proto import federation_pb2 as pb
 
@@ -330,3 +332,20 @@ def test_a_run_that_weakens_nothing_has_as_much_noise_in_every_round(
         )
 
     assert of_round(new.privacy) >= of_round(old.privacy) * (1 - 1e-12)
+
+
+# ---- a plan's name ----
+
+
+def test_a_field_that_came_later_is_in_the_digest_where_it_is_set() -> None:
+    """As if the last fields of each part were not among those that are packed by hand."""
+    bare = pb.TrainingPlan(local_epochs=1, learning=pb.LearningPlan(recipe="x"))
+    assert _later(bare, 15, 7, 15) == b""
+    plans = [copy.deepcopy(bare) for _ in range(4)]
+    plans[1].learning.floor = 0.5
+    plans[2].learning.floor = 0.25
+    plans[3].privacy.clip_quantile = 0.5
+    parts = [_later(plan, 15, 7, 15) for plan in plans[1:]]
+    assert [len(part) for part in parts] == [512] * 3
+    assert len(set(parts)) == 3
+    assert not any(_later(plan, *_PACKED) for plan in plans)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import struct
@@ -18,10 +17,8 @@ from hypothesis import strategies as st
 
 from crypto.identity.site import Identity, Trust, create_authority
 from peers.wire.certificates import (
-    _PACKED,
     RULES,
     CertificateError,
-    _later,
     certificate_of,
     check_follows,
     plan_digest,
@@ -483,20 +480,6 @@ def test_a_plan_without_noise_has_the_digest_it_had_before_there_was_any() -> No
     """Certificates of the past must stay what they were."""
     plan = pb.TrainingPlan(adapt=pb.HEAD, local_epochs=3, batch_size=8, learning_rate=0.5, seed=9)
     assert plan_digest(plan).hex()[:16] == "3153fd430628b449"
-
-
-def test_a_field_that_came_later_is_in_the_digest_where_it_is_set() -> None:
-    """As if the last fields of each part were not among those that are packed by hand."""
-    bare = pb.TrainingPlan(local_epochs=1, learning=pb.LearningPlan(recipe="x"))
-    assert _later(bare, 15, 7, 15) == b""
-    plans = [copy.deepcopy(bare) for _ in range(4)]
-    plans[1].learning.floor = 0.5
-    plans[2].learning.floor = 0.25
-    plans[3].privacy.clip_quantile = 0.5
-    parts = [_later(plan, 15, 7, 15) for plan in plans[1:]]
-    assert [len(part) for part in parts] == [512] * 3
-    assert len(set(parts)) == 3
-    assert not any(_later(plan, *_PACKED) for plan in plans)
 
 
 def test_an_unknown_adaptation_has_a_digest_too() -> None:
