@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from daemon.learning.retriever.spec import RetrieverSpec
-from tests.learning_bench import cells, pool, report, worlds
+from tests.learning_bench import cells, picture, pool, report, worlds
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.recipes import tables
 from tests.learning_bench.recipes.learning import Part
@@ -140,6 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Embed what is not embedded, compute what is not computed, write the tables."""
     options = _options(arguments)
     console = Console()
+    if options.picture:
+        console.print(f"drawn from what is recorded: {picture.draw(options.out)}")
+        return
     if not options.data.is_dir():
         console.print(
             f"no data at {options.data}: give --data the folder that its README describes"
@@ -180,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print("interrupted: what is finished is kept, the same command goes on from here")
         sys.exit(130)
     write(done)
+    if not (options.quick or options.only or options.sites):
+        picture.draw(options.out)
     console.print(report.summary(done))
     console.print(f"written to {options.out}")
 
@@ -213,13 +218,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tables", action="store_true", help="write what is finished, and compute nothing"
     )
+    parser.add_argument(
+        "--picture", action="store_true", help="draw learning-curves.svg from learning.json alone"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     quick = os.environ.get("QUICK", "") not in ("", "0")
     parser.add_argument(
         "--quick", action="store_true", default=quick, help="MedQuAD, one seed: under an hour"
     )
     options = parser.parse_args(arguments)
-    if options.out is None:  # a quick run leaves alone what the README quotes
+    if options.out is None:  # a quick run leaves alone what the documents quote
         options.out = RESULTS / "quick" if options.quick else RESULTS
     return options
 

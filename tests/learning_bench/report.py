@@ -12,6 +12,7 @@ import numpy as np
 from crypto.arrays import Float64
 from crypto.privacy import epsilon_of
 from daemon.evaluation.intervals import Interval, bootstrap, paired_bootstrap
+from tests.learning_bench import picture
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
 from tests.learning_bench.recipes.tables import ABLATIONS, CONTROLS, SPLIT_NAMES, changed
@@ -449,12 +450,7 @@ def _figures(done: Cells) -> list[dict[str, Any]]:
 
 def _plot(folder: Path, world: str, done: Cells) -> None:
     """Learning curves, a panel a test; nothing where there is only one share."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "hanse"  # the same figures make the same file
-    from matplotlib import pyplot
-
+    pyplot = picture.plots()
     panels = {test: _curves(done, test) for test in TESTS}
     panels = {t: c for t, c in panels.items() if len({s for v in c.values() for s in v}) > 1}
     if not panels:
