@@ -1,19 +1,22 @@
-"""What the README says of learning is what the benchmark wrote, figure by figure."""
+"""What the documents say of learning is what the benchmark wrote, figure by figure."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.learning_bench import picture
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 TESTS = ("test", "pooled", "synonyms")
-# Rows of the README's table, and what they are called in the benchmark's.
+# Rows of the table in docs/learning.md, and what they are called in the benchmark's.
 ROWS = {
     "BM25": "BM25",
     "encoder as it comes": "vanilla encoder",
@@ -57,10 +60,10 @@ def mean_of(cells: list[dict[str, Any]], recipe: str, test: str) -> float:
     return float(np.mean(found))
 
 
-def test_the_table_in_the_readme_is_the_benchmarks(cells: list[dict[str, Any]]) -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_table_of_recipes_is_the_benchmarks(cells: list[dict[str, Any]]) -> None:
+    _, _, benchmark = (ROOT / "docs/learning.md").read_text().partition("### In the benchmark")
     seen = []
-    for line in readme.splitlines():
+    for line in benchmark.splitlines():
         name, *figures = [part.strip() for part in line.strip("|").split(" | ")]
         if name not in ROWS or not figures or not re.match(r"\**0\.\d{3}", figures[0]):
             continue
@@ -72,6 +75,30 @@ def test_the_table_in_the_readme_is_the_benchmarks(cells: list[dict[str, Any]]) 
                 mean_of(cells, ROWS[name], test), abs=0.0006
             ), (name, test)
     assert seen == list(ROWS)
+
+
+def test_the_readmes_figures_of_recipes_are_the_benchmarks(cells: list[dict[str, Any]]) -> None:
+    text = (ROOT / "README.md").read_text()
+    said = dict(
+        re.findall(r"^\| `([\w-]+)` \|.*\| (0\.\d{3})(?: \(with a head\))? \|$", text, re.M)
+    )
+    assert set(said) == {"fedavg", "pfedrag", "fede4rag", "fedsearch", "pdd-as2"}
+    whole = {"fedavg": "FedAvg", "pfedrag": "pfedrag"}
+    for name, figure in said.items():
+        expected = mean_of(cells, whole.get(name, f"{name} (head)"), "pooled")
+        assert float(figure) == pytest.approx(expected, abs=0.0006), name
+    levels = re.search(r"as it comes gets (0\.\d{3}) and each site alone (0\.\d{3})", text)
+    assert levels is not None
+    for figure, recipe in zip(levels.groups(), ("vanilla encoder", "each site alone"), strict=True):
+        assert float(figure) == pytest.approx(mean_of(cells, recipe, "pooled"), abs=0.0006)
+
+
+def test_the_plot_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "learning.json", tmp_path)
+    drawn = picture.draw(tmp_path)
+    assert drawn.read_bytes() == (RESULTS / drawn.name).read_bytes(), (
+        "draw it again: make bench-learning ARGS=--picture"
+    )
 
 
 def test_every_figure_of_the_benchmark_lies_between_its_bounds(

@@ -11,7 +11,7 @@ is an element. A share has 33 bytes, big-endian, and only numbers below the prim
 are accepted: no share has two encodings.
 
 Python's integers take a time that depends on their values. Whoever could measure
-it here could read this process's memory as well (README, threat model).
+it here could read this process's memory as well (docs/security.md).
 """
 
 from __future__ import annotations
