@@ -32,6 +32,7 @@ from proto import federation_pb2 as pb
 from proto.control_pb2_grpc import ControlStub
 from tests.daemon.learning.small_models import small_encoder
 from tests.live.authority import Federation
+from tests.support import warm
 
 if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub
@@ -54,6 +55,8 @@ _TOPICS = (
     "oar lock",
     "piling sleeve",
 )
+Process = asyncio.subprocess.Process | warm.WarmProcess
+
 _VERBS = ("inspect", "replace", "grease", "measure")
 # Its socket is there some seconds after its start: no doubling pauses until somebody looks again.
 _EAGER = [
@@ -112,6 +115,7 @@ class Surroundings:
     hosts: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, Sequence[str]] = field(default_factory=dict)  # words before the program
     program: str = "tests.live.tapped_fedd"
+    cold: bool = False  # executed, as an operator does it, and not forked from a warm process
 
 
 @dataclass
@@ -120,7 +124,7 @@ class LiveSite:
 
     id: str
     folder: Path
-    process: asyncio.subprocess.Process
+    process: Process
     stub: ControlAsyncStub
     corpus: Corpus
 
@@ -240,30 +244,34 @@ class LiveFederation:
             for table, options in chosen.items():
                 settings.setdefault(table, {}).update(options)
         (folder / "fedd.toml").write_text(_toml(settings))
-        with (folder / "fedd.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self.surroundings.commands.get(name, ()),
-                sys.executable,
-                "-m",
-                self.surroundings.program,
-                "--config",
-                str(folder / "fedd.toml"),
-                stdout=log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    "HANSE_TAPE": str(folder),
-                    "HANSE_FAULT": fault,
-                    "NOTIFY_SOCKET": str(folder / "notify"),
-                },
-                start_new_session=True,
-            )
+        process = await self._start_daemon(folder, fault)
         self._stack.push_async_callback(_end, process)
         channel = grpc.aio.insecure_channel(f"unix:{folder / 'fedd.sock'}", options=_EAGER)
         self._stack.push_async_callback(channel.close, None)
         site = LiveSite(name, folder, process, ControlStub(channel), Corpus.of(name))
         self.sites[name] = site
         return site
+
+    async def _start_daemon(self, folder: Path, fault: str) -> Process:
+        words = ["--config", str(folder / "fedd.toml")]
+        env = {
+            **os.environ,
+            "HANSE_TAPE": str(folder),
+            "HANSE_FAULT": fault,
+            "NOTIFY_SOCKET": str(folder / "notify"),
+        }
+        around = self.surroundings
+        before = around.commands.get(folder.name, ())
+        with (folder / "fedd.log").open("ab") as log:
+            if not before and not around.cold:
+                return await warm.started(around.program, words, log=log, env=env)
+            return await asyncio.create_subprocess_exec(
+                *(*before, sys.executable, "-m", around.program, *words),
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
 
     def _signed_manifest(self) -> bytes:
         from peers.wire.manifest import signed
@@ -327,7 +335,7 @@ def _toml(settings: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: Process) -> None:
     """Leave no process behind, whatever the test did to it."""
     if process.returncode is not None:
         return

@@ -32,7 +32,7 @@ from peers.wire.manifest import signed
 from peers.wire.vectors import read_encrypted
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.federation import LiveFederation, LiveSite
+from tests.live.federation import LiveFederation, LiveSite, Surroundings
 from tests.live.tapped_fedd import read_tape
 
 pytestmark = [
@@ -57,7 +57,14 @@ class Trained:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trained]:
     root = tmp_path_factory.mktemp("federation")
-    async with LiveFederation.start(root, SITES, local_epochs=100, max_local_epochs=100) as live:
+    # Each imports what it needs and salts its hashes itself, as an operator's do.
+    async with LiveFederation.start(
+        root,
+        SITES,
+        surroundings=Surroundings(cold=True),
+        local_epochs=100,
+        max_local_epochs=100,
+    ) as live:
         await live.ingest_all()
         updates: list[np.ndarray] = []
         keys: dict[str, bool] = {}
