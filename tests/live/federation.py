@@ -216,6 +216,9 @@ class LiveFederation:
                 await live.launch(name)
             await live.until_connected(connect_s)
             yield live
+            for site in live.sites.values():
+                with suppress(ProcessLookupError):
+                    site.process.terminate()  # all at once: each takes a second to take its leave
 
     async def launch(self, name: str, *, fault: str = "") -> LiveSite:
         """Start (or start again) one site's daemon, with that HANSE_FAULT."""
