@@ -119,10 +119,22 @@ def test_without_being_told_it_contradicts_itself(lost: str) -> None:
 # ---- teeth ---------------------------------------------------------------------
 
 
+# The first seed that caught it, where that was not among the first; it is played first, and
+# if it is none any more (something is drawn otherwise), all are from the beginning.
+LATE = {
+    "hide the lock: a fork": 16,
+    "decrypt a sum of too few": 12,
+    "vote below the promise": 49,
+    "what was stopped begins again": 253,
+    "a promise outlives its run": 170,
+}
+
+
 def catch(bug: Bug) -> tuple[int, str]:
-    """The first seed that catches a planted bug, and as what."""
+    """A seed that catches a planted bug, and as what."""
+    first = [LATE[bug.name]] if bug.name in LATE else []
     with bug.planted():
-        for seed in range(bug.seeds):
+        for seed in [*first, *range(bug.seeds)]:
             bugs.forget()
             try:
                 play(bug.drawn(seed))
@@ -360,7 +372,7 @@ def test_a_violation_is_shown_with_its_seed_and_fails_the_command(
 ) -> None:
     bug = next(bug for bug in BUGS if bug.name == "commit with too few votes")
     with bug.planted():
-        assert __main__.main(["--seeds", "4", "--jobs", "1"]) == 1
+        assert __main__.main(["--first", "3", "--seeds", "4", "--jobs", "1"]) == 1
     out = capsys.readouterr().out
     assert re.search(r"violation at seed \d; shrunken to:", out)
     assert "VIOLATION: round 1: certified by too few" in out
