@@ -15,8 +15,10 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
+import secrets
 import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,11 +48,21 @@ from proto import federation_pb2 as pb
 FEDERATION_ID = "med"
 
 
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
 def free_port() -> int:
-    """A loopback port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody listens on just now.
+
+    It may be bound seconds later, or again after a restart: so it is none of those from which
+    the kernel takes one for whoever calls somebody.
+    """
+    lowest = int(_OUTGOING.read_text().split()[0])
+    while True:
+        port = secrets.choice(range(lowest // 2, lowest))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ FEWEST_SITES = 3
 # table, overrides them: {"training": {"local_epochs": 2}}.
 OVERRIDES: dict[str, dict[str, object]] = {}
 
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOG_LINES_SHOWN = 15
 STOP_WITHIN_S = 15.0
 
@@ -204,15 +206,20 @@ def _socket(folder: Path, short: Path, number: int) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on just now; held together, so they differ."""
-    held = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
-    finally:
-        for one in held:
-            one.close()
+    """Loopback ports that nobody listens on just now.
+
+    A daemon binds its port seconds later: so it is none of those from which the kernel takes
+    one for whoever calls somebody meanwhile.
+    """
+    lowest = int(_OUTGOING.read_text().split()[0])
+    found: list[int] = []
+    for port in secrets.SystemRandom().sample(range(lowest // 2, lowest), lowest // 2):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise CommandError(f"no {count} free ports on this machine", "Stop what listens on so many.")
 
 
 def _settings(site: DemoSite, sites: int) -> str:
