@@ -79,6 +79,7 @@ ONLY_IN_WORKERS = (
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
 MOST_LINES_IN_A_FILE = 650
 MOST_LINES_IN_A_FUNCTION = 70
+LONGEST_NAME_OF_A_TEST = 70
 
 
 def sources(*folders: str) -> list[Path]:
@@ -435,3 +436,15 @@ def test_a_function_fits_a_screen() -> None:
         if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_LINES_IN_A_FUNCTION
     }
     assert not long
+
+
+def test_the_name_of_a_test_can_be_taken_in_at_a_glance() -> None:
+    tests = {
+        node.name
+        for path in sources("tests")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    }
+    assert len(tests) > 1000
+    assert [name for name in tests if len(name) > LONGEST_NAME_OF_A_TEST] == []

@@ -293,7 +293,7 @@ def test_the_coordinator_alters_one_value_by_one_unit(tmp_path: Path) -> None:
     assert np.flatnonzero(attempt.apply(checked=False) != honest).tolist() == [17]
 
 
-def test_the_coordinator_replays_an_update_under_a_key_that_was_dealt_twice(
+def test_a_coordinator_replays_an_update_under_a_key_that_was_dealt_twice(
     tmp_path: Path,
 ) -> None:
     """A fresh key makes nonsense of old ciphertexts; this holds should a dealer be careless."""
@@ -457,7 +457,7 @@ def attempt_commitment(attempt: Attempt, challenge: bytes) -> bytes:
     return tags.commitments[0]
 
 
-def test_a_site_whose_tag_does_not_fit_fails_the_attempt_and_is_among_the_suspects(
+def test_a_tag_that_does_not_fit_fails_the_attempt_and_its_site_is_suspect(
     tmp_path: Path,
 ) -> None:
     attempt = Attempt(tmp_path)

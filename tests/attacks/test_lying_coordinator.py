@@ -68,7 +68,7 @@ def close(step: Float64, meant: Float64) -> bool:
     return bool(np.abs(3 * step - meant).max() < 2e-4 * np.abs(meant).max())
 
 
-async def test_a_coordinator_that_changes_the_sum_is_refused_and_the_next_one_commits(
+async def test_a_coordinator_that_changes_the_sum_is_refused_and_another_commits(
     tmp_path: Path,
 ) -> None:
     program = Surroundings(program="tests.attacks.programs.lying_fedd")

@@ -154,7 +154,7 @@ async def test_absurd_numbers_move_nobody_also_after_a_restart(
 
 
 @UNDEFENDED
-async def test_where_one_promise_is_enough_it_takes_everybody_to_the_last_attempt(
+async def test_where_one_promise_is_enough_it_takes_all_to_the_last_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with federation(tmp_path, monkeypatch, THREE, without="others") as live:
@@ -420,7 +420,7 @@ async def test_a_replaced_certificate_is_in_no_plan(
 
 
 @UNDEFENDED
-async def test_without_the_proof_a_coordinator_names_the_loss_and_the_next_clip_norm(
+async def test_without_the_proof_a_coordinator_names_the_loss_and_the_clip_norm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with federation(tmp_path, monkeypatch, THREE, without="proof") as live:
@@ -473,7 +473,7 @@ async def test_a_round_that_no_person_asked_for_does_not_begin(
 # ---- evidence, and a state that went back --------------------------------------------
 
 
-async def test_two_promises_of_one_attempt_are_shown_with_the_remedy_also_after_a_restart(
+async def test_two_promises_of_one_attempt_are_shown_with_the_remedy_ever_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = THREE
@@ -518,7 +518,7 @@ async def fedctl_peers(site: LiveSite) -> str:
     return out.decode()
 
 
-async def test_a_state_that_was_restored_in_the_middle_of_a_round_is_noticed_and_not_gone_by(
+async def test_a_state_restored_within_a_round_is_noticed_and_not_gone_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alder signs what is summed; then its people bring back a copy of before.

@@ -358,7 +358,7 @@ async def test_without_clipping_a_huge_number_of_examples_is_read(
 
 
 @pytest.mark.endurance
-async def test_without_signed_promises_the_coordinator_weighs_and_drops_the_noise(
+async def test_without_signed_promises_a_coordinator_weighs_and_drops_the_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And without the weights' bound, which would hold against that lie alone."""

@@ -209,7 +209,7 @@ def two_worlds() -> tuple[dict[str, Int32], dict[str, Int32], Words, Words]:
     return first, second, mask, mask - moved.astype("<u4")
 
 
-def test_the_view_of_two_sites_and_the_coordinator_fits_every_input_with_that_sum() -> None:
+def test_what_two_sites_and_a_coordinator_see_fits_every_input_of_the_sum() -> None:
     """n = 7, t = 4: three collude, s06 drops out; bit for bit they see the same."""
     first, second, mask, other_mask = two_worlds()
     colluders, pair = ["s00", "s04", "s05"], ("s02", "s03")
@@ -468,14 +468,14 @@ def a_list_for_each_read(threshold: int) -> tuple[np.ndarray, Int32]:
     return without_masks(crowd, "s05", seed, known), inputs["s05"]
 
 
-def test_a_list_for_each_site_is_nothing_to_open_above_half_of_sites_and_liars() -> None:
+def test_a_list_for_each_site_opens_nothing_above_half_of_sites_and_liars() -> None:
     """t = 5 among seven: no list may name more than two as dropped out."""
     assert smallest_threshold(7, colluding=1) == 5
     with pytest.raises(CryptoError, match="4 sites are in the sum, at least 5 must be"):
         a_list_for_each_read(5)
 
 
-def test_limit_sites_that_open_without_a_certificate_are_read_under_a_threshold_of_half() -> None:
+def test_limit_who_opens_uncertified_is_read_under_a_threshold_of_half() -> None:
     """Why nothing is opened before the statement is certified: here each saw another list."""
     guess, truth = a_list_for_each_read(4)
     assert np.array_equal(guess, truth)
@@ -503,7 +503,7 @@ def test_two_lists_need_a_threshold_above_half_of_sites_and_liars() -> None:
         two_lists(4)
 
 
-def test_limit_with_the_smallest_threshold_a_lying_coordinator_that_is_a_site_wins() -> None:
+def test_limit_at_the_smallest_threshold_a_lying_coordinating_site_wins() -> None:
     """... and with t = 3, which is meant for sites that follow the protocol, it reads an input."""
     guess, truth = two_lists(3)
     assert np.array_equal(guess, truth)
@@ -512,7 +512,7 @@ def test_limit_with_the_smallest_threshold_a_lying_coordinator_that_is_a_site_wi
 # ---- a coordinator that says what the sum is -----------------------------------------------------
 
 
-def test_limit_a_coordinator_adds_to_the_sum_what_it_fixed_before_anything_was_opened() -> None:
+def test_limit_a_coordinator_adds_to_a_sum_what_it_fixed_before_opening() -> None:
     """As it might have sent it for its own input. It can't choose it by what it then sees:
     the digest is certified before (tests/daemon/jobs/test_masking.py has what comes after)."""
     crowd, inputs, unmasking = masked_crowd(5)

@@ -104,7 +104,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_epsilon_of_a_fixed_schedule_is_what_an_independent_computation_says(name: str) -> None:
+def test_epsilon_of_a_fixed_schedule_is_what_another_computation_says(name: str) -> None:
     multipliers = SCHEDULES[name]
     ours = epsilon_of(multipliers, DELTA)
     renyi = renyi_epsilon(multipliers, DELTA)
@@ -133,7 +133,7 @@ def test_what_the_settings_say_a_least_noise_costs(
     assert epsilon_of([multiplier] * 10, DELTA) == pytest.approx(ten, rel=0.02)
 
 
-def test_one_round_of_the_least_noise_that_a_plan_can_have_is_half_a_million() -> None:
+def test_one_round_of_the_least_noise_of_any_plan_is_half_a_million() -> None:
     """Why noise that is required needs a measure: config/settings.py names this number."""
     assert epsilon_of([0.001], DELTA) == pytest.approx(506_184, abs=1)
     assert epsilon_of([0.001], DELTA) == pytest.approx(renyi_epsilon([0.001], DELTA), rel=0.01)
@@ -227,7 +227,7 @@ def test_the_integers_are_within_the_bound_exactly(
     assert np.abs(integers).max() + mechanism.tail <= limit
 
 
-def test_an_update_within_the_bound_arrives_as_it_is_and_a_larger_one_as_its_direction() -> None:
+def test_an_update_within_the_bound_arrives_whole_and_a_larger_one_clipped() -> None:
     mechanism = Mechanism.of(TERMS, 16)
     unit = 2.0**mechanism.exponent / (2**15 - 1)
     small, large = update(1, 0.5), update(1, 50.0)
@@ -255,7 +255,7 @@ def test_an_update_that_is_not_finite_is_refused() -> None:
         clipped_integers(vector, 0.0, 1.0, 16, Mechanism.of(TERMS, 16))
 
 
-def test_the_grid_depends_on_the_plan_alone_and_is_refused_where_it_is_too_coarse() -> None:
+def test_the_grid_depends_on_the_plan_alone_and_is_refused_if_too_coarse() -> None:
     assert Mechanism.of(TERMS, 16) == Mechanism.of(NoiseTerms(0.7, 1.3, 2), 16)
     for terms, bits in (
         (NoiseTerms(1.0, 0.001, 200), 16),  # a share of less than four units

@@ -219,7 +219,7 @@ async def listening_silently(ordeal: Ordeal, name: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def test_a_coordinator_frozen_past_its_deadline_changes_nothing_when_it_goes_on(
+async def test_a_coordinator_frozen_past_its_deadline_changes_nothing_afterwards(
     ordeal: Ordeal, tell: Tell
 ) -> None:
     """It froze when the first vote was in; the others vote again before it wakes."""

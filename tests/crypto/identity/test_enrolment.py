@@ -129,7 +129,7 @@ def test_a_request_with_forged_names_is_not_signed(fed: Federation, names: list[
         sign_request(fed.authority, forged_request(names))
 
 
-def test_a_request_that_borrows_another_sites_name_is_caught_by_who_was_expected(
+def test_a_request_in_another_sites_name_is_caught_by_who_was_expected(
     fed: Federation,
 ) -> None:
     claim = [

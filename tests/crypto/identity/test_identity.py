@@ -55,7 +55,7 @@ def test_a_certificate_that_is_not_yet_valid_is_refused(fed: Federation) -> None
         fed.trust.site_of(fed.alpha.certificate_der, at=NOW - DAY)
 
 
-def test_a_certificate_made_now_is_valid_where_the_clock_is_four_minutes_behind(
+def test_a_certificate_is_valid_where_the_clock_is_four_minutes_behind(
     fed: Federation,
 ) -> None:
     behind = datetime.now(UTC) - timedelta(minutes=4)
@@ -104,7 +104,7 @@ def test_a_certificate_of_another_authority_of_the_same_name_is_refused(
         ([x509.UniformResourceIdentifier("hanse://med/site/mallory\n"), DNS], "."),
     ],
 )
-def test_a_certificate_with_wrong_names_is_refused_even_if_the_authority_signed_it(
+def test_a_certificate_with_wrong_names_is_refused_though_it_is_signed(
     fed: Federation, names: list[Name] | None, expected: str
 ) -> None:
     with pytest.raises(IdentityError, match=expected):
@@ -136,7 +136,7 @@ def test_a_sites_certificate_is_no_authority(fed: Federation) -> None:
 
 
 @pytest.mark.parametrize(("is_authority", "path_length"), [(False, None), (True, None), (True, 1)])
-def test_a_self_signed_certificate_that_could_certify_others_is_no_authority(
+def test_a_self_signed_certificate_that_certifies_others_is_no_authority(
     is_authority: bool, path_length: int | None
 ) -> None:
     uri = x509.UniformResourceIdentifier("hanse://med/authority")
@@ -269,7 +269,7 @@ def test_what_was_sealed_for_one_attempt_cannot_be_passed_off_in_another(fed: Fe
             fed.beta.unseal(sealed, associated)
 
 
-def test_what_was_sealed_for_another_certificate_of_the_same_key_cannot_be_read(
+def test_what_was_sealed_for_another_certificate_of_a_key_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     create_authority(tmp_path / "ca", "med")

@@ -122,7 +122,7 @@ def test_garbage_is_no_key_and_raises_nothing_but_our_error(garbage: bytes) -> N
             keys.parse_key(pem, Path("site.key"))
 
 
-def test_a_signature_over_other_bytes_by_another_key_or_too_long_is_refused() -> None:
+def test_a_signature_of_other_bytes_another_key_or_too_long_is_refused() -> None:
     signature = keys.sign(ALPHA, b"payload")
     keys.check_signature(ALPHA.public_key(), signature, b"payload", "alpha")
     for key, changed, payload in (

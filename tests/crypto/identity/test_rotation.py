@@ -325,7 +325,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_an_authority_of_ones_own_that_is_not_fit_is_refused_with_the_reason(
+def test_ones_own_authority_that_is_not_fit_is_refused_with_the_reason(
     tmp_path: Path, what: str
 ) -> None:
     (certificate, key), reason = REFUSED[what]

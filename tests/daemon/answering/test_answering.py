@@ -320,7 +320,7 @@ def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> No
     assert answering.evaluate("test").model_digest == newer
 
 
-def test_the_first_version_is_the_encoder_and_the_next_one_is_measured_against_it(
+def test_the_first_version_is_the_encoder_and_the_next_is_measured_by_it(
     opened: Site,
 ) -> None:
     more = [Pair(f"{word}?", (name,), "test") for name in TEXTS for word in WORDS[::3]]

@@ -173,7 +173,7 @@ def test_rounds(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert "No round is committed yet" in fedctl("rounds").out
 
 
-def test_what_a_site_that_caught_up_does_not_know_of_a_round_is_not_called_nought(
+def test_what_a_site_that_caught_up_does_not_know_is_not_called_nought(
     fedctl: Fedctl, daemon: CannedDaemon
 ) -> None:
     """A script that reads 0 would conclude that the round was without noise."""

@@ -182,7 +182,7 @@ def test_what_a_robust_round_may_upload_follows_from_its_plan() -> None:
 # ---- scales ------------------------------------------------------------------------------
 
 
-def test_a_site_with_a_wild_scale_is_kept_out_before_it_costs_the_others_their_bits() -> None:
+def test_a_site_with_a_wild_scale_is_out_before_it_costs_the_others_bits() -> None:
     made = plan()
     exponents = {site: [-8, -7] for site in SITES}
     assert scale.wild(made, exponents) == {}

@@ -86,7 +86,7 @@ def test_only_collections_that_may_be_are_answered_from(shelf: Shelf) -> None:
     assert sharing.in_buckets(none, "b", np.zeros((2, 1), np.uint8), 8, 5)[1].shape[0] == 0
 
 
-def test_a_passage_has_one_noise_in_a_version_whoever_asks_and_however_often(shelf: Shelf) -> None:
+def test_a_passage_has_one_noise_in_a_version_whoever_asks_however_often(shelf: Shelf) -> None:
     def table_of(shelf: Shelf) -> Float32:
         sharing._noised.cache_clear()  # another process
         return sharing._noised(shelf)
@@ -163,7 +163,7 @@ def projected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]
     sharing._buckets.cache_clear()
 
 
-def test_a_peer_that_asks_for_other_bits_each_time_has_the_table_projected_once(
+def test_for_a_peer_that_asks_for_other_bits_the_table_is_projected_once(
     shelf: Shelf, projected: list[tuple[int, int]]
 ) -> None:
     for _ in range(3):

@@ -63,7 +63,7 @@ TABLE_8: dict[str, float] = {  # of pFedRAG, appendix D.3
 }
 
 
-def test_each_setting_of_table_8_is_on_record_beside_ours_and_why_it_differs() -> None:
+def test_each_setting_of_table_8_stands_beside_ours_and_why_it_differs() -> None:
     tables = RECIPES["pfedrag"].settings
     depth = DepthSettings.model_validate({}).model_dump()
     ours = tables["training"] | tables["learning"] | depth
@@ -252,7 +252,7 @@ def planned(complexity: dict[str, float]) -> pb.Plan:
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_itself(
+async def test_a_federation_learns_as_one_site_chose_and_layers_stay_at_home(
     tmp_path: Path,
 ) -> None:
     sites = ["alder", "birch", "cedar"]
@@ -299,7 +299,7 @@ async def test_a_federation_learns_as_one_site_chose_and_keeps_its_layers_to_its
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_site_answers_with_what_it_found_best_also_while_the_next_run_is_under_way(
+async def test_a_site_answers_with_what_it_found_best_also_during_the_next_run(
     tmp_path: Path,
 ) -> None:
     sites = ["alder", "birch", "cedar"]

@@ -138,7 +138,7 @@ def test_a_reply_without_text_makes_no_query() -> None:
         assert list(LocalServer(url, "m").write(["x"])) == [""]
 
 
-def test_written_queries_take_the_round_trip_and_stay_with_what_may_be_learned(
+def test_written_queries_take_the_round_trip_and_stay_with_what_is_learned(
     tmp_path: Path,
 ) -> None:
     """An obliging model, but for one passage, of which it asks about another."""

@@ -193,7 +193,7 @@ def test_rising_indices_upgrade_and_falling_ones_downgrade() -> None:
 
 
 @given(st.lists(st.floats(0.01, 5.0), min_size=16, max_size=16))
-def test_with_the_papers_window_nothing_changes_in_the_first_sixteen_rounds(
+def test_with_the_papers_window_nothing_changes_in_the_first_16_rounds(
     losses: list[float],
 ) -> None:
     """2 T_w + 1 losses, T_w indices, tau_s rounds in a row; decision 0018 builds on it."""

@@ -68,7 +68,7 @@ def test_chance_does_not_move_the_share_and_evidence_does() -> None:
     assert best_share({0.0: np.array([0.2]), 0.5: np.array([0.3]), 1.0: np.array([1.0])}) == 0.5
 
 
-def test_what_is_a_sites_own_is_never_worse_than_what_is_shared_as_far_as_it_knows() -> None:
+def test_a_sites_own_is_never_worse_than_what_is_shared_as_far_as_it_knows() -> None:
     usual = np.array([0.5, 0.5, 1.0, 1.0])
     slightly = usual + np.array([0.5, -0.4, 0.0, 0.0])  # by chance, perhaps
     assert best_share({0.0: slightly, 0.5: usual}) == 0.0
@@ -217,7 +217,7 @@ def test_a_site_answers_with_its_mixture_and_indexes_by_it(
         (104, 21, 83, 4),  # a fifth is spared
     ],
 )
-def test_without_validation_pairs_those_for_training_judge_what_others_taught(
+def test_without_validation_pairs_those_for_training_judge_what_is_shared(
     spec: RetrieverSpec, tmp_path: Path, train: int, judged: int, learned: int, epochs: int
 ) -> None:
     library = library_of(spec, tmp_path / "library.sqlite3", train, 8)
@@ -262,7 +262,7 @@ def test_questions_that_have_one_answer_judge_nothing(
     assert made.pairs == pairs + others
 
 
-def test_a_site_without_questions_to_learn_from_judges_the_shared_version_all_the_same(
+def test_a_site_without_training_questions_judges_the_shared_version(
     spec: RetrieverSpec, tmp_path: Path
 ) -> None:
     library = library_of(spec, tmp_path / "library.sqlite3", 1, 24)
@@ -283,7 +283,7 @@ def test_a_site_without_questions_to_learn_from_judges_the_shared_version_all_th
     assert np.array_equal(state.arrays["mixture"], start)
 
 
-def test_later_versions_are_mixed_with_the_same_half_until_they_have_their_own(
+def test_later_versions_are_mixed_with_that_half_until_they_have_their_own(
     spec: RetrieverSpec, library: Path, tmp_path: Path
 ) -> None:
     """A site does not fall back to what is shared for as long as a run takes."""

@@ -313,7 +313,7 @@ async def test_a_peer_that_lies_is_passed_over(federation: Federation, attack: s
 # ---- manifests ------------------------------------------------------------------------
 
 
-async def test_certificates_of_the_past_are_verified_with_the_manifest_of_their_time(
+async def test_past_certificates_are_verified_with_the_manifest_of_their_time(
     federation: Federation,
 ) -> None:
     """Gamma comes with manifest 2 and has never seen 1, in which it was not listed."""

@@ -329,7 +329,7 @@ def alter_the_second(lines: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.federation
-async def test_a_daemon_with_a_broken_log_starts_and_says_so_until_somebody_has_looked(
+async def test_a_daemon_with_a_broken_log_says_so_until_somebody_has_looked(
     tmp_path: Path,
 ) -> None:
     async with LiveFederation.start(tmp_path, ["elm"], without=["fir", "oak"]) as live:

@@ -336,7 +336,7 @@ def test_a_file_of_schema_1_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("schema", "curve"), [(2, ""), (3, CURVE_3), (4, CURVE_4)])
-def test_of_a_time_when_majorities_decided_the_history_stays_and_nothing_else(
+def test_of_when_majorities_decided_the_history_stays_and_nothing_else(
     tmp_path: Path, schema: int, curve: str
 ) -> None:
     path = tmp_path / "state.sqlite3"

@@ -95,7 +95,7 @@ def test_nobody_stands_out_for_any_f_others_of_any_number_of_sites(
 
 
 @given(counts=numbers, f=st.integers(0, 3))
-def test_clipping_is_by_one_cap_as_high_as_may_be_and_changes_nothing_twice(
+def test_clipping_is_by_the_highest_cap_allowed_and_changes_nothing_twice(
     counts: list[int], f: int
 ) -> None:
     cut = weights(*counts, f=f)
@@ -182,7 +182,7 @@ def test_exponents_a_little_apart_are_all_summed() -> None:
     assert scaled({"a": (1,), "b": (8,), "c": (1,)})[0] == (1,)
 
 
-def test_a_liar_that_tells_of_another_vector_is_left_out_and_ends_no_attempt() -> None:
+def test_who_tells_of_another_vector_is_left_out_and_ends_no_attempt() -> None:
     told = {"a": (1, 3), "b": (2, 3), "c": (2,), "d": (1, 1)}
     exponents, rejected = scaled(told)
     assert exponents == (2, 3)
@@ -398,7 +398,7 @@ def test_a_run_has_one_encoding(stage: Stage) -> None:
 # ---- the plan: nobody's to choose ------------------------------------------------------------
 
 
-def test_a_plan_says_what_the_signed_run_says_and_no_coordinator_can_take_it_out() -> None:
+def test_a_plan_says_what_the_signed_run_says_and_nobody_can_take_it_out() -> None:
     """Privacy, robust rule and mode are the person's who asked, byte by byte."""
     training = plan(min_participants=3)
     training.robust, training.byzantine_sites = pb.ROBUST_NORM, 1
@@ -569,7 +569,7 @@ def test_a_bundle_may_not_hide_the_sum_that_has_to_be_made_again(stage: Stage) -
         stage.read(message, 1)
 
 
-def test_a_sum_of_too_few_is_not_made_again_because_a_liar_says_that_it_signed_it(
+def test_a_sum_of_too_few_is_not_made_again_because_a_liar_says_it_signed(
     stage: Stage,
 ) -> None:
     """It ran attempt 0, kept what was sent to it, and stated nothing: now of two, one of them
@@ -594,7 +594,7 @@ def test_a_sum_in_which_one_site_stands_out_is_not_made_again(stage: Stage) -> N
         stage.read_promised(stage.promised("b", 1, stated=bare))
 
 
-def test_contributions_of_an_earlier_draw_are_not_made_a_sum_of_a_later_attempt(
+def test_contributions_of_an_earlier_draw_are_no_sum_of_a_later_attempt(
     stage: Stage,
 ) -> None:
     """Sites remember the last draw that they have stated: of the one before, a part of the

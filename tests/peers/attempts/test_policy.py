@@ -129,7 +129,7 @@ def test_a_site_that_requires_privacy_declines_noise_that_hides_nothing(
 
 @settings(deadline=None)  # the accountant is loaded in the first call
 @given(epsilon=st.floats(0.001, 500_000), delta=st.floats(1e-12, 0.01))
-def test_whatever_the_budget_below_half_a_million_noise_that_hides_nothing_exceeds_it(
+def test_noise_that_hides_nothing_exceeds_any_budget_below_half_a_million(
     epsilon: float, delta: float
 ) -> None:
     assert least_multiplier((), epsilon, delta) > 0.001

@@ -224,7 +224,7 @@ def held_against(stage: Stage, statement: pb.Statement, question: Known | None) 
     )
 
 
-def test_what_is_summed_follows_from_equal_answers_to_the_certified_question() -> None:
+def test_what_is_summed_follows_from_equal_answers_to_a_certified_question() -> None:
     stage, question, answers = compared()
     held_against(stage, stated(stage, question, answers), question)
 
@@ -339,7 +339,7 @@ def test_a_sum_that_was_selected_is_not_made_again() -> None:
         assert (stage.plan(bundle, 1).draw == 1) == (not again)
 
 
-def test_a_plan_whose_rule_has_too_few_sites_is_refused_where_it_is_asked_for() -> None:
+def test_a_plan_whose_rule_has_too_few_sites_is_refused_where_it_is_asked() -> None:
     for sites, f, least, said in ((3, 1, 3, "4 participants are needed"), (6, 2, 4, "at least 7")):
         here = world(sites, pb.ROBUST_KRUM, f, least=least)
         with pytest.raises(RunRefused, match=said):
@@ -389,13 +389,13 @@ def test_no_two_liars_move_the_numbers_whoever_answers_first() -> None:
             read_answers(answers, question, stage.us, stage.manifest)
 
 
-def test_as_many_must_answer_alike_as_may_lie_by_the_manifest_or_by_the_run_and_one_more() -> None:
+def test_one_more_must_answer_alike_than_may_lie_by_manifest_or_run() -> None:
     for f, byzantine, needed in ((1, 0, 2), (1, 2, 3), (2, 1, 3), (0, 0, 1)):
         training = pb.TrainingPlan(byzantine_sites=byzantine)
         assert robust.answers_needed(pb.Plan(faulty_sites=f, training=training)) == needed
 
 
-def test_answers_of_who_holds_no_key_or_to_another_question_count_for_nothing() -> None:
+def test_answers_without_a_key_or_to_another_question_count_for_nothing() -> None:
     stage = staged()
     question, other = asked(stage), asked(stage, "abde")
     lead = [answered(stage, question, holder, numbers()) for holder in "ab"]

@@ -257,7 +257,7 @@ def other_weights(statement: pb.Statement) -> None:
     ],
     ids=["weight", "unit", "minimum", "f", "privacy", "dealer", "participants", "draw"],
 )
-def test_a_sum_by_another_plan_than_follows_from_the_promises_is_not_signed(
+def test_a_sum_by_another_plan_than_the_promises_give_is_not_signed(
     change: Callable[[pb.Statement], None],
 ) -> None:
     """A plan was the coordinator's to fill in, once: weights of 100,000, a run's noise left out."""
@@ -518,7 +518,7 @@ def test_public_keys_that_we_did_not_share_with_are_noticed() -> None:
         part.check_own(statement)
 
 
-def test_votes_under_a_manifest_of_the_same_version_and_other_sites_do_not_count(
+def test_votes_under_that_version_of_a_manifest_of_other_sites_are_void(
     stage: Stage,
 ) -> None:
     body = value_of(stage.lock(), stage.manifest)

@@ -45,7 +45,7 @@ ARRIVED, CHALLENGING = do.SumArrived(1, 0), do.Challenging(1, 0, bytes(32))
 PROOF = pb.Proof(**AT, answer=b"8 bytes!")
 
 
-def test_a_sum_is_applied_when_certificate_sum_and_proof_are_here_whatever_comes_first() -> None:
+def test_a_sum_is_applied_when_it_its_certificate_and_its_proof_are_here() -> None:
     stage = staged()
     for sum_first in (True, False):
         holder, known = part(stage), stage.statement()
@@ -68,7 +68,7 @@ def test_a_sum_is_applied_when_certificate_sum_and_proof_are_here_whatever_comes
         assert holder.worked(CHALLENGING) == [], "a challenge is told once"
 
 
-def test_nothing_is_opened_or_challenged_before_a_quorum_has_signed_what_it_is() -> None:
+def test_nothing_is_opened_or_challenged_before_a_quorum_has_signed_it() -> None:
     """Whatever the coordinator sends: without the certificate a holder says nothing of it."""
     holder = part(staged())
     assert holder.worked(ARRIVED) == []

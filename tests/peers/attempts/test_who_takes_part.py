@@ -73,7 +73,7 @@ def test_a_site_that_would_decline_the_plan_is_not_in_it() -> None:
     assert "this site only masks them" in here.text()
 
 
-def test_a_site_that_can_pay_for_no_more_makes_the_sum_again_that_it_has_paid_for() -> None:
+def test_a_site_that_can_pay_no_more_makes_the_sum_again_it_has_paid_for() -> None:
     """Made without it, the two would tell of its update."""
     for paid in (False, True):
         alone = Alone()

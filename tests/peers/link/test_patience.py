@@ -329,7 +329,7 @@ async def test_a_dead_line_is_found_by_its_silence(federation: Federation) -> No
                 await alpha.transport.send("beta", hint("alpha"))
 
 
-def test_pings_come_sooner_than_anything_forgets_and_later_than_is_tolerated() -> None:
+def test_pings_come_before_anything_forgets_and_later_than_is_tolerated() -> None:
     keepalive = Keepalive()
     assert keepalive.ping_s < 30  # a VPN's UDP mapping, the shortest memory on the way
     assert keepalive.tolerated_s <= keepalive.ping_s / 2

@@ -79,7 +79,7 @@ def test_an_attempt_that_was_ended_does_not_get_on() -> None:
     assert alone.machine._pace.until == soon
 
 
-def test_two_sites_of_which_one_was_restored_do_not_repeat_their_promises_for_ever() -> None:
+def test_two_sites_one_of_them_restored_do_not_repeat_promises_for_ever() -> None:
     """It knows that it signed in attempt 2, and of its promises only an older one."""
     world = World(sites=4, seed=1, faulty_sites=1, min_participants=3)
     stage = Stage(manifest=world.manifest)
@@ -105,7 +105,7 @@ def test_two_sites_of_which_one_was_restored_do_not_repeat_their_promises_for_ev
             waiting += [(send.to, e) for e in sent(effects, pb.Promised)]
 
 
-def test_a_site_that_promises_two_things_is_accused_and_its_turns_are_passed_over() -> None:
+def test_who_promises_two_things_is_accused_and_its_turns_are_passed_over() -> None:
     alone = Alone()
     alone.begins()
     alone.hears("d", alone.stage.promised("d", 0))
@@ -287,7 +287,7 @@ def test_of_its_starts_a_promise_may_tell_and_nothing_else() -> None:
     assert alone.machine.accused == {"d"}
 
 
-def test_a_sum_that_a_promise_shows_is_held_against_what_its_site_has_signed() -> None:
+def test_a_sum_in_a_promise_is_held_against_what_its_site_has_signed() -> None:
     alone = Alone()
     alone.begins()
     one, other = (alone.stage.statement_of(sites=sites) for sites in ("abcd", "bcd"))
@@ -315,7 +315,7 @@ def test_a_vote_without_its_lock_is_not_cast_again() -> None:
     assert not alone.machine._owes(alone.state)
 
 
-def test_a_vote_whose_lock_can_not_be_read_is_not_cast_again_and_asked_for_again() -> None:
+def test_a_vote_with_an_unreadable_lock_is_not_cast_but_asked_for_again() -> None:
     """Its state, put back, lacks the manifest that came with what it has voted for.
 
     A liar may show anything for a lock: what it shows is not owed before it can be read.
@@ -382,7 +382,7 @@ def test_a_site_states_nothing_in_an_attempt_that_it_is_told_it_was_in() -> None
     assert not sent(alone.hears("b", alone.state_of(known)), pb.Stated)
 
 
-def test_integers_of_before_a_start_are_stated_by_who_knows_that_it_has_stated_them() -> None:
+def test_integers_of_before_a_start_are_stated_by_who_knows_it_stated_them() -> None:
     """Of two sums of one draw the difference is what one of them is without."""
     alone = Alone()
     alone.takes(do.Situation(100, willing=True))
@@ -414,7 +414,7 @@ def test_a_refused_answer_is_believed_no_second_time() -> None:
     assert not sent(alone.hears("d", pb.Recall(round=1)), pb.Recall)
 
 
-def test_a_site_that_lands_in_another_round_asks_again_what_it_has_said_there() -> None:
+def test_who_lands_in_another_round_asks_again_what_it_has_said_there() -> None:
     """Its state may be of any round: until one is committed with its vote it can't know."""
     world = World(sites=4, seed=1, faulty_sites=1)
     world.train("a", rounds=3)
@@ -427,7 +427,7 @@ def test_a_site_that_lands_in_another_round_asks_again_what_it_has_said_there() 
     assert {line.rsplit(" ", 1)[1].split(".")[0] for line in asked} >= {"1", "2", "3"}
 
 
-def test_a_coordinator_remembers_a_vote_with_a_lock_that_it_has_not_voted_for_yet() -> None:
+def test_a_coordinator_remembers_a_vote_with_a_lock_it_has_not_voted_for() -> None:
     alone = Alone()
     alone.begins()
     lock = alone.stage.lock()

@@ -43,7 +43,7 @@ def nothing_of_ours(effects: list[do.Effect]) -> bool:
 
 
 @pytest.mark.parametrize("by", ["a stop", "a stop, and a new run", "more protection"])
-def test_what_was_promised_for_another_run_begins_nothing_whenever_it_is_shown(by: str) -> None:
+def test_what_was_promised_for_another_run_begins_nothing(by: str) -> None:
     """A coordinator that lies holds the promises back until the run that they are of is over."""
     alone = taking_part()
     bundle = alone.everybody(0)
@@ -114,7 +114,7 @@ def test_a_sum_without_a_site_does_not_make_it_go_on_behind_a_stop() -> None:
 # ---- what stays over ------------------------------------------------------------------------
 
 
-def test_what_a_person_has_stopped_stays_stopped_when_others_that_stopped_it_are_expelled() -> None:
+def test_a_stopped_run_stays_stopped_when_others_that_did_so_are_expelled() -> None:
     """A liar says two stops of its own behind a person's, and is expelled: they count no more."""
     alone = Alone(sites=5)
     stop = wished(alone, "c", 2, target=0)
@@ -129,7 +129,7 @@ def test_what_a_person_has_stopped_stays_stopped_when_others_that_stopped_it_are
         assert not alone.machine._active
 
 
-def test_a_run_that_was_put_aside_for_more_protection_does_not_come_back_behind_it() -> None:
+def test_a_run_put_aside_for_more_protection_does_not_come_back_behind_it() -> None:
     """That one was numbered below it: its end alone says nothing of it."""
     alone = Alone()
     weak, strong = wished(alone, "b", 3, less=True), wished(alone, "c", 2)
@@ -248,7 +248,7 @@ def of_one_who_leaves() -> tuple[Alone, pb.Bundle]:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["held back", "begun"])
-def test_a_run_ends_with_the_expulsion_of_who_asked_for_it_and_what_it_has_begun_too(
+def test_a_run_and_what_it_began_end_when_who_asked_for_it_is_expelled(
     begun: bool,
 ) -> None:
     alone, bundle = of_one_who_leaves()
@@ -304,7 +304,7 @@ def commits(world: World, sites: str, rounds: int = 2) -> bool:
     return False
 
 
-def test_a_sum_that_was_signed_outlives_the_expulsion_of_who_asked_for_its_run() -> None:
+def test_a_signed_sum_outlives_the_expulsion_of_who_asked_for_its_run() -> None:
     world = World(sites=5, seed=1, faulty_sites=1, min_participants=3)
     world.train("e", rounds=5)
     while not all(disk.durable.state.statements for disk in world.disks.values()):
@@ -352,7 +352,7 @@ def test_a_site_that_is_let_in_again_goes_by_what_the_others_do() -> None:
     assert commits(world, "abce")
 
 
-def test_a_stop_that_one_site_has_heard_ends_nothing_once_its_liar_is_expelled() -> None:
+def test_a_stop_that_one_site_heard_ends_nothing_once_its_liar_is_expelled() -> None:
     world = World(sites=5, seed=5, faulty_sites=1, min_participants=3)
     world.train("a", rounds=50)
     world.run_until_committed(1)
@@ -384,7 +384,7 @@ def test_a_run_of_a_liars_that_some_have_heard_leaves_with_it() -> None:
         assert not world.disks[site].durable.state.put_aside, "it was taken up again"
 
 
-def test_a_stop_ends_also_a_run_that_others_had_put_aside_and_this_site_had_refused() -> None:
+def test_a_stop_ends_also_a_run_put_aside_by_others_and_refused_here() -> None:
     """They take it never again; nor may who stops, though it was numbered as that stop would be."""
     alone = Alone()
     alone.takes(do.RunRequested("ours", 5, alone.world.training))
@@ -475,7 +475,7 @@ def test_behind_a_stop_a_version_that_may_be_committed_is_stated_again() -> None
     assert alone.machine._bundle is not None
 
 
-def test_a_site_that_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too() -> None:
+def test_who_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too() -> None:
     """The others have told it while it was behind, and could not take it."""
     world = federation()
     world.train("b", rounds=50)
@@ -492,7 +492,7 @@ def test_a_site_that_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too(
     assert not any(world.site(name)._active for name in "abcd")
 
 
-def test_a_stop_that_is_learned_beside_a_later_run_ends_what_was_begun_before_it() -> None:
+def test_a_stop_learned_beside_a_later_run_ends_what_was_begun_before_it() -> None:
     """A liar says the later run alone, by which the attempt goes on."""
     alone = taking_part()
     bundle = alone.everybody(0)
@@ -536,7 +536,7 @@ def test_of_what_was_only_compared_no_sum_is_made_behind_a_stop() -> None:
     assert not any(disk.durable.head_round for disk in world.disks.values())
 
 
-def test_a_stop_counts_also_of_a_site_whose_own_run_was_put_aside_under_a_higher_number() -> None:
+def test_a_stop_counts_also_of_a_site_whose_own_run_was_put_aside() -> None:
     """Its state was put back, say: nobody tells it how far its own numbers went."""
     alone = Alone()
     run = wished(alone, "c", 1001, less=True)

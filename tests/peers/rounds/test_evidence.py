@@ -58,7 +58,7 @@ def check(stage: Stage, found: pb.Evidence) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_signatures_that_contradict_each_other_are_noticed_and_convince_others(
+def test_two_signatures_that_contradict_each_other_convince_others(
     stage: Stage, kind: pb.EvidenceKind.ValueType
 ) -> None:
     heard = evidence.Heard()
@@ -176,7 +176,7 @@ def test_votes_are_shown_as_the_messages_that_were_signed(stage: Stage) -> None:
         check(stage, shown(pb.TWO_VOTES, wrapped(first), theirs))
 
 
-def test_a_flood_of_signatures_pushes_out_its_own_and_not_what_was_heard_before(
+def test_a_flood_of_signatures_pushes_out_its_own_and_nothing_heard_before(
     stage: Stage,
 ) -> None:
     """What is remembered has an end; the first words of a site stay."""

@@ -63,7 +63,7 @@ def test_where_more_sites_are_than_may_lie_a_site_follows_and_no_farther() -> No
     assert reached({}, 0) == -1
 
 
-def test_a_site_goes_from_one_attempt_to_the_next_when_its_patience_is_over() -> None:
+def test_a_site_goes_to_the_next_attempt_when_its_patience_is_over() -> None:
     """With a dead coordinator, and with one that says nothing that gets on."""
     alone = Alone()
     alone.begins()
@@ -349,7 +349,7 @@ def proven(alone: Alone, lock: pb.Lock, attempt: int = 0) -> pb.Proven:
     return pb.Proven(round=1, attempt=attempt, lock=lock)
 
 
-def test_a_vote_is_cast_on_a_proof_with_the_version_on_disk_and_the_lock_kept() -> None:
+def test_a_vote_is_cast_on_a_proof_with_version_and_lock_on_disk() -> None:
     alone = Alone()
     alone.begins()
     lock = alone.stage.lock()
@@ -467,7 +467,7 @@ def test_orders_that_its_plan_does_not_have_hold_no_attempt_up() -> None:
     assert alone.machine.next_wakeup() == until, "of masking, in a round that masks nothing"
 
 
-def test_a_site_that_is_left_alone_by_its_manifest_stands_still_and_says_so() -> None:
+def test_a_site_left_alone_by_its_manifest_stands_still_and_says_so() -> None:
     """Of two sites one is expelled: the other is a quorum by itself, and no federation."""
     world = World(sites=2, seed=1, faulty_sites=0, min_participants=2)
     world.train("a", rounds=3)

@@ -44,7 +44,7 @@ def test_before_the_first_round_any_manifest_will_do() -> None:
     assert in_force(4, head(1, rules=0)).current.version == 4, "and behind a round of old"
 
 
-def test_one_step_is_made_between_two_rounds_and_the_next_waits_for_a_round() -> None:
+def test_one_step_is_made_between_two_rounds_and_the_next_waits_for_one() -> None:
     """Two steps at once: a quorum of the old list and one of the new could share no honest site."""
     rounds = in_force(2, head(1))
     assert (rounds.current.version, rounds.waiting) == (2, "")
@@ -106,7 +106,7 @@ def test_a_manifest_that_can_run_no_round_is_passed_through() -> None:
     assert rounds.current.version == 3
 
 
-def test_in_a_round_counts_what_was_signed_under_its_manifest_or_one_step_further() -> None:
+def test_in_a_round_counts_what_its_manifest_or_the_next_one_signed() -> None:
     rounds = in_force(3, head(2))
     assert [rounds.of_round(version) for version in (1, 2, 3)] == [None, HISTORY[2], HISTORY[3]]
     assert rounds.of_round(9) is None
@@ -120,7 +120,7 @@ def test_before_the_first_round_too_a_list_of_long_ago_decides_nothing() -> None
     assert [rounds.of_round(version) for version in grown] == [None, grown[2], grown[3]]
 
 
-def test_before_the_first_round_one_step_is_made_from_what_was_promised_under() -> None:
+def test_before_the_first_round_one_step_is_made_from_what_was_promised() -> None:
     """Somebody may have committed, and be gone before anybody heard of it."""
     rounds = in_force(1, None)
     rounds.began()
@@ -132,7 +132,7 @@ def test_before_the_first_round_one_step_is_made_from_what_was_promised_under() 
     assert again.current.version == 2, "and over a restart"
 
 
-def test_what_a_site_is_told_that_it_has_promised_under_counts_from_then_on() -> None:
+def test_what_a_site_is_told_it_has_promised_under_counts_from_then_on() -> None:
     """Of the first round: one step from there, or the lock that it has voted for is void."""
     for before, told, current in ((4, 1, 2), (2, 1, 2), (4, 9, 4)):
         rounds = in_force(before, None)
@@ -280,7 +280,7 @@ def test_nobody_who_knows_signs_a_sum_with_an_expelled_sites_update() -> None:
     assert out not in world.certificate(2).body.contributors
 
 
-def test_a_version_that_was_voted_for_stays_with_its_contributors_under_the_new_manifest() -> None:
+def test_a_voted_version_keeps_its_contributors_under_the_new_manifest() -> None:
     """Somewhere it may be committed already: another one beside it would be the end."""
     world, lead, dealer = training(seed=4)
     out = others(world, lead, dealer)[-1]
@@ -323,7 +323,7 @@ def test_a_site_that_is_enabled_again_takes_part_again() -> None:
     assert "e" in world.certificate(last).body.contributors
 
 
-def test_a_coordinator_with_an_older_manifest_gets_no_quorum_and_is_told_why() -> None:
+def test_who_leads_by_an_older_manifest_gets_no_quorum_and_is_told_why() -> None:
     world = World(sites=3, seed=1, faulty_sites=1)
     newer = world.manifests[2] = replace(world.manifest, version=2)
     for name in "ac":

@@ -389,7 +389,7 @@ def test_a_site_that_never_got_the_plan_is_not_waited_for_in_training() -> None:
     assert deaf not in world.certificate(1).body.contributors
 
 
-def test_a_coordinator_that_was_restarted_says_at_once_that_its_attempt_is_over() -> None:
+def test_a_restarted_coordinator_says_at_once_that_its_attempt_is_over() -> None:
     world = World(sites=5, seed=2, min_participants=3)
     world.train("a", rounds=1)
     lead = coordinator(world, 1)
@@ -402,7 +402,7 @@ def test_a_coordinator_that_was_restarted_says_at_once_that_its_attempt_is_over(
     assert world.certificate(1).attempt == 1
 
 
-def test_a_participant_that_was_restarted_is_neither_waited_for_nor_in_the_way() -> None:
+def test_a_restarted_participant_is_neither_waited_for_nor_in_the_way() -> None:
     """The next coordinator restarts: it does not begin its attempt while this one gets on."""
     world = World(sites=5, seed=2, min_participants=3)
     world.train("a", rounds=1)
@@ -501,7 +501,7 @@ def successor(world: World, *, without: str) -> FederationManifest:
     return newer
 
 
-def test_a_manifest_takes_effect_with_the_next_attempt_which_begins_at_once() -> None:
+def test_a_manifest_takes_effect_with_the_next_attempt_begun_at_once() -> None:
     world = World(sites=5, seed=1)
     world.train("a", rounds=1)
     until(world, "Bundle 1.0")
@@ -514,7 +514,7 @@ def test_a_manifest_takes_effect_with_the_next_attempt_which_begins_at_once() ->
     assert "e" not in world.certificate(1).body.contributors
 
 
-def test_a_version_that_was_voted_for_is_committed_under_the_newer_manifest() -> None:
+def test_a_voted_version_is_committed_under_the_newer_manifest() -> None:
     """Its lock goes along: proven under the manifest that it was made under."""
     world = World(sites=5, seed=1, min_participants=3)
     world.train("a", rounds=1)
@@ -531,7 +531,7 @@ def test_a_version_that_was_voted_for_is_committed_under_the_newer_manifest() ->
     assert body.manifest_version == 2
 
 
-def test_a_site_goes_back_to_no_older_manifest_within_a_round_also_over_a_restart() -> None:
+def test_within_a_round_no_site_goes_back_to_an_older_manifest_ever() -> None:
     world = World(sites=5, seed=1, min_participants=3)
     world.train("a", rounds=2)
     world.run_until_committed(1)

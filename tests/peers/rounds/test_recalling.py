@@ -282,7 +282,7 @@ def test_a_sum_that_it_is_told_late_of_ends_its_part_as_well() -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False], ids=["shown", "bare"])
-def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
+def test_a_promise_told_late_ends_its_part_in_the_attempt_that_hides_it(
     shown: bool,
 ) -> None:
     """It has gone on by then, and promised without the lock: it states and votes for nothing."""
@@ -302,7 +302,7 @@ def test_a_promise_that_is_told_late_ends_its_part_in_the_attempt_that_hides_it(
 @pytest.mark.parametrize(
     "told", ["a vote", "a promise and a vote", "another promise", "a question"]
 )
-def test_whatever_else_it_is_told_late_it_votes_for_nothing_behind_what_hides_a_lock(
+def test_whatever_it_is_told_late_it_votes_for_nothing_that_hides_a_lock(
     told: str, certified: int
 ) -> None:
     alone, known = ahead_of_an_answer()
@@ -342,7 +342,7 @@ def test_a_lock_of_another_round_is_not_owed() -> None:
 
 
 @pytest.mark.parametrize("told", ["vote", "promise"])
-def test_who_has_signed_under_a_manifest_that_it_lacks_promises_nothing_until_it_is_here(
+def test_who_has_signed_under_a_manifest_it_lacks_promises_nothing_yet(
     told: str,
 ) -> None:
     """Its next promise, by an older one, would hide the lock that it can't read yet."""
@@ -408,7 +408,7 @@ def test_the_manifest_behind_one_that_is_missing_does_not_make_up_for_it() -> No
         assert not sent(alone.goes_on(), pb.Promised)
 
 
-def test_what_was_signed_under_a_missing_manifest_is_kept_behind_a_promise_under_a_newer() -> None:
+def test_what_a_missing_manifest_signed_is_kept_behind_a_newer_promise() -> None:
     """Which it is told first, and by which it would take the older one to be left behind."""
     alone = Alone(unheard="cd")
     first = alone.stage.manifest
@@ -438,7 +438,7 @@ def test_a_manifest_of_the_past_that_comes_by_itself_ends_the_wait_for_it() -> N
     assert not alone.machine._owes(alone.state)
 
 
-def test_a_vote_under_a_missing_manifest_binds_also_where_nobody_shows_its_lock() -> None:
+def test_a_vote_under_a_missing_manifest_binds_if_nobody_shows_its_lock() -> None:
     alone = Alone(unheard="d")
     newer = replace(alone.stage.manifest, version=2)
     vote = sign_vote(alone.stage.keys["a"].sign, value_of(alone.stage.lock(), newer), 0)

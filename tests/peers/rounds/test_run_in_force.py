@@ -88,7 +88,7 @@ def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
     assert alone.machine._active
 
 
-def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie() -> None:
+def test_who_was_away_takes_the_run_that_more_sites_go_by_than_may_lie() -> None:
     """A liar has raised the number as far as it may, twice; whoever missed one of the runs
     would never take part again."""
     alone = Alone()
@@ -104,7 +104,7 @@ def test_a_site_that_was_away_takes_the_run_that_more_sites_go_by_than_may_lie()
     assert alone.machine.durable.signed_run == far
 
 
-def test_a_site_that_hears_only_from_a_liar_is_not_led_where_nobody_could_follow() -> None:
+def test_who_hears_only_a_liar_is_not_led_where_nobody_could_follow() -> None:
     """One step is within the reach of all; a second one, of its own making, is not taken."""
     alone = Alone()
     alone.begins()
@@ -310,7 +310,7 @@ def test_a_site_that_the_newest_manifest_excludes_asks_for_nothing() -> None:
             alone.takes(event)
 
 
-def test_a_promise_counts_and_a_round_is_caught_up_for_where_the_run_beside_it_is_refused() -> None:
+def test_a_promise_counts_though_the_run_beside_it_is_refused() -> None:
     alone = Alone()
     alone.begins()
     weak = wished(alone, "d", 2, less=True)

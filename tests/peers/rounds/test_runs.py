@@ -68,7 +68,7 @@ def test_of_two_runs_asked_for_at_once_one_stands_whichever_came_first() -> None
 # ---- attacks -------------------------------------------------------------------------------
 
 
-def test_a_run_that_weakens_another_sites_unfinished_one_stands_in_neither_order() -> None:
+def test_a_run_that_weakens_anothers_unfinished_one_has_no_order_to_stand() -> None:
     strong = asked(None, "a", 9)
     weak = asked(strong, "z", 9, by="doom", plan=WEAK)
     assert "min_participants from 3 to 2" in runs.weakens(weak, strong, 3, MANIFEST)
@@ -104,7 +104,7 @@ def test_anybody_may_stop_a_run_however_strong_it_is() -> None:
     assert not stands(strong, stop, 3)
 
 
-def test_of_two_that_are_over_the_later_one_counts_and_none_of_a_site_that_was_expelled() -> None:
+def test_of_two_runs_that_are_over_the_later_counts_and_no_expelled_sites() -> None:
     first = asked(None, "a", 2)
     later = asked(first, "z", 1, by="doom")
     one, other = (signed(run) for run in (first, later))

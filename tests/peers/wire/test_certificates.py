@@ -249,7 +249,7 @@ def test_a_majority_is_no_quorum(fed: Federation) -> None:
 
 
 @pytest.mark.parametrize("votes", [("alpha", "beta"), ("alpha", "gamma")])
-def test_a_coordinator_of_three_gets_no_second_version_by_showing_two_sites_two(
+def test_a_coordinator_of_three_gets_no_second_version_by_showing_two(
     fed: Federation, votes: tuple[str, str]
 ) -> None:
     """A quorum of three sites, of which one may lie, is all of them."""
@@ -561,7 +561,7 @@ def test_a_history_does_not_go_back_to_an_older_manifest(fed: Federation) -> Non
         verify_chain(history, fed.trust, {3: fed.manifest, 4: newer}.get, GENESIS)
 
 
-def test_an_expelled_sites_key_makes_no_certificate_under_the_manifest_that_listed_it(
+def test_an_expelled_sites_key_certifies_nothing_under_its_old_manifest(
     fed: Federation,
 ) -> None:
     """Stolen, with f liars, it would be a quorum again: behind the expulsion nothing counts."""
@@ -581,7 +581,7 @@ def test_an_expelled_sites_key_makes_no_certificate_under_the_manifest_that_list
         verify_certificate(certificate, fed.trust, newer, at=NOW)
 
 
-def test_a_version_that_was_locked_is_voted_on_when_a_contributor_was_expelled_since(
+def test_a_locked_version_is_voted_on_though_a_contributor_was_expelled(
     fed: Federation,
 ) -> None:
     """It may be committed somewhere already; refused, it would block the round for good."""

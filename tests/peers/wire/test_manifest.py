@@ -138,7 +138,7 @@ def test_quorums_one_step_apart_share_one_site_more_than_may_lie_in_either() -> 
                 assert shared_at_least(one, other) == max(faulty, other.tolerated) + 1
 
 
-def test_a_step_through_a_manifest_without_rounds_leaves_an_honest_site_in_common() -> None:
+def test_a_step_over_a_manifest_without_rounds_leaves_an_honest_site() -> None:
     """Nothing is decided under such a one, so what matters is who is before it and behind."""
     for one in (of(n, n - 2) for n in range(2, 9)):  # the least that f bears: all must agree
         sites, faulty = len(one.sites), one.tolerated
@@ -212,7 +212,7 @@ def test_too_few_sites_for_rounds_are_told_what_to_do() -> None:
 # ---- manifests from before they said it --------------------------------------------
 
 
-def test_a_manifest_that_does_not_say_keeps_its_encoding_and_bears_one_liar() -> None:
+def test_a_manifest_that_does_not_say_keeps_its_bytes_and_bears_one_liar() -> None:
     old = replace(MANIFEST, sites=MANIFEST.sites[:1])
     assert old.payload == (
         b'hanse-manifest-v1\0{"federation_id":"med","sites":[{"address":"alpha.example.org:7443",'
