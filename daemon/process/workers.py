@@ -26,7 +26,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -37,6 +37,8 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LAST_REPORT_S = 5.0  # how long it is waited for once the result is here: it was sent before that
 
 _progress: Connection | None = None
 _answers: Connection | None = None
@@ -63,6 +65,13 @@ class _Answer:
 
     item: Any = None
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _End:
+    """Behind the last report of a call."""
+
+    number: int
 
 
 def import_once(modules: Sequence[str], *, threads: int) -> None:
@@ -165,6 +174,8 @@ class Worker:
         self._whose: asyncio.Task[Any] | None = None  # whose reporting or asking job is under way
         self._answerer: Callable[[Any], Awaitable[Any]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._calls = 0
+        self._all_heard = asyncio.Event()  # what the last call has reported
 
     @property
     def pid(self) -> int | None:
@@ -193,7 +204,7 @@ class Worker:
         async with self._turn:
             self._listener, self._whose = listener, asyncio.current_task()
             try:
-                return await self._call(function, *args, **kwargs)
+                return await self._heard(self._call(function, *args, **kwargs))
             finally:
                 self._listener = self._whose = None
 
@@ -214,17 +225,27 @@ class Worker:
             self._listener, self._answerer = listener, answerer
             self._whose = asyncio.current_task()
             try:
-                return await self._call(function, *args, **kwargs)
+                return await self._heard(self._call(function, *args, **kwargs))
             finally:
                 self._listener = self._answerer = self._whose = None
                 for task in self._answering:
                     task.cancel()
 
+    async def _heard(self, call: Coroutine[Any, Any, T]) -> T:
+        """A call to its end, and all its reports: they come by another pipe than its result."""
+        result = await call
+        with suppress(TimeoutError):  # the process has been ended meanwhile
+            async with asyncio.timeout(_LAST_REPORT_S):
+                await self._all_heard.wait()
+        return result
+
     async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         await self._until_free()
         pool = self._pool or self._start()
         try:
-            self._under_way = pool.submit(_invoke, function, args, kwargs)
+            self._calls += 1
+            self._all_heard.clear()
+            self._under_way = pool.submit(_invoke, self._calls, function, args, kwargs)
             return await asyncio.wrap_future(self._under_way)
         except BrokenProcessPool as error:
             await self.stop()
@@ -287,7 +308,10 @@ class Worker:
                 return
 
     def _deliver(self, item: Any) -> None:
-        if self._listener is not None:
+        if isinstance(item, _End):
+            if item.number == self._calls:
+                self._all_heard.set()
+        elif self._listener is not None:
             self._listener(item)
 
     def _begin_to_answer(self, question: _Question, replies: Connection) -> None:
@@ -344,8 +368,12 @@ class Worker:
                 end.close()
 
 
-def _invoke(function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    return function(*args, **kwargs)
+def _invoke(
+    number: int, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> T:
+    result = function(*args, **kwargs)
+    report(_End(number))
+    return result
 
 
 def _initialise(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psutil
 import pytest
@@ -58,6 +60,30 @@ async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: W
     new = await heard(2)
     await ending
     assert await heard(3) == new != old
+
+
+class _Deaf(Worker):
+    """It hears nothing until it has ears."""
+
+    ears = threading.Event()
+
+    def _listen(self, *pipes: Any) -> None:
+        self.ears.wait(60)
+        super()._listen(*pipes)
+
+
+async def test_what_a_call_reports_is_heard_before_its_result() -> None:
+    worker, seen = _Deaf("arithmetic", threads=1), list[int]()
+    try:
+        call = asyncio.create_task(worker.run_reporting(seen.append, reporting, 1))
+        while worker._under_way is None or not worker._under_way.done():
+            await asyncio.sleep(0.01)
+        worker.ears.set()
+        assert await call == worker.pid
+    finally:
+        worker.ears.set()
+        await worker.stop()
+    assert seen == [1]
 
 
 async def test_a_call_whose_worker_is_ended_fails_and_the_next_one_works(worker: Worker) -> None:
