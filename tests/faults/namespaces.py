@@ -19,6 +19,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 _run = itertools.count()
 
@@ -56,6 +57,10 @@ class Network:
     def command(self, site: str) -> tuple[str, ...]:
         """The words before a command that shall run in this site's namespace."""
         return (IP, "netns", "exec", self._names[site])
+
+    def file(self, site: str) -> Path:
+        """What a process opens to enter this site's namespace."""
+        return Path("/run/netns") / self._names[site]
 
     def part(self, *groups: Sequence[str]) -> None:
         """From now on packets pass within a group only; who is in none is alone."""

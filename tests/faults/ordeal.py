@@ -62,7 +62,7 @@ class Ordeal:
         """
         around = Surroundings(
             hosts=network.addresses,
-            commands={site: network.command(site) for site in network.sites},
+            networks={site: network.file(site) for site in network.sites},
             program="tests.faults.halting_fedd",
         )
         async with LiveFederation.start(

@@ -113,7 +113,7 @@ class Surroundings:
     """What daemons run in, if not on loopback, and which program they are."""
 
     hosts: Mapping[str, str] = field(default_factory=dict)
-    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)  # words before the program
+    networks: Mapping[str, Path] = field(default_factory=dict)  # files of their namespaces
     program: str = "tests.live.tapped_fedd"
     cold: bool = False  # executed, as an operator does it, and not forked from a warm process
 
@@ -264,12 +264,12 @@ class LiveFederation:
             "NOTIFY_SOCKET": str(folder / "notify"),
         }
         around = self.surroundings
-        before = around.commands.get(folder.name, ())
+        network = around.networks.get(folder.name)
         with (folder / "fedd.log").open("ab") as log:
-            if not before and not around.cold:
-                return await warm.started(around.program, words, log=log, env=env)
+            if not around.cold:
+                return await warm.started(around.program, words, log=log, env=env, network=network)
             return await asyncio.create_subprocess_exec(
-                *(*before, sys.executable, "-m", around.program, *words),
+                *(sys.executable, "-m", around.program, *words),
                 stdout=log,
                 stderr=log,
                 env=env,

@@ -47,6 +47,7 @@ _IMPORTED = (
 _READ_AT_IMPORT = "HANSE_FAULT"  # by daemon/process/faultpoints.py
 _MOST_BYTES = 1 << 18  # of a request: an environment, and a few words
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNET = 0x40000000
 _NUMBER = struct.Struct("=i")
 
 
@@ -86,13 +87,23 @@ class WarmProcess:
 
 
 async def started(
-    program: str, words: Sequence[str], *, log: BinaryIO, env: Mapping[str, str]
+    program: str,
+    words: Sequence[str],
+    *,
+    log: BinaryIO,
+    env: Mapping[str, str],
+    network: Path | None = None,
 ) -> WarmProcess:
-    """``python -m program words``, in a session of its own, its output in ``log``."""
+    """``python -m program words``, in a session of its own, its output in ``log``.
+
+    ``network``: the file of the network namespace that it is to be in, if not in ours.
+    """
     control = await asyncio.to_thread(_warm)
     ours, theirs = socket.socketpair()
     with theirs:
-        request = json.dumps(_Launch(program, list(words), str(Path.cwd()), dict(env)))
+        request = json.dumps(
+            _Launch(program, list(words), str(Path.cwd()), dict(env), str(network or ""))
+        )
         socket.send_fds(control, [request.encode()], [theirs.fileno(), log.fileno()])
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
@@ -126,6 +137,7 @@ class _Launch(NamedTuple):
     words: list[str]
     folder: str
     env: dict[str, str]
+    network: str
 
 
 class _Spawn(NamedTuple):
@@ -148,6 +160,8 @@ def main() -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     _close_but([])
+    if launch.network:
+        _enter(launch.network)
     _set_environment(launch.env)
     if launch.env.get(_READ_AT_IMPORT):
         _forget("daemon")
@@ -198,6 +212,15 @@ def _close_but(kept: Sequence[int]) -> None:
         if descriptor > 2 and descriptor not in kept:
             with suppress(OSError):  # the one that has listed them
                 os.close(descriptor)
+
+
+def _enter(network: str) -> None:
+    """As `ip netns exec` does it (setns(2))."""
+    descriptor = os.open(network, os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot enter the namespace", network)
+    os.close(descriptor)
 
 
 def _forget(room: str) -> None:
