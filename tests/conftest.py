@@ -15,25 +15,30 @@ pytest_plugins = ["tests.daemon.fedctl.command_line"]
 # runs the tests (pytest-xdist, too, sets this).
 os.environ.pop("COLUMNS", None)
 
-# What starts daemons, cuts networks or takes every descriptor.
-_ONE_AT_A_TIME = re.compile(r"\bmark\.(federation|faults|attacks)\b")
+# Who cuts networks is at it for minutes; who starts daemons, or takes every descriptor, too.
+_ONE_AT_A_TIME = {
+    "faults": re.compile(r"\bmark\.faults\b"),
+    "daemons": re.compile(r"\bmark\.(federation|attacks)\b"),
+}
 
 
 class _OneFederation(LoadFileScheduling):
-    """A file at a time (its fixtures are made once), and of those with daemons one in all.
+    """A file at a time (its fixtures are made once), and of those with daemons one a kind.
 
-    Daemons have deadlines, and several processors' work. Which files those are is read
-    from the files: the process that deals them out has not imported them.
+    They are all in one process then, which forks all their daemons from one (tests/support/warm.py)
+    and starts with them: they take longest. Which files those are is read from the files: the
+    process that deals them out has not imported them.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "daemons" if _has_daemons(self.config.rootpath / file) else file
+        return _kind_of(self.config.rootpath / file) or file
 
 
 @cache
-def _has_daemons(file: Path) -> bool:
-    return _ONE_AT_A_TIME.search(file.read_text(encoding="utf-8")) is not None
+def _kind_of(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    return next((kind for kind, marks in _ONE_AT_A_TIME.items() if marks.search(text)), "")
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none without pytest-xdist
