@@ -62,6 +62,7 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
         root,
         SITES,
         surroundings=Surroundings(cold=True),
+        connect_s=300,
         local_epochs=100,
         max_local_epochs=100,
     ) as live:

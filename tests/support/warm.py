@@ -155,8 +155,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # or each fork's first collection would copy all there is
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "nobody may fork beside threads"
-    launch, log = _serve(int(sys.argv[1]))
+    launch, status, log = _serve(int(sys.argv[1]))
     os.setsid()
+    os.write(status, _NUMBER.pack(os.getpid()))
     os.dup2(log, 1)
     os.dup2(log, 2)
     _close_but([])
@@ -171,10 +172,10 @@ def main() -> None:
     runpy.run_module(launch.program, run_name="__main__", alter_sys=True)
 
 
-def _serve(number: int) -> tuple[_Launch, int]:
+def _serve(number: int) -> tuple[_Launch, int, int]:
     """Fork what is asked for, and say how it ended. Returns in what is forked alone.
 
-    What it is, and the descriptor that it writes to.
+    What it is, and its descriptors: of who asked for it, and of what it says.
     """
     running: dict[int, tuple[int, int]] = {}  # pid and status socket, by process descriptor
     with socket.socket(fileno=number) as control, selectors.DefaultSelector() as events:
@@ -191,9 +192,8 @@ def _serve(number: int) -> tuple[_Launch, int]:
                 status, log = received
                 pid = os.fork()
                 if pid == 0:
-                    return _Launch(*json.loads(raw)), log
+                    return _Launch(*json.loads(raw)), status, log
                 os.close(log)
-                os.write(status, _NUMBER.pack(pid))
                 descriptor = os.pidfd_open(pid)
                 running[descriptor] = (pid, status)
                 events.register(descriptor, selectors.EVENT_READ)
