@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import signal
-import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +23,7 @@ from daemon.state.state_lock import LOCK_FILE, StateError, StateInUse, locked
 from tests.daemon.state.entries import entries
 from tests.live.authority import free_port
 from tests.live.federation import LiveFederation, LiveSite
+from tests.support import warm
 
 Listing = dict[str, tuple[int, int, str]]
 
@@ -107,18 +108,17 @@ async def lonely(root: Path) -> AsyncIterator[LiveFederation]:
 
 async def second(settings: Path) -> tuple[int, str]:
     """Another daemon with these settings, to its end: exit code, what it said."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "daemon.main", "--config", str(settings)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), 60)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode or 0, out.decode()
+    words = ["--config", str(settings)]
+    with tempfile.TemporaryFile() as log:
+        process = await warm.started("daemon.main", words, log=log, env=os.environ)
+        try:
+            code = await asyncio.wait_for(process.wait(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        log.seek(0)
+        return code, log.read().decode()
 
 
 def elsewhere(site: LiveSite) -> Path:
