@@ -12,20 +12,17 @@ import argparse
 import asyncio
 import hashlib
 import os
-import resource
-import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from config.recipes import DepthOptions
-from config.settings import LimitsSettings, Problem, Settings, SettingsError, load
+from config.loading import Problem, SettingsError, load
+from config.settings import Settings
 from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
 from daemon.answering.generators import GENERATORS
@@ -35,7 +32,6 @@ from daemon.jobs import ckks, integers
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sum_jobs import Credentials
 from daemon.learning.options import LearningError, RetrieverDescription
-from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.personal import PersonalStore
 from daemon.personal.personal import sweep as sweep_personal
@@ -43,10 +39,10 @@ from daemon.process import faultpoints
 from daemon.process.log import configure_logging
 from daemon.process.systemd import Notifier
 from daemon.process.telemetry import LoopLag
-from daemon.process.workers import Worker, WorkerCrashed, import_once
+from daemon.process.workers import Worker, WorkerCrashed
 from daemon.rounds.attempt_log import AttemptLog
 from daemon.rounds.audited import WitnessedInbox, WitnessedTransport, of_site
-from daemon.rounds.catch_up import Exchange, Folders
+from daemon.rounds.catch_up import Exchange
 from daemon.rounds.driver import Attached, Node
 from daemon.rounds.events import EventQueue
 from daemon.rounds.manifest_gossip import Spreading
@@ -66,18 +62,13 @@ from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedge
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
 from daemon.state.versions import sweep
-from peers.attempts import effects as do
-from peers.attempts.preparing import SharedModel
+from daemon.wiring import Workers, folders_of, limits_of, protocol_of, retriever_spec
 from peers.link.contacts import Tap
-from peers.link.quotas import Quotas
-from peers.link.transport import KeepInTouch, Limits, ListenError, Terms, Transport
+from peers.link.transport import KeepInTouch, ListenError, Terms, Transport
 from peers.plans import robust
-from peers.plans.policy import Policy
-from peers.rounds.machine import Member, Stored, Verification
-from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.wire.manifest import ManifestError
-from peers.wire.messages import INCARNATION_BYTES, SOFTWARE_VERSION
+from peers.wire.messages import SOFTWARE_VERSION
 
 log = structlog.get_logger()
 
@@ -95,47 +86,6 @@ _REFUSALS = (
     LibraryError,
     WorkerCrashed,
 )
-
-
-_FILES_AT_MOST = 65_536  # descriptors that we ask for; more are for whoever sets LimitNOFILE=
-
-# What the learning and the answering worker need; and this module, which every process
-# that multiprocessing starts imports again as its main one.
-_IMPORTED_ONCE = ("daemon.main", "daemon.learning.retriever.retriever", "daemon.jobs.answering")
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The processes that compute, one kind of work each."""
-
-    learning: Worker
-    answering: Worker
-    crypto: Worker
-    auditing: Worker
-    sharing: Worker
-
-    @classmethod
-    def of(cls, threads: int) -> Workers:
-        """Training may use all threads but never at a question's or a round's expense."""
-        import_once(_IMPORTED_ONCE, threads=threads)
-        return cls(
-            learning=Worker("learning", threads=threads, nice=5, forked=True),
-            answering=Worker("answering", threads=threads, forked=True),
-            # Whatever a peer's bytes make of it, the next attempt need not wait for long.
-            crypto=Worker("crypto", threads=1, patience_s=5.0),
-            auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
-            # Peers' searches: never at a question's expense, and soon free of one that is lost.
-            sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
-        )
-
-    @property
-    def all(self) -> tuple[Worker, ...]:
-        """Each of them."""
-        return (self.learning, self.answering, self.crypto, self.auditing, self.sharing)
-
-    async def stop(self) -> None:
-        """End every worker process."""
-        await asyncio.gather(*(worker.stop() for worker in self.all))
 
 
 class Daemon:
@@ -262,7 +212,7 @@ class Daemon:
 
     def _make_curve(self, protocol: Protocol, store: Store, learning: Worker) -> Curve:
         return Curve(
-            spec=_retriever_spec(self._settings),
+            spec=retriever_spec(self._settings),
             state=self._settings.site.state_dir,
             store=store,
             learning=learning,
@@ -285,7 +235,7 @@ class Daemon:
         self, node: Node, workers: Workers, transport: Transport, audit: AuditLog
     ) -> Personaliser:
         site = node.identity.site_id
-        spec = _retriever_spec(self._settings)
+        spec = retriever_spec(self._settings)
         return Personaliser(
             Personal.of(self._settings, spec, node.shapes.digest, site),
             learning=workers.learning,
@@ -299,7 +249,7 @@ class Daemon:
     def _make_pairs(self, node: Node, workers: Workers) -> PairMaker:
         pairs = self._settings.pairs
         return PairMaker(
-            spec=_retriever_spec(self._settings),
+            spec=retriever_spec(self._settings),
             state=self._settings.site.state_dir,
             collection=node.collection,
             writer=WriterSettings(pairs.writer or "", pairs.domain),
@@ -312,8 +262,8 @@ class Daemon:
     ) -> tuple[Node, Curve, RetrieverDescription]:
         settings, membership = self._settings, self._membership
         state = settings.site.state_dir
-        spec = _retriever_spec(settings)
-        folders = _folders(state)
+        spec = retriever_spec(settings)
+        folders = folders_of(state)
         store = await asyncio.to_thread(Store, state / "state.sqlite3")
         stack.callback(store.close)
         ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
@@ -332,7 +282,7 @@ class Daemon:
         durable = await asyncio.to_thread(
             store.load, membership.identity.federation_id, shapes.digest, genesis
         )
-        protocol = self._make_protocol(durable, store, described)
+        protocol = protocol_of(settings, membership, store, durable, described)
         events = EventQueue()
         exchange = Exchange(
             store=store,
@@ -378,41 +328,6 @@ class Daemon:
         )
         return node, curve, described
 
-    def _make_protocol(
-        self, durable: do.Durable, store: Store, described: RetrieverDescription
-    ) -> Protocol:
-        settings, membership = self._settings, self._membership
-        return Protocol(
-            Member(
-                membership.identity.site_id,
-                membership.identity.federation_id,
-                membership,
-                incarnation=secrets.token_bytes(INCARNATION_BYTES),
-            ),
-            Stored(durable, store.certificate(durable.head_round), store.accused()),
-            manifest=membership.manifest,
-            model=SharedModel(described.shape_manifest.digest, described.shape_manifest.total),
-            unix_ms=lambda: time.time_ns() // 1_000_000,
-            policy=Policy(
-                min_participants=settings.training.min_participants,
-                masking_only=settings.training.mode == "masking",
-                max_local_epochs=settings.training.max_local_epochs,
-                privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
-                colluders=settings.privacy.colluders,
-                least_noise=settings.privacy.least_noise or 0.0,
-                max_noise=settings.privacy.max_noise,
-                robust_required=settings.robust.required,
-            ),
-            timing=Timing(
-                phase_s=settings.rounds.phase_deadline_s,
-                train_s=settings.rounds.train_deadline_s,
-                growth=settings.rounds.attempt_growth,
-            ),
-            verification=Verification(
-                membership.verify_vote, membership.verify_certificate, membership.manifest_of
-            ),
-        )
-
     def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
         membership = self._membership
         return WitnessedTransport(
@@ -425,7 +340,7 @@ class Daemon:
             WitnessedInbox(node, audit),
             head_round=lambda: node.protocol.head_round,
             terms=Terms(
-                limits=_limits(self._settings.limits),
+                limits=limits_of(self._settings.limits),
                 keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s),
             ),
             tap=self._tap,
@@ -460,7 +375,7 @@ class Daemon:
             pairs=self._make_pairs(node, workers),
             curve=curve,
             embeddings=EmbeddingAudit(
-                _retriever_spec(self._settings),
+                retriever_spec(self._settings),
                 self._settings.site.state_dir / "versions",
                 node.collection,
                 workers.auditing,
@@ -534,59 +449,6 @@ class Daemon:
             f"site {node.identity.site_id}, round {node.protocol.head_round}, "
             f"manifest {node.protocol.manifest.version}"
         )
-
-
-def _retriever_spec(settings: Settings) -> RetrieverSpec:
-    retriever = settings.retriever
-    return RetrieverSpec(
-        encoder=retriever.encoder,
-        adapt=retriever.adapt,
-        max_tokens=retriever.max_tokens,
-        device=retriever.device,
-        threads=settings.workers.threads,
-        lora_rank=retriever.lora_rank,
-        lora_alpha=retriever.lora_alpha,
-        personal=retriever.personal,
-        personal_folder=str(settings.site.state_dir / "personal"),
-        learn_from=settings.pairs.learn_from,
-        made_pairs=str(settings.site.state_dir / "made_pairs.jsonl"),
-        depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
-    )
-
-
-def _folders(state: Path) -> Folders:
-    return Folders(
-        versions=state / "versions",
-        spool=state / "spool" / "attempts",
-        arriving=state / "spool" / "arriving",
-        residual=state / "residual.npy",
-        kept=state / "kept",
-    )
-
-
-def _limits(wanted: LimitsSettings) -> Limits:
-    """The operator's limits, within what the system gives us.
-
-    The files of the state and the control socket need descriptors, too: connections
-    get half of them, so that no crowd at the door can stop this site.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = _FILES_AT_MOST if hard == resource.RLIM_INFINITY else min(hard, _FILES_AT_MOST)
-    files = max(soft, files)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    connections = min(wanted.connections, files // 2)
-    if connections < wanted.connections:
-        log.warning("fewer connections than limits.connections: raise LimitNOFILE=", files=files)
-    return Limits(
-        connections=connections,
-        quotas=Quotas(
-            requests_per_s=wanted.requests_per_s,
-            burst=wanted.burst,
-            pulls_per_minute=wanted.pulls_per_minute,
-            streams=wanted.streams,
-            copies=wanted.push_copies,
-        ),
-    )
 
 
 def _traffic(transport: Transport) -> tuple[int, int]:

@@ -244,7 +244,7 @@ class _RobustRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RobustRule
     """the n - f - 2 best scores, at least min_participants"""
 
 class RobustRule(_RobustRule, metaclass=_RobustRuleEnumTypeWrapper):
-    """Which updates may be in the sum (peers/attempts/robust.py)."""
+    """Which updates may be in the sum (peers/plans/robust.py)."""
 
 ROBUST_NONE: RobustRule.ValueType  # 0
 """all of them"""

@@ -9,7 +9,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-pytest_plugins = ["tests.daemon.fedctl.command_line"]
+pytest_plugins = ["tests.support.command_line"]
 
 # Tables are as wide as `fedctl` makes them for a file, whatever the terminal is of whoever
 # runs the tests (pytest-xdist, too, sets this).

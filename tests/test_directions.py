@@ -19,6 +19,7 @@ ORDER = {
         f"daemon/{room}"
         for room in (
             "main.py",
+            "wiring.py",
             "control",
             "rounds",
             "services",
@@ -36,13 +37,17 @@ ORDER = {
         )
     ),
 }
-# What fedctl imports besides its own rooms: what is read and checked without a daemon.
+# What fedctl imports besides its own rooms: what is read, checked and, where the daemon is
+# stopped, written without it; and what a status is made of.
 FEDCTL = (
     "config",
     "proto",
     "crypto/identity",
     "peers/wire",
+    "daemon/library/readers",
     "daemon/state/audit_format.py",
+    "daemon/state/forget_round.py",
+    "daemon/process/metrics.py",
 )
 
 

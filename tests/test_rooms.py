@@ -77,7 +77,8 @@ ONLY_IN_WORKERS = (
     "nltk",
 )
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
-MOST_LINES_IN_A_FILE = 650
+MOST_LINES_IN = {**dict.fromkeys(ROOMS, 600), "tests": 650}
+MOST_FILES_IN_A_FOLDER = 13  # besides what makes it a package
 MOST_LINES_IN_A_FUNCTION = 70
 LONGEST_NAME_OF_A_TEST = 70
 
@@ -421,10 +422,18 @@ def test_the_lock_names_no_index() -> None:
 def test_a_file_can_be_read_in_one_sitting() -> None:
     long = {
         f"{name_of(path)}: {lines} lines"
-        for path in sources(*ROOMS, "tests")
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) >= MOST_LINES_IN_A_FILE
+        for room in (*ROOMS, "tests")
+        for path in sources(room)
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MOST_LINES_IN[room]
     }
     assert not long
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    files = Counter(
+        name_of(path.parent) for path in sources(*ROOMS, "tests") if path.name != "__init__.py"
+    )
+    assert not {folder: n for folder, n in files.items() if n > MOST_FILES_IN_A_FOLDER}
 
 
 def test_a_function_fits_a_screen() -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.learning.options import EmbeddingProgress
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from config.loading import explained
 from config.recipes import DEFAULT_RECIPE, RECIPES
-from config.settings import LearningSettings, RobustSettings, TrainingSettings, explained
+from config.settings import LearningSettings, RobustSettings, TrainingSettings
 from daemon.learning.plan import fill
 from daemon.learning.recipes import learning_plan, most_examples
 from proto import federation_pb2 as pb

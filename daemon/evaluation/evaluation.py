@@ -44,10 +44,9 @@ import numpy as np
 
 from crypto.arrays import Float64
 from daemon.learning.options import EvaluationError
-from daemon.library.documents import answer_of
+from daemon.library.readers.documents import answer_of
 
 CUTOFFS = (1, 5, 10)
-LOWER_IS_BETTER = frozenset({"avg_rank"})
 
 
 @dataclass(frozen=True)

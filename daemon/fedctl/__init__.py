@@ -1,11 +1,9 @@
 """fedctl: the operator's command line, thin over control.proto.
 
-    output.py      exit codes, errors, JSON, tables; what goes to stdout and what to stderr
-    options.py     --json, --socket, --config on every command
-    connection.py  the Unix socket to the daemon, and what its failures mean
-    files.py       files that a person names: identities, certificates, manifests
-    commands/      the commands by topic, and the table of them
-    demo.py        three sites on one machine; demo_sites.py their folders and processes
+    terminal/  what every command has: exit codes, errors, JSON, tables; --json, --socket and
+               --config; the Unix socket to the daemon; the files that people name
+    commands/  the commands by topic, and the table of them
+    demo/      three sites on one machine, from nothing to answers
 
 Heavy imports (grpc, rich's tables, certificates) wait until a command needs
 them: ``fedctl --help`` is to be there at once.
@@ -21,8 +19,8 @@ from typer.exceptions import TyperException
 
 from daemon.fedctl.commands import COMMANDS, GROUPS
 from daemon.fedctl.demo import run
-from daemon.fedctl.options import command
-from daemon.fedctl.output import CommandError, Exit, Session, complain, our_fault
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import CommandError, Exit, Session, complain, our_fault
 
 app = typer.Typer(
     name="fedctl",

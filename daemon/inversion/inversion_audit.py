@@ -34,7 +34,7 @@ from daemon.inversion.exposure import (
     advice,
 )
 from daemon.inversion.text_recovery import Recovery
-from daemon.library.documents import answer_of
+from daemon.library.readers.documents import answer_of
 from daemon.process.workers import report
 
 if TYPE_CHECKING:

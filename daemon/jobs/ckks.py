@@ -1,11 +1,10 @@
 """Sums under CKKS at one site: the jobs of its crypto worker, and what the daemon does around.
 
-Jobs are plain functions with plain arguments, run in the crypto worker process. Keys,
-and the coordinator's running sum, live in this process's memory under their
-(round, attempt) and nowhere else; at most two attempts are held, older ones are
-forgotten. No key is ever written to a disk; this site's own integers are, for as
-long as the round may have to sum them again (daemon/jobs/kept_integers.py). `CkksJobs` calls
-them from the daemon's process, seals keys for their holders and tells the protocol.
+Jobs are plain functions with plain arguments, run in the crypto worker process. Keys, and the
+coordinator's running sum, live in its memory under their (round, attempt) and nowhere else; at
+most two attempts are held. No key is ever written to a disk; this site's own integers are, for
+as long as the round may have to sum them again (kept_integers.py). `CkksJobs` calls the jobs
+from the daemon's process, seals keys for their holders and tells the protocol.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daemon.learning import training_data
+from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.personal.layers import layer_of
@@ -28,7 +28,7 @@ from daemon.personal.serving import load_serving, load_version, retriever_for, s
 if TYPE_CHECKING:
     from daemon.evaluation.rankings import Labels
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.library.documents import Pair
+    from daemon.library.readers.documents import Pair
 
 SHARED = "shared"
 

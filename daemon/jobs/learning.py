@@ -19,7 +19,6 @@ import numpy as np
 from crypto.arrays import Float32
 from crypto.quantize import LOSS_BOUND
 from daemon.evaluation.rankings import held_out
-from daemon.learning import training_data
 from daemon.learning.options import (
     EmbeddingProgress,
     LearningError,
@@ -29,8 +28,9 @@ from daemon.learning.options import (
     TrainingProgress,
     TrainingResult,
 )
+from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import IngestCounts, Library
 from daemon.pairs.learning import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
@@ -176,7 +176,7 @@ def train(
     `TrainingProgress`. Raises TrainingError when this site cannot train, VersionError when
     it lacks the parent; nothing is written then.
     """
-    from daemon.learning.training import fit, shared_copies, training_seed
+    from daemon.learning.retriever.training import fit, shared_copies, training_seed
 
     started = time.monotonic()
     _check_combination(spec, plan)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.learning import training_data
 from daemon.learning.options import LearningError
+from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library, Passage
 from daemon.personal.serving import load_serving, retriever_for

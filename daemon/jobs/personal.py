@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.learning.foreign import Disclosure
 from daemon.learning.options import Personalised, TrainingError, TrainingOptions
+from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layer import FitRequest
 from daemon.personal.layers import layer_of

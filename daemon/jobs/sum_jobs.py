@@ -12,15 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from crypto.identity.site import Identity, Trust
 from crypto.privacy import NoiseTerms
 from daemon.jobs.integers import Applied, Summed, Uploaded
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import Worker
-from daemon.rounds.events import EventQueue
-from daemon.rounds.outbox import ToPeers
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
 from peers.wire.vectors import BlobInfo
@@ -75,15 +73,30 @@ class AttemptState:
         return self.folder / "sum.bin"
 
 
+class Peers(Protocol):
+    """The way to other sites (`daemon.rounds.outbox`)."""
+
+    async def push(self, to: str, name: pb.BlobName, source: Path | bytes) -> None:
+        """Push a large object until the peer takes it."""
+
+    async def send_behind(
+        self, what: do.SendBehind, kind: pb.BlobKind.ValueType, path: Path
+    ) -> None:
+        """What is certified to each of its holders, and behind it a large object."""
+
+
 @dataclass(frozen=True)
 class JobContext:
-    """What every mode's jobs work with."""
+    """What every mode's jobs work with.
+
+    ``feed``: an event for the protocol.
+    """
 
     credentials: Credentials
     crypto: Worker
     shapes: ShapeManifest
-    events: EventQueue
-    peers: ToPeers
+    feed: Callable[[do.Event], Awaitable[None]]
+    peers: Peers
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,7 @@ class SumJobs(ABC):
         return await self._context.crypto.run(job, *arguments, **named)
 
     async def _feed(self, event: do.Event) -> None:
-        await self._context.events.feed(event)
+        await self._context.feed(event)
 
     async def take_context(
         self, state: AttemptState, sender: str, name: pb.BlobName, data: bytes

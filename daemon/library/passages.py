@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import sentencex
 
-from daemon.library.documents import Document
+from daemon.library.readers.documents import Document
 
 CountTokens = Callable[[str], int]
 

@@ -28,8 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from crypto.arrays import Float32, Int64
-from daemon.library.documents import Document, Pair
 from daemon.library.passages import passage_ids
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.readers.files import FILE_ENDINGS
 from daemon.library.schema import LibraryError, explained, open_database
 

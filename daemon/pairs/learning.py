@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Rows
-from daemon.learning import training_data
 from daemon.learning.options import TrainingOptions
+from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import answer_of
+from daemon.library.readers.documents import answer_of
 from daemon.library.store import Library
 from daemon.pairs.made import Made, learnable, merged, read, texts_of, with_made
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
 
 def to_learn(spec: RetrieverSpec, documents: Sequence[str], supplied: Sequence[str]) -> list[Made]:
@@ -54,7 +54,7 @@ def training_set(
 ) -> TrainingSet:
     """The site's pairs with positives and negatives among what may be learned from."""
     from daemon.learning.retriever.encoder import Texts
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
     passages = library.passages(split="train")
     queries, positives = training_data.usable_pairs(

@@ -13,11 +13,11 @@ import numpy as np
 
 from crypto.arrays import Float32
 from daemon.learning.options import LearningError
-from daemon.library.documents import MAX_QUERY_BYTES
+from daemon.library.readers.documents import MAX_QUERY_BYTES
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Texts
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
 How = Literal["inverse-cloze", "title", "keywords", "llm"]
 
@@ -126,7 +126,7 @@ def with_made(
     passage of the set already is that passage; the others are added. Nothing is
     mined or taught here: negatives are empty and the set has no parent's view.
     """
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
     if not made:
         return supplied

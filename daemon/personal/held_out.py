@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Float64, Rows
-from daemon.learning import training_data
+from daemon.learning.retriever import training_data
 from daemon.library.store import Library
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Texts
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
 
 FEWEST = 20  # pairs that can judge; fewer choose by chance

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from config.recipes import PERSONAL
 from crypto.arrays import Float32
-from daemon.learning.foreign import Disclosure
 from daemon.learning.options import DepthReport, LearningError, Personalised, TrainingOptions
+from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.personal import PersonalState, PersonalStore
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Encoder
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
     from daemon.library.store import Library
 
 Fact = tuple[str, str]  # a name and a value, for people; a value goes on where a name is empty

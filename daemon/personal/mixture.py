@@ -47,7 +47,7 @@ from daemon.state.versions import read_version
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
 
 _UNTRAINED = "the encoder as it came: the mixture did worse on validation pairs"
@@ -259,7 +259,7 @@ class _Alone:
 
     def trained(self, kept: Rows | None = None) -> Float32:
         """What these rows of the pairs teach, or all; the retriever is left with it."""
-        from daemon.learning.training import fit
+        from daemon.learning.retriever.training import fit
 
         self.retriever.load_vector(self.retriever.initial_vector())
         for number in range(1, self.rounds + 1):
@@ -280,7 +280,7 @@ class _Alone:
 
 
 def _by_validation(own: _Alone, shared: Float32, validation: Validation) -> _Judged:
-    from daemon.learning.training import MIN_PAIRS
+    from daemon.learning.retriever.training import MIN_PAIRS
 
     if len(own.all_pairs().positives) < MIN_PAIRS:
         return _without_own(own, shared, validation)

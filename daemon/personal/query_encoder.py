@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.learning.foreign import fetcher, same_above
 from daemon.learning.options import LearningError, Personalised, TrainingProgress
+from daemon.learning.retriever.peer_negatives import fetcher, same_above
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.pairs.learning import training_set

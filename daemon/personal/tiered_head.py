@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Rows
-from daemon.learning import training_data
 from daemon.learning.options import DepthReport, LearningError, TrainingOptions
+from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.personal.depth import (
@@ -35,7 +35,7 @@ from daemon.personal.personal import PersonalState, PersonalStore, report_of
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Encoder, Texts
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
     from daemon.personal.tiers import TieredHeadRetriever
 
 

@@ -22,7 +22,7 @@ from daemon.learning.options import LearningError, TrainingOptions
 from daemon.learning.parameters import uniform
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
-from daemon.learning.training import TrainingSet
+from daemon.learning.retriever.training import TrainingSet
 from daemon.personal.depth import TIERS
 
 _TOKENS = 8  # that the extended tier sees the 2d values as

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crypto.arrays import Float32, Rows
-from daemon.learning import training
 from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions
+from daemon.learning.retriever import training
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
 from daemon.learning.retriever.retriever import Retriever, adapted
-from daemon.learning.training import TrainingSet
+from daemon.learning.retriever.training import TrainingSet
 from daemon.personal.held_out import Validation
 from daemon.state.versions import ShapeManifest
 

@@ -181,7 +181,7 @@ class Node:
 
     def _work_of_attempts(self, peers: ToPeers, progress: ProgressBoard) -> AttemptWork:
         crypto = self._computing.crypto
-        context = JobContext(self.credentials, crypto, self.shapes, self._events, peers)
+        context = JobContext(self.credentials, crypto, self.shapes, self._events.feed, peers)
         here, folders = self._computing, self._folders
         return AttemptWork(context, here, folders, self.privacy, self.readiness, progress)
 

@@ -99,7 +99,7 @@ class AttemptWork:
         return self._jobs[plan.training.mode]
 
     async def _feed(self, event: do.Event) -> None:
-        await self._context.events.feed(event)
+        await self._context.feed(event)
 
     # ---- the attempt ---------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from daemon.jobs import learning as learning_jobs
 from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
 from daemon.library.index import IndexDamaged
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import IngestCounts, Library, LibraryCounts
 from daemon.personal.layers import layer_of

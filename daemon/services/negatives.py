@@ -25,7 +25,7 @@ from config.settings import Settings
 from crypto.arrays import Float32
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
-from daemon.learning.foreign import Disclosed, Heard
+from daemon.learning.retriever.peer_negatives import Disclosed, Heard
 from daemon.library.index import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.process.workers import Worker, WorkerCrashed

@@ -21,7 +21,6 @@ import structlog
 
 from config.settings import Settings
 from daemon.jobs import personal
-from daemon.learning.foreign import Disclosure
 from daemon.learning.options import (
     LearningError,
     Personalised,
@@ -29,6 +28,7 @@ from daemon.learning.options import (
     TrainingProgress,
 )
 from daemon.learning.recipes import options_from
+from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.layers import LAYERS, layer_of

@@ -29,64 +29,12 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from daemon.process.faultpoints import passing
+from daemon.state.schema import CURVE, EVIDENCE, PROTOCOL, SCHEMA, SCHEMA_VERSION
 from peers.attempts.effects import Durable
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
 
-_SCHEMA_VERSION = 5
-_CURVE = """
-CREATE TABLE curve (
-    round INTEGER NOT NULL,
-    model_digest BLOB NOT NULL,
-    kind TEXT NOT NULL,
-    metric TEXT NOT NULL,
-    value REAL NOT NULL,
-    questions INTEGER NOT NULL,
-    unix_ms INTEGER NOT NULL,
-    own_digest BLOB NOT NULL,
-    PRIMARY KEY (round, model_digest, kind, metric)
-) WITHOUT ROWID;
-"""
-_PROTOCOL = """
-CREATE TABLE protocol (
-    id INTEGER PRIMARY KEY CHECK (id = 1),
-    federation TEXT NOT NULL,
-    shape_digest BLOB NOT NULL,
-    head_round INTEGER NOT NULL,
-    head_digest BLOB NOT NULL,
-    promised INTEGER NOT NULL,
-    state BLOB NOT NULL,
-    run BLOB,
-    seal BLOB NOT NULL
-);
-"""
-_EVIDENCE = """
-CREATE TABLE evidence (
-    site TEXT NOT NULL,
-    kind INTEGER NOT NULL,
-    unix_ms INTEGER NOT NULL,
-    shown BLOB NOT NULL,
-    PRIMARY KEY (site, kind)
-) WITHOUT ROWID;
-"""
-_SCHEMA = (
-    _PROTOCOL
-    + """
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY,
-    certificate BLOB NOT NULL,
-    report BLOB NOT NULL
-);
-CREATE TABLE manifests (
-    version INTEGER PRIMARY KEY,
-    signed BLOB NOT NULL,
-    in_force INTEGER NOT NULL
-);
-"""
-    + _CURVE
-    + _EVIDENCE
-)
 # What the state says is sealed by a digest: SQLite finds a torn page, not a flipped bit.
 _HEAD = "federation, shape_digest, head_round, head_digest"
 _STATE = f"{_HEAD}, promised, state, run"
@@ -167,17 +115,17 @@ class Store:
     def _check(self) -> None:
         """Raises StoreError unless the file is whole and of a schema that we know."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > _SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
             raise StoreError(
                 f"{self._path} was written by a newer Hanse (schema {version}, this one knows "
-                f"{_SCHEMA_VERSION}); install that version again"
+                f"{SCHEMA_VERSION}); install that version again"
             )
         if version == 0:
             raise self._damaged("it has no schema, which every state file of ours has")
         (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise self._damaged(str(verdict))
-        if version < _SCHEMA_VERSION:
+        if version < SCHEMA_VERSION:
             self._upgrade(version)
 
     def _upgrade(self, version: int) -> None:
@@ -194,7 +142,7 @@ class Store:
             if version == 3:
                 self._db.execute("ALTER TABLE curve RENAME TO older")
             if version < 4:
-                self._db.execute(_CURVE)
+                self._db.execute(CURVE)
             if version == 3:
                 self._db.execute(
                     "INSERT INTO curve SELECT round, model_digest, '', metric, value, questions,"
@@ -202,8 +150,8 @@ class Store:
                 )
                 self._db.execute("DROP TABLE older")
             self._begin_anew(sealed=version > 1)
-            self._db.execute(_EVIDENCE)
-            self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            self._db.execute(EVIDENCE)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _begin_anew(self, *, sealed: bool) -> None:
         """The head stays; what was under way by the rules of old is over."""
@@ -212,7 +160,7 @@ class Store:
         if row is not None and sealed and row[7] != _seal(row[:7], _SEAL_BEFORE_5):
             raise self._wrong_seal()
         self._db.execute("DROP TABLE protocol")
-        self._db.execute(_PROTOCOL)
+        self._db.execute(PROTOCOL)
         if row is None:
             return
         if row[5] is not None or row[6] is not None:
@@ -599,7 +547,7 @@ def _make_if_missing(path: Path) -> None:
     unfinished.unlink(missing_ok=True)
     with closing(sqlite3.connect(unfinished, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous=FULL")
-        db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={_SCHEMA_VERSION};COMMIT;")
+        db.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
     unfinished.rename(path)
     for folder in (path.parent, path.parent.parent):
         descriptor = os.open(folder, os.O_RDONLY)

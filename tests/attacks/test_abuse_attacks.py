@@ -31,12 +31,12 @@ from daemon.state.audit_format import Break, Chain, segments
 from proto import control_pb2 as control
 from tests.attacks.programs.crowd import SlowLoris, attack, connect, still_let_in
 from tests.attacks.programs.door import Door, door
-from tests.daemon.learning.small_models import small_encoder
 from tests.daemon.state.entries import entries
 from tests.daemon.state.test_audit import FORGERIES, Forge
-from tests.live.authority import Federation
-from tests.live.federation import LiveFederation, Surroundings
-from tests.peers.link.strangers import calling
+from tests.support.authority import Federation
+from tests.support.federation import LiveFederation, Surroundings
+from tests.support.small_models import small_encoder
+from tests.support.strangers import calling
 
 pytestmark = [pytest.mark.attacks, pytest.mark.slow]
 

@@ -44,9 +44,9 @@ from peers.wire.frames import Received, receive_in_memory
 from peers.wire.vectors import read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without
-from tests.live.authority import Federation
-from tests.peers.link.strangers import framed
 from tests.simulation.network import World, coordinator
+from tests.support.authority import Federation
+from tests.support.strangers import framed
 
 pytestmark = pytest.mark.attacks
 
@@ -110,7 +110,7 @@ async def members(
             # Nobody runs the protocol, and nothing is trained: the update is given.
             events, nothing = EventQueue(), cast(Any, None)
             work = AttemptWork(
-                JobContext(credentials, worker, SHAPE, events, peers),
+                JobContext(credentials, worker, SHAPE, events.feed, peers),
                 Computing(nothing, worker, nothing, folder),
                 Folders(folder, spool, spool, folder / "residual.npy", folder / "kept"),
                 PrivacyBudget(ledger, worker, None, 1e-5),

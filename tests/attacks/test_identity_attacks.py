@@ -28,11 +28,11 @@ from peers.wire.histories import pack_manifests
 from peers.wire.manifest import signed
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.daemon.learning.small_models import small_encoder
-from tests.live.authority import Federation
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
-from tests.peers.link.loopback import QUICK, running
-from tests.peers.link.strangers import Caller, calling
+from tests.support.authority import Federation
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.loopback import QUICK, running
+from tests.support.small_models import small_encoder
+from tests.support.strangers import Caller, calling
 
 pytestmark = [
     pytest.mark.attacks,

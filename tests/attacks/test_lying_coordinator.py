@@ -10,7 +10,7 @@ import pytest
 
 from crypto.arrays import Float64
 from proto import control_pb2 as control
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,

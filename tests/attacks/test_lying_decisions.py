@@ -27,8 +27,8 @@ from peers.wire.certificates import certificate_of, sign_vote
 from peers.wire.manifest import signed
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.authority import signer
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.authority import signer
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,

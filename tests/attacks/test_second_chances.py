@@ -28,7 +28,7 @@ from tests.attacks.test_lying_decisions import (
     tell,
 )
 from tests.attacks.test_lying_rounds import cosine, step_of
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.attacks,

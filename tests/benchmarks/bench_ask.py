@@ -28,9 +28,9 @@ from daemon.answering.answering import OpenVersion
 from daemon.jobs import answering as jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document
 from daemon.library.index import DenseIndex
 from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Document
 from daemon.library.store import Library
 from daemon.personal.serving import retriever_for
 from daemon.process.workers import Worker

@@ -29,7 +29,7 @@ from daemon.learning.retriever.encoder import Encoder, locate
 from daemon.learning.retriever.heads import ResidualHead
 from daemon.learning.retriever.retriever import Retriever, Texts, adapted
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.training import TrainingSet, fit
+from daemon.learning.retriever.training import TrainingSet, fit
 from daemon.personal.tiers import TieredHeadRetriever
 
 HEAD_PAIRS, HEAD_BATCH = 5_000, 32

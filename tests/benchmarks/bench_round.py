@@ -34,9 +34,9 @@ import psutil
 
 from daemon.fedctl.commands.library import send
 from daemon.fedctl.commands.train import watched
-from daemon.fedctl.connection import connected
 from daemon.fedctl.demo import sites as demo_sites
-from daemon.fedctl.output import CommandError
+from daemon.fedctl.terminal.connection import connected
+from daemon.fedctl.terminal.output import CommandError
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 

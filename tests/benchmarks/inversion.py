@@ -19,7 +19,7 @@ from daemon.inversion.exposure import AuditOptions
 from daemon.jobs import learning
 from daemon.jobs.inversion import audit_embeddings, embedded_texts
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.readers.files import read
 
 ROOT = Path(__file__).parents[2]

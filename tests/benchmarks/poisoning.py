@@ -33,7 +33,7 @@ from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.mining import mine_negatives
 from daemon.learning.retriever.retriever import HeadRetriever, Texts
-from daemon.learning.training import TrainingSet, fit, training_seed
+from daemon.learning.retriever.training import TrainingSet, fit, training_seed
 from peers.plans.robust import select
 from tests.daemon.evaluation.rankings import evaluate_rankings
 

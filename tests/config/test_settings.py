@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
+from config.loading import SettingsError, load
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
-from config.settings import SECTIONS, Settings, SettingsError, load
+from config.settings import SECTIONS, Settings
 from peers.plans.robust import FROM_GRAM, objection
 from proto import federation_pb2 as pb
 from proto.bounds import bounds_of, names_of

@@ -24,7 +24,7 @@ import psutil
 
 from proto import control_pb2 as control
 from tests.faults.namespaces import Network
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 _BETWEEN_QUESTIONS_S = 0.5
 _LONGEST_ANSWER_S = 60.0  # a frozen daemon answers when it goes on

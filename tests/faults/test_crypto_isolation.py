@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from proto import control_pb2 as control
-from tests.live.federation import LiveFederation, Surroundings
+from tests.support.federation import LiveFederation, Surroundings
 
 pytestmark = [
     pytest.mark.federation,

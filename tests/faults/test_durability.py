@@ -25,7 +25,7 @@ import pytest
 from daemon.state.store import Store
 from daemon.state.versions import read_version
 from proto import control_pb2 as control
-from tests.live.federation import LiveFederation, LiveSite
+from tests.support.federation import LiveFederation, LiveSite
 
 pytestmark = [
     pytest.mark.federation,

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.live.federation import LiveFederation, LiveSite
+from tests.support.federation import LiveFederation, LiveSite
 
 pytestmark = [
     pytest.mark.endurance,

@@ -20,7 +20,6 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.state.versions import read_version
 from peers.wire.vectors import largest_size
-from tests.daemon.learning.small_models import small_encoder
 from tests.learning_bench import __main__ as bench
 from tests.learning_bench import cells, report, worlds
 from tests.learning_bench.cells import Work
@@ -37,6 +36,7 @@ from tests.learning_bench.recipes.learning import (
     retriever_of,
 )
 from tests.learning_bench.recipes.tables import ABLATIONS, CONTROLS, RECIPES, changed
+from tests.support.small_models import small_encoder
 
 TOPICS = {
     "north": ("heart", "lung", "vein", "pulse"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.learning.foreign import Disclosure
+from daemon.learning.retriever.peer_negatives import Disclosure
 from tests.learning_bench import report
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked

@@ -24,7 +24,7 @@ from crypto.arrays import Float32
 from daemon.jobs import learning
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, FileProblem, Item, Pair
+from daemon.library.readers.documents import Document, FileProblem, Item, Pair
 from daemon.library.readers.files import read
 from daemon.library.store import Library
 from daemon.personal.serving import retriever_for

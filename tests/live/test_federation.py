@@ -32,8 +32,8 @@ from peers.wire.manifest import signed
 from peers.wire.vectors import read_encrypted
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
 from tests.live.tapped_fedd import read_tape
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = [
     pytest.mark.federation,

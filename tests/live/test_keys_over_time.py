@@ -19,7 +19,7 @@ import pytest_asyncio
 from crypto.identity.site import install, renew_site, sign_request
 from daemon.fedctl import main as fedctl
 from proto import control_pb2 as control
-from tests.live.federation import LiveFederation, LiveSite
+from tests.support.federation import LiveFederation, LiveSite
 
 pytestmark = [
     pytest.mark.federation,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proto import control_pb2 as control
-from tests.live.federation import LiveFederation
+from tests.support.federation import LiveFederation
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(400)]
 

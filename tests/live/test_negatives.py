@@ -29,9 +29,9 @@ from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.federation import LiveFederation, LiveSite
 from tests.live.tapped_fedd import read_tape
-from tests.peers.link.loopback import running
+from tests.support.federation import LiveFederation, LiveSite
+from tests.support.loopback import running
 
 pytestmark = [
     pytest.mark.federation,

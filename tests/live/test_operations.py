@@ -19,7 +19,7 @@ import pytest_asyncio
 from crypto.identity.site import create_authority
 from proto import control_pb2 as control
 from tests.daemon.pairs.test_pair_writers import about, completion, serving
-from tests.live.federation import LiveFederation, LiveSite
+from tests.support.federation import LiveFederation, LiveSite
 
 pytestmark = [
     pytest.mark.federation,

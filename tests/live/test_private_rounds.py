@@ -13,7 +13,7 @@ from crypto.privacy import epsilon_of
 from daemon.state.privacy_ledger import Booked, PrivacyLedger
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.federation import LiveFederation, LiveSite, Surroundings
+from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 pytestmark = pytest.mark.federation
 

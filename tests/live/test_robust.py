@@ -8,7 +8,7 @@ import pytest
 
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.federation import LiveFederation, Surroundings
+from tests.support.federation import LiveFederation, Surroundings
 
 SITES = ["alder", "birch", "cedar", "douglas"]
 

@@ -24,7 +24,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from structlog.testing import capture_logs
 
-from config.settings import load
+from config.loading import load
 from crypto.identity.keys import key_pem
 from crypto.identity.site import Trust
 from daemon.state.membership import Membership
@@ -41,12 +41,12 @@ from peers.wire.manifest import FederationManifest, parse_signed, signed
 from peers.wire.messages import PROTOCOL_VERSION
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.daemon.learning.small_models import small_encoder
-from tests.live import federation as live_federation
-from tests.live.authority import Federation, free_port
-from tests.live.federation import LiveFederation, Surroundings
-from tests.peers.link.loopback import running
-from tests.peers.link.strangers import Answers, answering, beta_calling, refused
+from tests.support import federation as live_federation
+from tests.support.authority import Federation, free_port
+from tests.support.federation import LiveFederation, Surroundings
+from tests.support.loopback import running
+from tests.support.small_models import small_encoder
+from tests.support.strangers import Answers, answering, beta_calling, refused
 
 SITES = ("elm", "fir", "oak")
 BEFORE: dict[str, Any] = json.loads(Path(__file__).with_name("upgrade.json").read_text())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.connection import (
+from daemon.fedctl.terminal.connection import (
     ANSWER_WITHIN_S,
     asked_status,
     connected,
@@ -23,8 +23,8 @@ from daemon.fedctl.connection import (
     settings_of,
     socket_path,
 )
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from daemon.fedctl.files import fingerprint, read_file, refusing, write_whole
-from daemon.fedctl.options import Authority, Out, command
-from daemon.fedctl.output import Session, tell
+from daemon.fedctl.terminal.files import fingerprint, read_file, refusing, write_whole
+from daemon.fedctl.terminal.options import Authority, Out, command
+from daemon.fedctl.terminal.output import Session, tell
 
 ca_app = typer.Typer(help="The federation's authority: make it, and sign sites with it.")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

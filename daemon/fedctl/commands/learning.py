@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.options import command
-from daemon.fedctl.output import Session, as_plain, facts, plain_text
+from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import Session, as_plain, facts, plain_text
 
 if TYPE_CHECKING:
     from rich.table import Table

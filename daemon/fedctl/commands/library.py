@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.connection import asked_status, connected, run, socket_path
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import asked_status, connected, run, socket_path
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     Exit,
     Session,
     as_plain,
@@ -26,7 +26,7 @@ from daemon.library.readers.files import SUFFIXES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.library.documents import Document, FileProblem, Pair
+    from daemon.library.readers.documents import Document, FileProblem, Pair
     from proto.control_pb2 import AskReply, IngestProgress, IngestRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
@@ -171,7 +171,7 @@ def _next_batch(
     items: Iterator[Document | Pair | FileProblem],
 ) -> tuple[IngestRequest, list[dict[str, Any]]]:
     """The next request (empty at the end) and what was refused on the way to it."""
-    from daemon.library.documents import Document, Pair
+    from daemon.library.readers.documents import Document, Pair
     from proto import control_pb2
 
     batch, problems, size = control_pb2.IngestRequest(), [], 0

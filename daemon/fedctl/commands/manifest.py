@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.files import read_file, refusing, write_whole
-from daemon.fedctl.options import Authority, Out, command
-from daemon.fedctl.output import CommandError, Exit, Session, columns, plain_text, short
+from daemon.fedctl.terminal.files import read_file, refusing, write_whole
+from daemon.fedctl.terminal.options import Authority, Out, command
+from daemon.fedctl.terminal.output import CommandError, Exit, Session, columns, plain_text, short
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from daemon.fedctl.connection import connected, run, socket_path
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import connected, run, socket_path
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

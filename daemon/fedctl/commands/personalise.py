@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
-from daemon.fedctl.connection import connected, run, socket_path
-from daemon.fedctl.options import command, of_plan
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import connected, run, socket_path
+from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

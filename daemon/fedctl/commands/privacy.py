@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.options import command, of_plan
-from daemon.fedctl.output import Session, as_plain, facts, plain_text
+from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
+from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.output import Session, as_plain, facts, plain_text
 
 if TYPE_CHECKING:
     from rich.table import Table

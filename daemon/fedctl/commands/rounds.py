@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.fedctl.connection import ANSWER_WITHIN_S, connected, run, settings_of, socket_path
-from daemon.fedctl.files import read_file
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import (
+    ANSWER_WITHIN_S,
+    connected,
+    run,
+    settings_of,
+    socket_path,
+)
+from daemon.fedctl.terminal.files import read_file
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

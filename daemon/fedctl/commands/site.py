@@ -22,10 +22,10 @@ from daemon.fedctl.commands.manifest import (
     what_it_bears,
     write_manifest,
 )
-from daemon.fedctl.connection import settings_of
-from daemon.fedctl.files import fingerprint, read_file, refusing
-from daemon.fedctl.options import Authority, Out, command
-from daemon.fedctl.output import CommandError, Exit, Session, confirm, short, tell
+from daemon.fedctl.terminal.connection import settings_of
+from daemon.fedctl.terminal.files import fingerprint, read_file, refusing
+from daemon.fedctl.terminal.options import Authority, Out, command
+from daemon.fedctl.terminal.output import CommandError, Exit, Session, confirm, short, tell
 
 site_app = typer.Typer(help="This site's key and certificate.")
 _SETTINGS = Path("/etc/hanse/fedd.toml")

@@ -7,9 +7,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from daemon.fedctl.connection import ANSWER_WITHIN_S, asked_status, connected, run, socket_path
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import (
+    ANSWER_WITHIN_S,
+    asked_status,
+    connected,
+    run,
+    socket_path,
+)
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     Session,
     as_plain,
     byte_count,

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from daemon.fedctl.connection import ANSWER_WITHIN_S, asked_status, connected, run, socket_path
-from daemon.fedctl.options import command, of_plan
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import (
+    ANSWER_WITHIN_S,
+    asked_status,
+    connected,
+    run,
+    socket_path,
+)
+from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

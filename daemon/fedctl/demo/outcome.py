@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.fedctl.demo.sites import HouseWord
-from daemon.fedctl.output import as_plain, byte_count, columns, duration, facts, plain_text
+from daemon.fedctl.terminal.output import as_plain, byte_count, columns, duration, facts, plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

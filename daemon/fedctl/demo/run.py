@@ -19,12 +19,12 @@ from daemon.fedctl.commands.evaluate import judge
 from daemon.fedctl.commands.library import Ingested, put_question, send
 from daemon.fedctl.commands.rounds import plain_round
 from daemon.fedctl.commands.train import TrainingView, start, watched
-from daemon.fedctl.connection import connected, run
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.demo.outcome import Outcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import Corpus, DemoSite, RunningDaemon, log_tail
-from daemon.fedctl.options import command
-from daemon.fedctl.output import (
+from daemon.fedctl.terminal.connection import connected, run
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
     Session,

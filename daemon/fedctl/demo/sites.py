@@ -23,9 +23,9 @@ import daemon
 from daemon.fedctl.commands.authority import make_authority, sign_site
 from daemon.fedctl.commands.manifest import new_manifest
 from daemon.fedctl.commands.site import install_site, make_site
-from daemon.fedctl.connection import MAX_SOCKET_PATH_BYTES
-from daemon.fedctl.files import write_whole
-from daemon.fedctl.output import CommandError, Exit
+from daemon.fedctl.terminal.connection import MAX_SOCKET_PATH_BYTES
+from daemon.fedctl.terminal.files import write_whole
+from daemon.fedctl.terminal.output import CommandError, Exit
 
 FEDERATION = "hanse-demo"
 BUNDLED = Path(daemon.__file__).parent / "demo_corpus"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.arrays import Float32, Rows
-from daemon.library.documents import answer_of
+from daemon.library.readers.documents import answer_of
 
 NEAR_DUPLICATE = 0.95  # cosine
 _COMPARED_AT_ONCE = 64

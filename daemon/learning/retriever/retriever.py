@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crypto.arrays import Float32
-from daemon.learning.adaptations import FullRetriever, LoraRetriever, LoraServerRetriever
 from daemon.learning.options import LearningError
+from daemon.learning.retriever.adaptations import FullRetriever, LoraRetriever, LoraServerRetriever
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever
 from daemon.state.versions import ShapeManifest

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.library.documents import FileProblem, Item
+from daemon.library.readers.documents import FileProblem, Item
 from daemon.library.readers.reader import Reader, Refused, Source, cause_of
 from daemon.library.readers.records import read_lines, read_packed_lines
 from daemon.library.readers.text import read_text

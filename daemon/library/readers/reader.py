@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.library.documents import Item
+from daemon.library.readers.documents import Item
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from daemon.library import documents
-from daemon.library.documents import (
+from daemon.library.readers import documents
+from daemon.library.readers.documents import (
     MAX_ID,
     MAX_POSITIVES,
     MAX_QUERY_BYTES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from daemon.library import documents
-from daemon.library.documents import MAX_ID, MAX_TITLE, Document, Item
+from daemon.library.readers import documents
+from daemon.library.readers.documents import MAX_ID, MAX_TITLE, Document, Item
 from daemon.library.readers.reader import Refused, Source, decoded, limited
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)

@@ -27,9 +27,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tests.live.authority import Federation
-from tests.peers.link.loopback import hint
-from tests.peers.link.strangers import ALPHA, SERVICE, Caller
+from tests.support.authority import Federation
+from tests.support.loopback import hint
+from tests.support.strangers import ALPHA, SERVICE, Caller
 
 _AT_ONCE = 32  # streams of one connection
 

@@ -29,8 +29,8 @@ from peers.link.quotas import Quotas
 from peers.link.servicer import Limits
 from peers.link.transport import KeepInTouch, Terms
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.loopback import Site, running
+from tests.support.authority import Federation
+from tests.support.loopback import Site, running
 
 
 def limits_of(changes: dict[str, Any]) -> Limits:

@@ -33,8 +33,8 @@ from peers.wire.certificates import sign_vote, verify_certificate
 from peers.wire.errors import PeerUnreachable
 from peers.wire.manifest import ManifestError, parse_signed, signed
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation, signer
-from tests.peers.link.loopback import hint, running
+from tests.support.authority import Federation, signer
+from tests.support.loopback import hint, running
 
 NOW = datetime.now(UTC) + timedelta(hours=1)  # later than what a slow run makes
 DAY = timedelta(days=1)
@@ -287,7 +287,7 @@ async def test_sites_under_an_intermediate_authority_of_an_institution_talk(
     assert fedctl([str(word) for word in (*words, *files)]) == 0
     assert json.loads(capsys.readouterr().out)["federation"] == "med"
     federation = Federation(tmp_path, "med", {"alpha": 0, "beta": 0})
-    from tests.live.authority import free_port
+    from tests.support.authority import free_port
 
     for site in federation.ports:
         federation.ports[site] = free_port()

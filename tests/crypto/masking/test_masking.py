@@ -26,7 +26,7 @@ from crypto.masking.roster import Advertisement, Roster, Terms, advertised, smal
 from crypto.masking.site import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys
 from crypto.quantize import CryptoError
 from tests.crypto.masking.masked import Crowd, Relay, exact, random_inputs, sign, terms, verify
-from tests.live.authority import Federation
+from tests.support.authority import Federation
 
 # `make test` runs these; with HANSE_MASKING_CASES=10000 it takes a quarter of an hour or more.
 CASES = int(os.environ.get("HANSE_MASKING_CASES", "120"))

@@ -20,14 +20,14 @@ from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
 from daemon.library.index import IndexDamaged
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.search import USUAL_WORDS_WEIGHT, Ranked
 from daemon.library.store import Library, LibraryCounts, LibraryError, Passage
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
-from tests.daemon.learning.small_models import small_encoder
 from tests.daemon.library.test_search import bag_of_words
+from tests.support.small_models import small_encoder
 
 # ---- the extractive generator -----------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import SettingsError, load
+from config.loading import SettingsError, load
 from daemon.answering.generators import GENERATORS, USUAL
 from daemon.main import check_names
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from daemon.evaluation.evaluation import Metrics, collapse, judge
 from daemon.learning.options import EvaluationError
-from daemon.library.documents import answer_of
+from daemon.library.readers.documents import answer_of
 from tests.daemon.evaluation.rankings import evaluate_rankings
 
 

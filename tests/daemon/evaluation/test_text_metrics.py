@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.learning.options import EvaluationError
 from tests.daemon.evaluation.text_metrics import normalised, perplexity, score_texts, token_f1
-from tests.daemon.learning.small_models import Letters
+from tests.support.small_models import Letters
 
 SAME = ["the cat sat on the mat today", "it rains"]
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from config.settings import load
+from config.loading import load
 from crypto.identity.site import Identity, Trust
 from daemon.fedctl import main
 from daemon.fedctl.demo import sites as demo_sites
@@ -33,7 +33,7 @@ from daemon.fedctl.demo.sites import (
     find_glossary,
     provision,
 )
-from daemon.fedctl.output import CommandError, Exit
+from daemon.fedctl.terminal.output import CommandError, Exit
 from peers.wire.manifest import parse_signed
 from proto.control_pb2 import AskReply, Citation, EvaluateReply, StatusReply
 

@@ -23,12 +23,12 @@ import typer.main
 from config import settings
 from daemon.fedctl import app
 from daemon.fedctl.commands import library
-from daemon.fedctl.connection import DEFAULT_SOCKET
-from daemon.fedctl.output import Exit
+from daemon.fedctl.terminal.connection import DEFAULT_SOCKET
+from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
 from proto import federation_pb2 as federation
-from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
-from tests.daemon.fedctl.command_line import Fedctl, Ran
+from tests.support.canned_daemon import DIGEST, CannedDaemon, canned_daemon, progress
+from tests.support.command_line import Fedctl, Ran
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from daemon.fedctl.output import Exit
+from daemon.fedctl.terminal.output import Exit
 from proto import federation_pb2 as pb
-from tests.daemon.fedctl.canned_daemon import CannedDaemon
-from tests.daemon.fedctl.command_line import Fedctl
+from tests.support.canned_daemon import CannedDaemon
+from tests.support.command_line import Fedctl
 
 
 def test_learning_tells_choices_and_the_tier_with_its_reason(

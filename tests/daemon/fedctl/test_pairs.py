@@ -17,9 +17,9 @@ import pytest
 
 from daemon.fedctl import main
 from daemon.fedctl.commands.evaluate import sparkline
-from daemon.fedctl.output import Exit
+from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
-from tests.daemon.fedctl.canned_daemon import DIGEST, CannedDaemon, canned_daemon
+from tests.support.canned_daemon import DIGEST, CannedDaemon, canned_daemon
 
 Said = Callable[..., tuple[int, str, str]]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fedctl.output import Exit
-from tests.daemon.fedctl.command_line import Fedctl, Ran
+from daemon.fedctl.terminal.output import Exit
+from tests.support.command_line import Fedctl, Ran
 
 ROOT = Path(__file__).parents[3]
 

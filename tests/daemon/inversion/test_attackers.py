@@ -32,9 +32,9 @@ from daemon.jobs import learning
 from daemon.jobs.inversion import audit_embeddings
 from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 COLOURS = ["Red", "Old", "New", "Tall", "Dark", "Long"]
 THINGS = ["Mill", "Gate", "Bell", "Kiln", "Loom", "Sail", "Rope", "Lamp"]

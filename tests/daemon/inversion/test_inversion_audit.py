@@ -32,10 +32,10 @@ from daemon.state.audit import AuditLog
 from daemon.state.audit_format import segments
 from proto import control_pb2 as control
 from proto.control_pb2_grpc import add_ControlServicer_to_server
-from tests.daemon.fedctl.canned_daemon import canned_daemon
 from tests.daemon.inversion.test_attackers import COLOURS, THINGS, WORDS, small_site
-from tests.daemon.learning.small_models import small_encoder
 from tests.daemon.state.entries import entries
+from tests.support.canned_daemon import canned_daemon
+from tests.support.small_models import small_encoder
 
 QUICK = control.AuditEmbeddingsRequest(noises=[50.0], minutes=0.05)
 

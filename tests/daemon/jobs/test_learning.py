@@ -13,7 +13,6 @@ import pytest
 
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import learning
-from daemon.learning import training
 from daemon.learning.options import (
     EmbeddingProgress,
     EncoderError,
@@ -24,9 +23,10 @@ from daemon.learning.options import (
     TrainingProgress,
     TrainingResult,
 )
+from daemon.learning.retriever import training
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
 from daemon.library.index import load_index
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs import made
 from daemon.pairs.learning import training_set
@@ -36,7 +36,7 @@ from daemon.personal.serving import open_retriever
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.evaluation.rankings import evaluate_rankings
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 PLAN = TrainingOptions(local_epochs=6, batch_size=4, learning_rate=3e-3, hard_negatives=2)

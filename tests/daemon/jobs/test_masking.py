@@ -20,7 +20,7 @@ from daemon.jobs.integers import Applied, measure_update
 from daemon.jobs.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo
-from tests.live.authority import Federation
+from tests.support.authority import Federation
 
 SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,)), ("c", (1,))))
 SIZES = SHAPE.sizes

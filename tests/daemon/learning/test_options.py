@@ -26,7 +26,7 @@ from peers.wire.manifest import FederationManifest, ManifestSite
 from peers.wire.messages import check
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
-from tests.live.federation import Corpus, LiveFederation, LiveSite
+from tests.support.federation import Corpus, LiveFederation, LiveSite
 
 ROOT = Path(__file__).parents[3]
 TRAINING = TrainingSettings.model_validate({})

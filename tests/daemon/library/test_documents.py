@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.library import documents
-from daemon.library.documents import Document, FileProblem, Pair
-from daemon.library.readers import records
+from daemon.library.readers import documents, records
+from daemon.library.readers.documents import Document, FileProblem, Pair
 from daemon.library.readers.files import read
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.library.documents import Document
 from daemon.library.passages import (
     SentenceSplitter,
     passage_ids,
     sentences,
     split_text,
 )
+from daemon.library.readers.documents import Document
 
 
 def words(text: str) -> int:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daemon.library.documents import Document
 from daemon.library.index import DenseIndex, build_index
 from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Document
 from daemon.library.search import USUAL_WORDS_WEIGHT, Ranked, reciprocal_rank_fusion, search
 from daemon.library.store import Library
 

@@ -18,15 +18,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.jobs.pairs import PairPlan, build_pairs
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document
 from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Document
 from daemon.library.store import Library
 from daemon.pairs import made
 from daemon.pairs.made import PairError
 from daemon.pairs.replies import Remembered
 from daemon.pairs.writers import LocalModel, LocalServer
 from daemon.pairs.writing import queries_of
-from tests.daemon.learning.small_models import Letters, small_encoder
+from tests.support.small_models import Letters, small_encoder
 
 Reply = Callable[[dict[str, object]], tuple[int, bytes]]
 

@@ -16,16 +16,16 @@ from daemon.learning.options import LearningError
 from daemon.learning.retriever.mining import NEAR_DUPLICATE, mine_negatives
 from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.training import TrainingSet
-from daemon.library.documents import Document
+from daemon.learning.retriever.training import TrainingSet
 from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Document
 from daemon.library.store import Library, Passage
 from daemon.pairs import made
 from daemon.pairs.cloze import inverse_cloze, keywords, titles
 from daemon.pairs.made import Made, PairError, learnable, merged, with_made
 from daemon.pairs.round_trip import round_trip
 from daemon.pairs.writing import DOMAINS, prompt, queries_of
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 HEART = "The heart pumps blood all day. It rests between two beats. Exercise makes it strong."
 

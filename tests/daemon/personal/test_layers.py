@@ -13,17 +13,17 @@ from config.recipes import PERSONAL, RECIPES, PersonalTraits
 from config.settings import RetrieverSettings
 from crypto.arrays import Float32
 from daemon.jobs import curve, learning, personal
-from daemon.learning.foreign import Disclosure
 from daemon.learning.options import DepthReport, LearningError, Personalised, TrainingOptions
+from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.personal.layer import Fact, FitRequest, Fitted, Layer, Serving
 from daemon.personal.layers import LAYERS
 from daemon.personal.personal import PersonalState, embedded_by
 from daemon.personal.serving import load_serving, retriever_for
-from tests.daemon.fedctl.canned_daemon import DIGEST
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.canned_daemon import DIGEST
+from tests.support.small_models import small_encoder
 from tests.test_rooms import ROOT, name_of, sources
 
 SHOWN = DIGEST.hex()[:12]

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from daemon.jobs import learning, personal
-from daemon.learning.foreign import Disclosure
 from daemon.learning.options import LearningError, Personalised, TrainingError, TrainingOptions
+from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.training import TrainingSet
-from daemon.library.documents import Document, Pair
+from daemon.learning.retriever.training import TrainingSet
+from daemon.library.readers.documents import Document, Pair
 from daemon.personal import mixture
 from daemon.personal.held_out import folds_by_answer, judging, subset
 from daemon.personal.mixture import FAR, SHARES, best_share, mix, near_enough
 from daemon.personal.personal import PersonalStore, embedded_by
 from daemon.personal.serving import load_serving, retriever_for
 from daemon.state.versions import read_version, write_version
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 VECTORS = arrays.arrays(
     np.float32, 5, elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False)

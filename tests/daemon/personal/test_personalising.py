@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from daemon.fedctl import main
-from daemon.fedctl.output import Exit
+from daemon.fedctl.terminal.output import Exit
 from daemon.jobs import learning, personal
-from daemon.learning.foreign import Disclosed, Disclosure, Heard
 from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress
+from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, Heard
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs.learning import training_set
 from daemon.personal.held_out import set_apart
@@ -32,8 +32,8 @@ from daemon.personal.serving import load_serving, open_retriever
 from daemon.personal.tuning import PersonalQueryRetriever
 from daemon.process.workers import Worker, import_once
 from daemon.state.versions import read_version
-from tests.daemon.fedctl.canned_daemon import CannedDaemon, canned_daemon
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.canned_daemon import CannedDaemon, canned_daemon
+from tests.support.small_models import small_encoder
 
 ROOT = Path(__file__).parents[3]
 NAMES = [f"{a} {b}" for a in ("red", "blue", "old", "new") for b in ("pump", "lamp", "rope")]

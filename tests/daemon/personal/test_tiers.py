@@ -18,15 +18,15 @@ from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import HeadRetriever, ResidualHead
 from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.learning.training import TrainingSet, fit
-from daemon.library.documents import Document, Pair
+from daemon.learning.retriever.training import TrainingSet, fit
+from daemon.library.readers.documents import Document, Pair
 from daemon.personal import tiered_head
 from daemon.personal.depth import TIERS, DepthState
 from daemon.personal.personal import PersonalStore, report_of
 from daemon.personal.serving import open_retriever, retriever_for
 from daemon.personal.tiers import TieredHeadRetriever, change_tier, new_tier
 from daemon.state.versions import read_version, write_version
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 D = 32

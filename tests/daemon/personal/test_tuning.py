@@ -14,11 +14,11 @@ from crypto.arrays import Float32
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.retriever import adapted
-from daemon.learning.training import TrainingSet
+from daemon.learning.retriever.training import TrainingSet
 from daemon.personal import tuning
 from daemon.personal.held_out import Validation
 from daemon.personal.tuning import PersonalQueryRetriever, tune
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 OPTIONS = TrainingOptions(

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config.settings import load
+from config.loading import load
 from daemon.control.status import unverified
 from daemon.rounds import catch_up as exchange_module
 from daemon.rounds.catch_up import Exchange, Folders
@@ -35,9 +35,9 @@ from peers.wire.histories import pack_certificates, pack_manifests
 from peers.wire.manifest import ManifestError, signed
 from peers.wire.messages import FRAME_BYTES
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation, free_port, signer
-from tests.live.federation import LiveFederation, LiveSite
-from tests.peers.link.loopback import KeepsAll, running
+from tests.support.authority import Federation, free_port, signer
+from tests.support.federation import LiveFederation, LiveSite
+from tests.support.loopback import KeepsAll, running
 
 SHAPE = ShapeManifest("test", (("w", (1000,)),))
 GENESIS = b"g" * 32

@@ -19,20 +19,21 @@ import pytest_asyncio
 from google.protobuf.message import Message
 from structlog.testing import capture_logs
 
-from config.settings import load
-from daemon.main import Daemon, Workers
+from config.loading import load
+from daemon.main import Daemon
 from daemon.rounds.driver import Attached, Node
 from daemon.rounds.progress import ProgressBoard
 from daemon.state.audit import AuditLog
+from daemon.wiring import Workers
 from peers.attempts import effects as do
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import RULES
 from peers.wire.errors import PeerRefused, RemoteProtocolError
 from peers.wire.manifest import signed
 from proto import federation_pb2 as pb
-from tests.daemon.learning.small_models import small_encoder
-from tests.live.authority import Federation
-from tests.live.federation import _toml, _words
+from tests.support.authority import Federation
+from tests.support.federation import _toml, _words
+from tests.support.small_models import small_encoder
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
 

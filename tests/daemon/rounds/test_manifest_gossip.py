@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from config.settings import load
+from config.loading import load
 from crypto.identity.site import create_authority
 from daemon.rounds.manifest_gossip import Spreading
 from daemon.state.membership import Membership
@@ -22,9 +22,9 @@ from daemon.state.store import Store
 from peers.wire.histories import pack_manifests
 from peers.wire.manifest import FederationManifest, signed
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.lines import until
-from tests.peers.link.loopback import QUICK, Site, running
+from tests.support.authority import Federation
+from tests.support.lines import until
+from tests.support.loopback import QUICK, Site, running
 
 # Alpha greets of its own accord, as a daemon does; beta waits to be told what to do.
 GREETS = replace(QUICK, keep_in_touch=replace(QUICK.keep_in_touch, answering_s=0.1))

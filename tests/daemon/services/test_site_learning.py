@@ -23,7 +23,7 @@ from daemon.learning.options import (
     TrainingOptions,
 )
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.documents import Document, Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.personal.personal import PersonalState, PersonalStore, own_digest
 from daemon.process.workers import Worker
@@ -34,8 +34,8 @@ from daemon.services.curve import Curve
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.state.store import Store
 from daemon.state.versions import read_version, write_version
-from tests.daemon.learning.small_models import small_encoder
 from tests.daemon.pairs.test_pair_writers import about, completion, serving
+from tests.support.small_models import small_encoder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -37,8 +37,8 @@ from daemon.state.audit_format import (
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from proto import federation_pb2 as pb
 from tests.daemon.state.entries import entries
-from tests.live.authority import Federation
-from tests.peers.link.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running
+from tests.support.authority import Federation
+from tests.support.loopback import CONTEXT, QUICK, UPDATE, VERSION, KeepsAll, running
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

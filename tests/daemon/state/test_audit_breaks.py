@@ -35,7 +35,6 @@ from daemon.state.audit_format import (
     walk,
 )
 from proto import control_pb2 as control
-from tests.daemon.fedctl.canned_daemon import canned_daemon
 from tests.daemon.state.test_audit import (
     FORGERIES,
     Forge,
@@ -51,7 +50,8 @@ from tests.daemon.state.test_audit import (
     spoil,
     written,
 )
-from tests.live.federation import LiveFederation, LiveSite
+from tests.support.canned_daemon import canned_daemon
+from tests.support.federation import LiveFederation, LiveSite
 
 __all__ = ["folder"]  # a fixture
 

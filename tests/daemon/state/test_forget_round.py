@@ -21,10 +21,10 @@ from daemon.state.audit_format import segments
 from daemon.state.store import Store, StoreError
 from peers.attempts.effects import Durable
 from proto import federation_pb2 as pb
-from tests.daemon.fedctl.command_line import Fedctl, fedctl  # noqa: F401  a fixture
 from tests.daemon.state.entries import entries
 from tests.daemon.state.test_store import GENESIS, SHAPE, commit, digest_of, opened
-from tests.live.federation import LiveFederation, LiveSite
+from tests.support.command_line import Fedctl, fedctl  # noqa: F401  a fixture
+from tests.support.federation import LiveFederation, LiveSite
 
 ATTEMPT, GENERATION = 2**32 - 2, 2**62
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import load
+from config.loading import load
 from crypto.identity.site import Identity, sign_request
 from daemon.state import membership as module
 from daemon.state.membership import Membership
@@ -18,7 +18,7 @@ from peers.rounds.manifest_in_force import ManifestInForce
 from peers.wire.certificates import CertificateError, sign_vote, vote_payload
 from peers.wire.manifest import signed
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
+from tests.support.authority import Federation
 
 DAY = timedelta(days=1)
 SAID = b"hanse-test\0what is said"

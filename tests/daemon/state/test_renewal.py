@@ -28,7 +28,7 @@ from peers.wire.certificates import CertificateError
 from peers.wire.manifest import signed
 from tests.crypto.identity.forgery import DAY, NOW, enrol, load
 from tests.daemon.rounds.test_catch_up import GENESIS, SHAPE, history, membership_of
-from tests.live.authority import Federation, signer
+from tests.support.authority import Federation, signer
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ import pytest
 from daemon.state.audit_format import segments
 from daemon.state.state_lock import LOCK_FILE, StateError, StateInUse, locked
 from tests.daemon.state.entries import entries
-from tests.live.authority import free_port
-from tests.live.federation import LiveFederation, LiveSite
 from tests.support import warm
+from tests.support.authority import free_port
+from tests.support.federation import LiveFederation, LiveSite
 
 Listing = dict[str, tuple[int, int, str]]
 

@@ -184,7 +184,10 @@ def test_the_file_of_a_version_stays_below_its_bound(tmp_path: Path) -> None:
 def test_without_the_variable_a_fault_point_is_nothing() -> None:
     assert faultpoints.passing_with("") is faultpoints._nothing
     assert (
-        child("from daemon import faultpoints as f; assert f.passing is f._nothing").returncode == 0
+        child(
+            "from daemon.process import faultpoints as f; assert f.passing is f._nothing"
+        ).returncode
+        == 0
     )
 
 

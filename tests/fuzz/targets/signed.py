@@ -26,7 +26,7 @@ from proto import federation_pb2 as pb
 from tests.crypto.identity.forgery import IdentityKeys
 from tests.fuzz.mutators import mutate_message
 from tests.fuzz.world import AT, SITES, training, world
-from tests.peers.attempts.signed_rounds import Stage
+from tests.support.signed_rounds import Stage
 
 _ATTEMPT = 2  # that promises and bundles are for
 _LATER = _ATTEMPT + 1

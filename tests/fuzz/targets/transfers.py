@@ -31,7 +31,7 @@ from peers.wire.messages import PROTOCOL_VERSION, decode
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import EDGES, mutate_bytes, mutate_message
 from tests.fuzz.world import FEDERATION, world
-from tests.peers.link.loopback import KeepsAll
+from tests.support.loopback import KeepsAll
 
 FRAME = 64
 _LENGTH = struct.Struct(">H")

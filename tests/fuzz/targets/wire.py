@@ -25,7 +25,7 @@ from peers.wire.messages import decode, parse
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import mutate_bytes, mutate_message
 from tests.fuzz.world import AT, FEDERATION, GENESIS, SITES, certificate, chain, vote_body, world
-from tests.peers.wire.good_messages import BODIES, SIGNED, envelope, hello
+from tests.support.good_messages import BODIES, SIGNED, envelope, hello
 
 _LENGTH = struct.Struct(">I")
 

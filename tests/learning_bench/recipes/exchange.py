@@ -27,7 +27,7 @@ from daemon.learning.options import TrainingOptions
 from daemon.state.versions import ShapeManifest, largest_file, read_version, write_version
 from tests.crypto.masking.masked import Relay
 from tests.daemon.jobs.proofs import AGREED, LEAD, check_of, proven
-from tests.live.authority import FEDERATION_ID, Federation
+from tests.support.authority import FEDERATION_ID, Federation
 
 Updates = dict[str, tuple[Path, int]]  # site -> its update's file, how many examples
 Exchange = Literal["ckks", "masking", "in the clear"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from crypto.arrays import Float32
 from crypto.disclosure import BucketTable, Projections, noisy
-from daemon.learning.foreign import Disclosure
+from daemon.learning.retriever.peer_negatives import Disclosure
 from peers.link.negatives import nearest
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from config.recipes import DepthOptions
 from crypto.privacy import NoiseTerms
-from daemon.learning.foreign import Disclosure
 from daemon.learning.options import TrainingOptions
+from daemon.learning.retriever.peer_negatives import Disclosure
 from tests.learning_bench.recipes.exchange import Training
 from tests.learning_bench.recipes.named import Named
 from tests.learning_bench.recipes.recipes import (

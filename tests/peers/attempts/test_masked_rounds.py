@@ -16,9 +16,9 @@ from peers.plans.policy import Policy
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import check
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import Stage
 from tests.simulation.network import World, coordinator, plan
 from tests.simulation.scenarios.faults import Faults
+from tests.support.signed_rounds import Stage
 
 
 def masked_world(sites: int, *, seed: int = 1, faults: Faults | None = None, f: int = 0) -> World:

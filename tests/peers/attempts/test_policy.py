@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.settings import load
+from config.loading import load
 from crypto.privacy import LARGEST_MULTIPLIER, least_multiplier, scheduled_multiplier
 from peers.plans import robust
 from peers.plans.policy import Policy, noise_objection, weakening

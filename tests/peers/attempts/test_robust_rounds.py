@@ -15,10 +15,10 @@ from peers.rounds.runs import RunRefused
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import Stage
 from tests.simulation.network import World, coordinator, plan
 from tests.simulation.scenarios.faults import Faults
 from tests.simulation.scenarios.updates import HONEST
+from tests.support.signed_rounds import Stage
 
 
 def world(

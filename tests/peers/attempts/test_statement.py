@@ -19,8 +19,8 @@ from peers.wire.manifest import FederationManifest
 from peers.wire.messages import parse
 from peers.wire.signing import Kind, digest_of, sign, sign_bytes
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
 from tests.simulation.network import plan
+from tests.support.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from peers.attempts.secure_sum import CoordinatorSteps
 from peers.attempts.statement import Known
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import EXPONENTS, Stage
 from tests.simulation.network import TIMING, World, coordinator, plan
 from tests.simulation.scenarios.faults import Faults
+from tests.support.signed_rounds import EXPONENTS, Stage
 
 AT = {"round": 1, "attempt": 0}
 SUM = hashlib.sha256(b"sum").digest()

@@ -10,8 +10,8 @@ from peers.attempts import effects as do
 from peers.plans.policy import Policy
 from peers.rounds.attending import MOST_DRAWS
 from proto import federation_pb2 as pb
-from tests.peers.rounds.one_machine import Alone, refused, sent, stated, witnessing
 from tests.simulation.network import POLICY, World, plan
+from tests.support.one_machine import Alone, refused, sent, stated, witnessing
 
 
 def drawn_often(alone: Alone, sites: str, *, times: int = MOST_DRAWS) -> None:

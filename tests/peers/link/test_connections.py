@@ -28,9 +28,9 @@ from peers.link.transport import KeepInTouch, Terms
 from peers.wire.errors import PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation, free_port
-from tests.peers.link.lines import Line, relocated, until
-from tests.peers.link.loopback import (
+from tests.support.authority import Federation, free_port
+from tests.support.lines import Line, relocated, until
+from tests.support.loopback import (
     CONTEXT,
     QUICK,
     UPDATE,

@@ -16,9 +16,9 @@ import pytest
 from peers.wire.errors import PeerError, PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB, PROTOCOL_VERSION
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.loopback import UPDATE, VERSION, hint, running, spooled
-from tests.peers.link.strangers import SPOILT, Answers, Spoil, answering, framed
+from tests.support.authority import Federation
+from tests.support.loopback import UPDATE, VERSION, hint, running, spooled
+from tests.support.strangers import SPOILT, Answers, Spoil, answering, framed
 
 
 @pytest.fixture

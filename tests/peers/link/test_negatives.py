@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crypto.disclosure import Projections, noisy
-from daemon.learning.foreign import Disclosed, Disclosure, disclosed, same_above
+from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, disclosed, same_above
 from daemon.services.negatives import Asking, AskOptions, own_secret
 from peers.link.contacts import PeerStatistics
 from peers.link.negatives import AnswerPolicy, Declined, Desk, QuotaSpent, nearest, select
@@ -36,9 +36,9 @@ from peers.wire.negative_bounds import (
     reply_of,
 )
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.loopback import QUICK, KeepsAll, Site, running
-from tests.peers.link.strangers import beta_calling, calling, refused
+from tests.support.authority import Federation
+from tests.support.loopback import QUICK, KeepsAll, Site, running
+from tests.support.strangers import beta_calling, calling, refused
 
 DIGEST = b"\x07" * 32
 D = 8

@@ -25,10 +25,10 @@ from peers.link.transport import Keepalive, KeepInTouch, Transport
 from peers.wire.errors import PeerError, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.lines import Line, mute, relocated, until
-from tests.peers.link.loopback import QUICK, UPDATE, VERSION, Site, hint, running
-from tests.peers.link.strangers import Answers, answering, framed
+from tests.support.authority import Federation
+from tests.support.lines import Line, mute, relocated, until
+from tests.support.loopback import QUICK, UPDATE, VERSION, Site, hint, running
+from tests.support.strangers import Answers, answering, framed
 
 IMPATIENT = replace(
     QUICK,

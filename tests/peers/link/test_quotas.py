@@ -20,9 +20,9 @@ from peers.link.transport import Terms
 from peers.wire.errors import PeerBusy
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.loopback import CONTEXT, QUICK, UPDATE, VERSION, running
-from tests.peers.link.strangers import beta_calling, calling, framed, pushed, refused
+from tests.support.authority import Federation
+from tests.support.loopback import CONTEXT, QUICK, UPDATE, VERSION, running
+from tests.support.strangers import beta_calling, calling, framed, pushed, refused
 
 Code = grpc.StatusCode
 

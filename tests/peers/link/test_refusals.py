@@ -26,9 +26,9 @@ from cryptography import x509
 from peers.wire.errors import PeerUnreachable
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.lines import until
-from tests.peers.link.loopback import (
+from tests.support.authority import Federation
+from tests.support.lines import until
+from tests.support.loopback import (
     CONTEXT,
     QUICK,
     UPDATE,
@@ -39,7 +39,7 @@ from tests.peers.link.loopback import (
     running,
     spooled,
 )
-from tests.peers.link.strangers import (
+from tests.support.strangers import (
     ALPHA,
     SERVICE,
     SPOILT,

@@ -30,9 +30,9 @@ from peers.wire.errors import (
 from peers.wire.frames import PartialFile, Received, frames
 from peers.wire.messages import FRAME_BYTES, MIB
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.lines import until
-from tests.peers.link.loopback import (
+from tests.support.authority import Federation
+from tests.support.lines import until
+from tests.support.loopback import (
     CONTEXT,
     QUICK,
     UPDATE,

@@ -17,10 +17,10 @@ from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.signing import Kind, name_of, sign
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import EXPONENTS, Stage
-from tests.peers.rounds.one_machine import Alone, lead_of, refused, sent
-from tests.peers.wire.good_messages import statement
 from tests.simulation.network import TIMING, World
+from tests.support.good_messages import statement
+from tests.support.one_machine import Alone, lead_of, refused, sent
+from tests.support.signed_rounds import EXPONENTS, Stage
 
 
 def test_nobody_is_accused_by_what_somebody_else_says_that_it_applied() -> None:

@@ -13,9 +13,9 @@ from peers.rounds import runs
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
 from tests.peers.attempts.test_robust_rounds import robust_plan
-from tests.peers.rounds.one_machine import Alone, refused, sent, stated
 from tests.peers.rounds.test_run_in_force import expelled, wished
 from tests.simulation.network import SimulatedKeys, World
+from tests.support.one_machine import Alone, refused, sent, stated
 
 
 def more_protection(alone: Alone, generation: int = 2) -> pb.Signed:

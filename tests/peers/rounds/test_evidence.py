@@ -10,7 +10,7 @@ from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import Stage
+from tests.support.signed_rounds import Stage
 
 KINDS = (pb.TWO_PROMISES, pb.TWO_STATEMENTS, pb.TWO_APPLIED, pb.TWO_VOTES)
 

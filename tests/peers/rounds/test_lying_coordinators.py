@@ -16,9 +16,9 @@ from peers.wire.certificates import CertificateError, certificate_of, sign_vote
 from peers.wire.manifest import FederationManifest
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
-from tests.peers.rounds.one_machine import Alone, lead_of, refused, sent, stated
 from tests.simulation.network import FEDERATION, TIMING, World, plan
+from tests.support.one_machine import Alone, lead_of, refused, sent, stated
+from tests.support.signed_rounds import EXPONENTS, VERSION, Stage, manifest_of
 
 LAST = 2**32 - 2  # of all attempts that there are
 

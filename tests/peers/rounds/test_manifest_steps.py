@@ -15,9 +15,9 @@ from peers.rounds.manifest_in_force import ManifestInForce
 from peers.wire.certificates import RULES
 from peers.wire.manifest import FederationManifest, ManifestSite
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import manifest_of
 from tests.simulation.network import World, coordinator
 from tests.simulation.work import LONGEST_WORK_S
+from tests.support.signed_rounds import manifest_of
 
 # ---- which one is in force ------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import FederationManifest, ManifestSite
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import Stage
-from tests.peers.rounds.one_machine import Alone, lead_of, refused, sent
 from tests.simulation.network import FEDERATION, TIMING, World
+from tests.support.one_machine import Alone, lead_of, refused, sent
+from tests.support.signed_rounds import Stage
 
 
 def restated(stage: Stage, lock: HeldLock, attempt: int) -> HeldLock:

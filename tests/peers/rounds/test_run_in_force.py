@@ -11,8 +11,8 @@ from peers.rounds import runs
 from peers.wire.certificates import CertificateError
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
-from tests.peers.rounds.one_machine import Alone, refused, sent
 from tests.simulation.network import FEDERATION, World
+from tests.support.one_machine import Alone, refused, sent
 
 
 def wished(

@@ -18,7 +18,7 @@ from peers.wire.bounds import COUNT_MAX, rule_of
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import BLOB_BYTES, FRAME_BYTES, check, decode, one_line, parse
 from proto import federation_pb2 as pb
-from tests.peers.wire.good_messages import (
+from tests.support.good_messages import (
     BODIES,
     DIGEST,
     SIGNED,

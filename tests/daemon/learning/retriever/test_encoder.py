@@ -18,7 +18,7 @@ import pytest
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever import encoder as encoder_module
 from daemon.learning.retriever.encoder import DEFAULT_ENCODER, OFFLINE_PACKAGE, Encoder, locate
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 TEXTS = [
     "a short one",

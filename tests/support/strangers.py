@@ -27,8 +27,8 @@ from crypto.identity.site import Identity
 from peers.wire.frames import frames
 from peers.wire.messages import FRAME_BYTES, PROTOCOL_VERSION
 from proto import federation_pb2 as pb
-from tests.live.authority import Federation
-from tests.peers.link.loopback import UPDATE
+from tests.support.authority import Federation
+from tests.support.loopback import UPDATE
 
 SERVICE = "hanse.federation.v1.Federation"
 ALPHA = "alpha.med.hanse.internal"

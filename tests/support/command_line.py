@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from daemon.fedctl import main
-from tests.daemon.fedctl.canned_daemon import CannedDaemon, canned_daemon
+from tests.support.canned_daemon import CannedDaemon, canned_daemon
 
 
 class Ran(NamedTuple):

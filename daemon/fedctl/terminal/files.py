@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from daemon.fedctl.output import CommandError, Exit
+from daemon.fedctl.terminal.output import CommandError, Exit
 
 # A certificate or a request is a few KiB, a manifest at most 1 MiB.
 _MAX_READ = 1 << 20

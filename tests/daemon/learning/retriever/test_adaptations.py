@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from daemon.learning.adaptations import FullRetriever, LoraServerRetriever, onto_columns, onto_rows
 from daemon.learning.options import LearningError, TrainingOptions
+from daemon.learning.retriever.adaptations import (
+    FullRetriever,
+    LoraServerRetriever,
+    onto_columns,
+    onto_rows,
+)
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
 from daemon.learning.retriever.retriever import Retriever, Texts, adapted
-from daemon.learning.training import TrainingSet, fit, shared_copies
+from daemon.learning.retriever.training import TrainingSet, fit, shared_copies
 from daemon.personal.personal import PersonalState, PersonalStore, sweep
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln"]
 OPTIONS = TrainingOptions(local_epochs=2, batch_size=4, learning_rate=1e-3, hard_negatives=0)

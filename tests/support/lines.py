@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from peers.wire.manifest import FederationManifest
-from tests.live.authority import Federation
+from tests.support.authority import Federation
 
 # Before a cut: who was called reads some of the 6 MiB that its kernel may hold and would drop.
 _IN_FLIGHT_S = 0.1

@@ -18,7 +18,7 @@ from daemon.process.workers import report
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.learning.training import TrainingSet
+    from daemon.learning.retriever.training import TrainingSet
 
 
 _SLICE = 256  # texts embedded between two progress reports, and stored in one transaction

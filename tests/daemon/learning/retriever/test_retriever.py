@@ -23,7 +23,7 @@ from daemon.learning.retriever.retriever import (
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.serving import open_retriever
 from daemon.state.versions import VersionError
-from tests.daemon.learning.small_models import small_encoder
+from tests.support.small_models import small_encoder
 
 TEXTS = ["the pump is checked in spring", "lamps last two winters", "who pays the ferryman?"]
 

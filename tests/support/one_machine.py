@@ -21,8 +21,8 @@ from peers.attempts.statement import Known
 from peers.rounds.protocol import Protocol
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
-from tests.peers.attempts.signed_rounds import Stage
 from tests.simulation.network import GENESIS, World
+from tests.support.signed_rounds import Stage
 
 
 class Alone:

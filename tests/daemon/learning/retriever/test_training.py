@@ -14,8 +14,8 @@ from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.mining import filter_ranked, mine_negatives
 from daemon.learning.retriever.retriever import HeadRetriever, Retriever, Texts, adapted
-from daemon.learning.training import TrainingSet, fit, training_seed
-from tests.daemon.learning.small_models import small_encoder
+from daemon.learning.retriever.training import TrainingSet, fit, training_seed
+from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln", "loom", "mill"]
 OPTIONS = TrainingOptions(

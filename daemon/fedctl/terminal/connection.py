@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from daemon.fedctl.output import CommandError, Exit, Session
+from daemon.fedctl.terminal.output import CommandError, Exit, Session
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -37,7 +37,7 @@ def socket_path(session: Session) -> Path:
     if session.socket is not None:
         return session.socket
     if session.config is not None:
-        from config.settings import SettingsError, load
+        from config.loading import SettingsError, load
 
         try:
             return load(session.config).control.socket
@@ -52,7 +52,7 @@ def socket_path(session: Session) -> Path:
 
 def settings_of(path: Path) -> Settings:
     """A daemon's settings; CommandError when they are refused."""
-    from config.settings import SettingsError, load
+    from config.loading import SettingsError, load
 
     try:
         return load(path)

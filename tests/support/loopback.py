@@ -29,7 +29,7 @@ from peers.wire.errors import BlobUnknown
 from peers.wire.frames import Received, Source
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
-from tests.live.authority import FEDERATION_ID, Federation
+from tests.support.authority import FEDERATION_ID, Federation
 
 # Short enough for tests; greetings only when a test wants one.
 QUICK = Terms(

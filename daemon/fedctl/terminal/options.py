@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.fedctl.output import Exit, Session
+from daemon.fedctl.terminal.output import Exit, Session
 from proto import bounds
 
 _Json = Annotated[

@@ -30,9 +30,9 @@ from safetensors import safe_open
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 from proto.control_pb2_grpc import ControlStub
-from tests.daemon.learning.small_models import small_encoder
-from tests.live.authority import Federation
 from tests.support import warm
+from tests.support.authority import Federation
+from tests.support.small_models import small_encoder
 
 if TYPE_CHECKING:
     from proto.control_pb2_grpc import ControlAsyncStub

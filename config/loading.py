@@ -1,0 +1,363 @@
+"""From the file to settings: read and checked once, everything that is wrong with it at once.
+
+`load` returns a frozen tree of `Settings`, or raises one `SettingsError` that lists every
+mistake, a line each, with its remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from annotated_types import Ge, Gt, Le
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
+from config.settings import (
+    SECTIONS,
+    LearningSettings,
+    NegativesSettings,
+    PrivacySettings,
+    RetrievalSettings,
+    RetrieverSettings,
+    RobustSettings,
+    RoundsSettings,
+    Settings,
+    TrainingSettings,
+)
+from config.tables import Section
+
+# Special tokens that an encoder puts around a text ([CLS] and [SEP]).
+_SPECIAL_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where, what was found, what belongs there, what to do."""
+
+    key: str
+    found: str
+    expected: str
+    remedy: str
+
+    def __str__(self) -> str:
+        found = f" = {self.found}" if self.found else ""
+        return f"{self.key}{found}: expected {self.expected}; {self.remedy}"
+
+
+class SettingsError(Exception):
+    """The settings file cannot be used; ``problems`` holds every reason at once."""
+
+    def __init__(self, path: Path, problems: tuple[Problem, ...]) -> None:
+        self.path = path
+        self.problems = problems
+        super().__init__("\n".join([f"settings refused: {path}", *(f"  {p}" for p in problems)]))
+
+
+def load(path: Path) -> Settings:
+    """Read and check a settings file.
+
+    Relative paths in it start at its own folder, wherever the daemon was started.
+    Files that it names need not exist yet: who opens them says what is missing.
+    Raises SettingsError with all problems at once.
+    """
+    document = _parse(path)
+    context = {"folder": path.absolute().parent}
+    problems: list[Problem] = [
+        _unknown_table(key, value) for key, value in document.items() if key not in SECTIONS
+    ]
+    sections: dict[str, Section] = {}
+    recipe = _recipe_of(document)
+    for name, model in SECTIONS.items():
+        table = document.get(name, {})
+        if not isinstance(table, dict):
+            problems.append(_not_a_table(name, table))
+            continue
+        try:
+            whole = {**recipe.get(name, {}), **table}
+            sections[name] = model.model_validate(whole, context=context)
+        except ValidationError as error:
+            problems += [_explain(name, details) for details in error.errors()]
+    problems += _contradictions(sections)
+    if problems:
+        raise SettingsError(path, tuple(problems))
+    return Settings.model_validate(sections)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    def refused(found: str, expected: str, remedy: str) -> SettingsError:
+        return SettingsError(path, (Problem("file", found, expected, remedy),))
+
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError as error:
+        remedy = "copy config/fedd.example.toml there and adapt it, or give --config"
+        raise refused("missing", "a TOML file", remedy) from error
+    except OSError as error:
+        remedy = "check its path and who may read it"
+        raise refused(error.strerror or str(error), "a readable TOML file", remedy) from error
+    except UnicodeDecodeError as error:
+        remedy = "save it as UTF-8"
+        raise refused(f"not UTF-8 at byte {error.start}", "a TOML file", remedy) from error
+    except tomllib.TOMLDecodeError as error:
+        remedy = "correct the file there (text goes in quotes)"
+        raise refused(str(error), "valid TOML", remedy) from error
+
+
+def _recipe_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the chosen recipe puts into each table; an unknown one is refused with its table."""
+    learning = document.get("learning")
+    name = learning.get("recipe", DEFAULT_RECIPE) if isinstance(learning, dict) else DEFAULT_RECIPE
+    found = RECIPES.get(name) if isinstance(name, str) else None
+    return found.settings if found is not None else {}
+
+
+# ---- explaining -------------------------------------------------------------
+
+
+def explained(section: str, error: ValidationError) -> list[str]:
+    """What is wrong with values of one table, a line each."""
+    return [str(_explain(section, details)) for details in error.errors()]
+
+
+def _explain(section: str, details: ErrorDetails) -> Problem:
+    key = str(details["loc"][0])
+    path = f"{section}.{key}"
+    if details["type"] == "extra_forbidden":
+        return _unknown_key(section, key, details["input"])
+    field = SECTIONS[section].model_fields[key]
+    context = details.get("ctx", {})
+    found = _toml(details["input"])
+    if details["type"] == "setting":
+        return Problem(path, found, context["expected"], context["remedy"])
+    remedies = {
+        "greater_than_equal": f"raise it to {context.get('ge')} or more",
+        "greater_than": f"raise it above {context.get('gt')}",
+        "less_than_equal": f"lower it to {context.get('le')} or less",
+    }
+    remedy = remedies.get(details["type"]) or _example(key, field)
+    return Problem(path, found, _expected(field), remedy)
+
+
+def _expected(field: FieldInfo) -> str:
+    """What belongs there, in words, from the type and the bounds of the field."""
+    choices = get_args(field.annotation)
+    if choices and isinstance(choices[0], str | int):
+        return "one of " + ", ".join(_toml(choice) for choice in choices)
+    kinds: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number"}
+    kinds[float | None] = kinds[float]  # None is written by leaving the line out
+    kind = kinds.get(field.annotation, "a text in quotes")
+    for bound in field.metadata:
+        match bound:
+            case Ge(ge=low):
+                kind += f" from {low}"
+            case Gt(gt=low):
+                kind += f" above {low}"
+            case Le(le=high):
+                kind += f" to {high}" if "from" in kind else f", at most {high}"
+    return kind
+
+
+def _example(key: str, field: FieldInfo) -> str:
+    if field.default_factory is None and field.default is not None:
+        return f"write for example {key} = {_toml(field.default)}"
+    return "correct the value or remove the line"
+
+
+def _unknown_table(key: str, value: object) -> Problem:
+    expected = "one of the tables " + " ".join(f"[{name}]" for name in SECTIONS)
+    if not isinstance(value, dict):
+        return Problem(key, _toml(value), "a key inside a table", _nearest("", key))
+    close = difflib.get_close_matches(key, SECTIONS, n=1)
+    remedy = f"did you mean [{close[0]}]?" if close else "remove it"
+    return Problem(f"[{key}]", "", expected, remedy)
+
+
+def _not_a_table(name: str, value: object) -> Problem:
+    return Problem(name, _toml(value), f"a table [{name}]", f"write [{name}] on a line of its own")
+
+
+def _unknown_key(section: str, key: str, value: object) -> Problem:
+    known = ", ".join(SECTIONS[section].model_fields)
+    return Problem(
+        f"{section}.{key}", _toml(value), f"a key of [{section}] ({known})", _nearest(section, key)
+    )
+
+
+def _nearest(section: str, key: str) -> str:
+    """The option an unknown key was perhaps meant to be; the same table is tried first."""
+    here = SECTIONS[section].model_fields if section in SECTIONS else {}
+    close = difflib.get_close_matches(key, here, n=1)
+    if close:
+        return f"did you mean {section}.{close[0]}?"
+    owners = {option: name for name, model in SECTIONS.items() for option in model.model_fields}
+    close = difflib.get_close_matches(key, owners, n=1)
+    if close:
+        return f"did you mean {close[0]} in [{owners[close[0]]}]?"
+    return "remove it"
+
+
+def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
+    """Values that are fine alone but not together, in the tables that could be read."""
+    training, rounds = sections.get("training"), sections.get("rounds")
+    retriever, retrieval = sections.get("retriever"), sections.get("retrieval")
+    if isinstance(training, TrainingSettings) and (
+        training.local_epochs > training.max_local_epochs
+    ):
+        yield Problem(
+            "training.local_epochs",
+            str(training.local_epochs),
+            f"at most training.max_local_epochs = {training.max_local_epochs}",
+            "lower it, or this site refuses the plans that it proposes itself",
+        )
+    privacy = sections.get("privacy")
+    if isinstance(privacy, PrivacySettings):
+        yield from _privacy_problems(privacy, training)
+    if isinstance(retriever, RetrieverSettings):
+        yield from _adaptation_problems(retriever, sections.get("learning"))
+        yield from _answering_problems(retriever, sections.get("negatives"))
+    robust = sections.get("robust")
+    if isinstance(robust, RobustSettings) and isinstance(training, TrainingSettings):
+        yield from _robust_problems(robust, training)
+    if isinstance(rounds, RoundsSettings) and rounds.heartbeat_s >= rounds.phase_deadline_s:
+        yield Problem(
+            "rounds.heartbeat_s",
+            str(rounds.heartbeat_s),
+            f"less than rounds.phase_deadline_s = {rounds.phase_deadline_s}",
+            "lower it, or phases end before a site is seen to be there",
+        )
+    if isinstance(retriever, RetrieverSettings) and isinstance(retrieval, RetrievalSettings):
+        room = retriever.max_tokens - _SPECIAL_TOKENS
+        if retrieval.passage_tokens > room:
+            yield Problem(
+                "retrieval.passage_tokens",
+                str(retrieval.passage_tokens),
+                f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
+                "lower it or raise max_tokens, or the end of a passage is never embedded",
+            )
+
+
+def _privacy_problems(privacy: PrivacySettings, training: Section | None) -> Iterator[Problem]:
+    """Noise that is required, and of which nothing says how much; or that no plan can have."""
+    if isinstance(training, TrainingSettings) and privacy.colluders >= training.min_participants:
+        yield Problem(
+            "privacy.colluders",
+            str(privacy.colluders),
+            f"less than training.min_participants = {training.min_participants}",
+            "lower it: when all contributors collude, nobody is left whose noise is unknown",
+        )
+    if privacy.required and privacy.epsilon is None and privacy.least_noise is None:
+        yield Problem(
+            "privacy.required",
+            "true",
+            "privacy.epsilon or privacy.least_noise beside it",
+            "write for example epsilon = 8.0: without either, a plan with a noise multiplier of "
+            "0.001 will do, and one round of it is epsilon = 506184",
+        )
+    if privacy.least_noise is not None and privacy.least_noise > privacy.max_noise:
+        yield Problem(
+            "privacy.least_noise",
+            str(privacy.least_noise),
+            f"at most privacy.max_noise = {privacy.max_noise}",
+            "lower it, or every plan has too little noise or too much",
+        )
+
+
+def _adaptation_problems(
+    retriever: RetrieverSettings, learning: Section | None
+) -> Iterator[Problem]:
+    """What the adaptations can't do together."""
+    beneath = PERSONAL[retriever.personal].adapt
+    if beneath not in (None, retriever.adapt):
+        yield Problem(
+            "retriever.personal",
+            _toml(retriever.personal),
+            f"retriever.adapt = {_toml(beneath)}, behind which it lies",
+            "choose another of the two",
+        )
+    if not isinstance(learning, LearningSettings):
+        return
+    if learning.start_from == "local" and retriever.adapt == "lora_server":
+        yield Problem(
+            "learning.start_from",
+            _toml(learning.start_from),
+            '"global" with retriever.adapt = "lora_server"',
+            "what is exchanged then is a projection on factors that a student has left",
+        )
+    if learning.aggregate != "fedavg" and retriever.adapt == "lora_server":
+        yield Problem(
+            "learning.aggregate",
+            _toml(learning.aggregate),
+            '"fedavg" with retriever.adapt = "lora_server"',
+            "rounds train one factor in turn, and momentum goes on moving the other",
+        )
+
+
+def _answering_problems(
+    retriever: RetrieverSettings, negatives: Section | None
+) -> Iterator[Problem]:
+    """A site that said it answers, and whose every answer would be that it cannot."""
+    if (
+        isinstance(negatives, NegativesSettings)
+        and negatives.answer
+        and PERSONAL[retriever.personal].owns_passages
+    ):
+        first, *others = [_toml(name) for name, one in PERSONAL.items() if not one.owns_passages]
+        yield Problem(
+            "negatives.answer",
+            "true",
+            f"false with retriever.personal = {_toml(retriever.personal)}, which embeds passages "
+            "as no other site does",
+            f"set it to false, or write personal = {first} (or {', '.join(others)}) in [retriever]",
+        )
+
+
+def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iterator[Problem]:
+    """A rule's preconditions on n and f; a plan has n >= min_participants + f sites."""
+    rule, f = robust.rule, robust.byzantine_sites
+    if rule in ("median", "trimmed_mean"):
+        yield Problem(
+            "robust.rule",
+            _toml(rule),
+            "a rule for encrypted updates: norm, krum or multi_krum",
+            f"{rule} needs every site's values in the clear; choose another rule",
+        )
+    elif robust.required and (rule == "none" or training.mode == "masking"):
+        yield Problem(
+            "robust.required",
+            "true",
+            'a robust.rule, and training.mode = "ckks"',
+            "choose them, or this site refuses the plans that it proposes itself",
+        )
+    elif rule != "none" and training.mode == "masking":
+        yield Problem(
+            "robust.rule",
+            _toml(rule),
+            '"none" with training.mode = "masking"',
+            "masked updates can't be compared; choose one of the two",
+        )
+    elif rule != "none":
+        # n >= 2f + 3 for krum; else n >= 3 and n >= 2f + 2, as 2f + 1 key holders answer
+        least = f + 3 if "krum" in rule else max(f + 2, 3 - f)
+        if training.min_participants < least:
+            yield Problem(
+                "training.min_participants",
+                str(training.min_participants),
+                f"at least {least} for robust.rule = {_toml(rule)} and byzantine_sites = {f}",
+                f"raise it: {rule} needs {least + f} sites, of which {f} may be rejected",
+            )
+
+
+def _toml(value: object) -> str:
+    """A value as it would stand in the file, cut to one short line."""
+    if isinstance(value, Path):
+        value = str(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}…"

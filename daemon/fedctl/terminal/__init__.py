@@ -1,0 +1,1 @@
+"""What every command has: options, output, the connection, the files that people name."""

@@ -1,0 +1,167 @@
+"""From settings to the objects that a daemon is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from config.recipes import DepthOptions
+from config.settings import LimitsSettings, Settings
+from daemon.learning.options import RetrieverDescription
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.process.workers import Worker, import_once
+from daemon.rounds.catch_up import Folders
+from daemon.state.membership import Membership
+from daemon.state.store import Store
+from peers.attempts import effects as do
+from peers.attempts.preparing import SharedModel
+from peers.link.quotas import Quotas
+from peers.link.transport import Limits
+from peers.plans.policy import Policy
+from peers.rounds.machine import Member, Stored, Verification
+from peers.rounds.pacemaker import Timing
+from peers.rounds.protocol import Protocol
+from peers.wire.messages import INCARNATION_BYTES
+
+log = structlog.get_logger()
+
+_FILES_AT_MOST = 65_536  # descriptors that we ask for; more are for whoever sets LimitNOFILE=
+
+# What the learning and the answering worker need; and this module, which every process
+# that multiprocessing starts imports again as its main one.
+_IMPORTED_ONCE = ("daemon.main", "daemon.learning.retriever.retriever", "daemon.jobs.answering")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that compute, one kind of work each."""
+
+    learning: Worker
+    answering: Worker
+    crypto: Worker
+    auditing: Worker
+    sharing: Worker
+
+    @classmethod
+    def of(cls, threads: int) -> Workers:
+        """Training may use all threads but never at a question's or a round's expense."""
+        import_once(_IMPORTED_ONCE, threads=threads)
+        return cls(
+            learning=Worker("learning", threads=threads, nice=5, forked=True),
+            answering=Worker("answering", threads=threads, forked=True),
+            # Whatever a peer's bytes make of it, the next attempt need not wait for long.
+            crypto=Worker("crypto", threads=1, patience_s=5.0),
+            auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
+            # Peers' searches: never at a question's expense, and soon free of one that is lost.
+            sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
+        )
+
+    @property
+    def all(self) -> tuple[Worker, ...]:
+        """Each of them."""
+        return (self.learning, self.answering, self.crypto, self.auditing, self.sharing)
+
+    async def stop(self) -> None:
+        """End every worker process."""
+        await asyncio.gather(*(worker.stop() for worker in self.all))
+
+
+def retriever_spec(settings: Settings) -> RetrieverSpec:
+    """What this site runs."""
+    retriever = settings.retriever
+    return RetrieverSpec(
+        encoder=retriever.encoder,
+        adapt=retriever.adapt,
+        max_tokens=retriever.max_tokens,
+        device=retriever.device,
+        threads=settings.workers.threads,
+        lora_rank=retriever.lora_rank,
+        lora_alpha=retriever.lora_alpha,
+        personal=retriever.personal,
+        personal_folder=str(settings.site.state_dir / "personal"),
+        learn_from=settings.pairs.learn_from,
+        made_pairs=str(settings.site.state_dir / "made_pairs.jsonl"),
+        depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
+    )
+
+
+def folders_of(state: Path) -> Folders:
+    """Where rounds keep their files, below the state folder."""
+    return Folders(
+        versions=state / "versions",
+        spool=state / "spool" / "attempts",
+        arriving=state / "spool" / "arriving",
+        residual=state / "residual.npy",
+        kept=state / "kept",
+    )
+
+
+def limits_of(wanted: LimitsSettings) -> Limits:
+    """The operator's limits, within what the system gives us.
+
+    The files of the state and the control socket need descriptors, too: connections
+    get half of them, so that no crowd at the door can stop this site.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = _FILES_AT_MOST if hard == resource.RLIM_INFINITY else min(hard, _FILES_AT_MOST)
+    files = max(soft, files)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    connections = min(wanted.connections, files // 2)
+    if connections < wanted.connections:
+        log.warning("fewer connections than limits.connections: raise LimitNOFILE=", files=files)
+    return Limits(
+        connections=connections,
+        quotas=Quotas(
+            requests_per_s=wanted.requests_per_s,
+            burst=wanted.burst,
+            pulls_per_minute=wanted.pulls_per_minute,
+            streams=wanted.streams,
+            copies=wanted.push_copies,
+        ),
+    )
+
+
+def protocol_of(
+    settings: Settings,
+    membership: Membership,
+    store: Store,
+    durable: do.Durable,
+    described: RetrieverDescription,
+) -> Protocol:
+    """The machine of this site's rounds, as its state has it and its settings want it."""
+    return Protocol(
+        Member(
+            membership.identity.site_id,
+            membership.identity.federation_id,
+            membership,
+            incarnation=secrets.token_bytes(INCARNATION_BYTES),
+        ),
+        Stored(durable, store.certificate(durable.head_round), store.accused()),
+        manifest=membership.manifest,
+        model=SharedModel(described.shape_manifest.digest, described.shape_manifest.total),
+        unix_ms=lambda: time.time_ns() // 1_000_000,
+        policy=Policy(
+            min_participants=settings.training.min_participants,
+            masking_only=settings.training.mode == "masking",
+            max_local_epochs=settings.training.max_local_epochs,
+            privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
+            colluders=settings.privacy.colluders,
+            least_noise=settings.privacy.least_noise or 0.0,
+            max_noise=settings.privacy.max_noise,
+            robust_required=settings.robust.required,
+        ),
+        timing=Timing(
+            phase_s=settings.rounds.phase_deadline_s,
+            train_s=settings.rounds.train_deadline_s,
+            growth=settings.rounds.attempt_growth,
+        ),
+        verification=Verification(
+            membership.verify_vote, membership.verify_certificate, membership.manifest_of
+        ),
+    )
