@@ -41,11 +41,11 @@ from daemon.process.systemd import Notifier
 from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.rounds.attempt_log import AttemptLog
-from daemon.rounds.audited import WitnessedInbox, WitnessedTransport, of_site
-from daemon.rounds.catch_up import Exchange
+from daemon.rounds.audited import AuditedInbox, AuditedTransport, of_site
+from daemon.rounds.catch_up import CatchUp
 from daemon.rounds.driver import Attached, Node
 from daemon.rounds.events import EventQueue
-from daemon.rounds.manifest_gossip import Spreading
+from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.rounds.progress import ProgressBoard
 from daemon.rounds.work import Computing
 from daemon.services.collection import Collection, CollectionSettings, Listeners
@@ -64,7 +64,7 @@ from daemon.state.store import Store, StoreError
 from daemon.state.versions import sweep
 from daemon.wiring import Workers, folders_of, limits_of, protocol_of, retriever_spec
 from peers.link.contacts import Tap
-from peers.link.transport import KeepInTouch, ListenError, Terms, Transport
+from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transport
 from peers.plans import robust
 from peers.rounds.protocol import Protocol
 from peers.wire.manifest import ManifestError
@@ -186,7 +186,7 @@ class Daemon:
             await audit.record_or_owe(of_site(peer), "manifest", "adopted", manifest=version)
 
         folder = self._settings.site.state_dir / "spool" / "arriving"
-        spreading = Spreading(self._membership, transport, folder, apply)
+        spreading = ManifestGossip(self._membership, transport, folder, apply)
         await spreading.run(adopting=self._settings.identity.adopt_manifests)
 
     async def _warm_up(self, crypto: Worker) -> None:
@@ -284,7 +284,7 @@ class Daemon:
         )
         protocol = protocol_of(settings, membership, store, durable, described)
         events = EventQueue()
-        exchange = Exchange(
+        catch_up = CatchUp(
             store=store,
             folders=folders,
             shapes=shapes,
@@ -307,14 +307,14 @@ class Daemon:
             ),
             learning=workers.learning,
             answering=workers.answering,
-            listeners=Listeners(exchange.suspect_head, curve.answers, curve.changed),
+            listeners=Listeners(catch_up.suspect_head, curve.answers, curve.changed),
         )
         await collection.prepare()
         node = Node(
             credentials=Credentials(membership.identity, membership.trust),
             protocol=protocol,
             manifest=membership.manifest,
-            exchange=exchange,
+            catch_up=catch_up,
             events=events,
             collection=collection,
             privacy=PrivacyBudget(
@@ -330,16 +330,16 @@ class Daemon:
 
     def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
         membership = self._membership
-        return WitnessedTransport(
+        return AuditedTransport(
             audit,
             membership.identity,
             membership.trust,
             membership.manifest,
             self._settings.network.bind,
             self._settings.site.state_dir / "spool" / "incoming",
-            WitnessedInbox(node, audit),
+            AuditedInbox(node, audit),
             head_round=lambda: node.protocol.head_round,
-            terms=Terms(
+            options=LinkOptions(
                 limits=limits_of(self._settings.limits),
                 keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s),
             ),

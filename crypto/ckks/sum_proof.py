@@ -225,7 +225,7 @@ def size_of_tags(holders: int) -> int:
 # ---- coordinator ----------------------------------------------------------------
 
 
-class Tally:
+class TagTally:
     """The tags that came with the updates in a sum, and the coordinator's own integers."""
 
     def __init__(self, check: Check) -> None:

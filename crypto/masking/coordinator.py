@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from crypto.keystream import Integers, Words, add_masks
 from crypto.masking import shamir
 from crypto.masking.roster import Roster
-from crypto.masking.site import Opened, Outcome, check_outcome
+from crypto.masking.site import Attendance, OpenedShares, check_outcome
 from crypto.quantize import CryptoError
 
 _PIECE_BYTES = 1 << 18  # of an input that comes from a file
@@ -86,14 +86,14 @@ class MaskedSum:
         if self._closed or site not in self._sharers or site in self._added:
             raise CryptoError(f"a masked input of {site!r} is not due: it is in, or too late")
 
-    def close(self) -> tuple[Outcome, Words]:
+    def close(self) -> tuple[Attendance, Words]:
         """No input is added any more: who is not in has dropped out. Outcome and masked sum.
 
         Raises CryptoError when too few are in.
         """
         survivors = tuple(sorted(self._added))
         dropouts = tuple(sorted(set(self._sharers) - self._added))
-        outcome = Outcome(survivors, dropouts)
+        outcome = Attendance(survivors, dropouts)
         check_outcome(self._roster, self._sharers, outcome)
         self._closed = True
         return outcome, self._total
@@ -107,7 +107,7 @@ class Unmasking:
     not follow the protocol.
     """
 
-    def __init__(self, roster: Roster, outcome: Outcome, total: Words) -> None:
+    def __init__(self, roster: Roster, outcome: Attendance, total: Words) -> None:
         """``total``: the masked sum, whose memory becomes that of the result.
 
         Raises CryptoError when the outcome is none that may be opened under this
@@ -124,11 +124,11 @@ class Unmasking:
         self._roster = roster
         self._total = total
         self._integers: Integers | None = None
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, OpenedShares] = {}
         self.outcome = outcome
         self.unfit: list[tuple[str, str]] = []
 
-    def take(self, opened: Opened) -> None:
+    def take(self, opened: OpenedShares) -> None:
         """One survivor's shares. Raises CryptoError when they are not exactly those due."""
         site = opened.site
         if site not in self.outcome.survivors or site in self._opened:

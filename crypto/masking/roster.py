@@ -62,7 +62,7 @@ def smallest_threshold(sites: int, colluding: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Terms:
+class Agreement:
     """What the participants agree on before the first key is made.
 
     ``sites`` are sorted; a site's point in the sharing is its place there, from 1
@@ -138,7 +138,7 @@ class Advertisement:
     signature: bytes
 
 
-def advertised(terms: Terms, advertisement: Advertisement) -> bytes:
+def advertised(terms: Agreement, advertisement: Advertisement) -> bytes:
     """What a site signs of its keys, for this federation, round, attempt and plan alone."""
     return b"".join(
         (
@@ -155,7 +155,7 @@ def advertised(terms: Terms, advertisement: Advertisement) -> bytes:
     )
 
 
-def check_advertisement(terms: Terms, advertisement: Advertisement, verify: Verify) -> None:
+def check_advertisement(terms: Agreement, advertisement: Advertisement, verify: Verify) -> None:
     """Raises CryptoError, or what ``verify`` raises, unless a participant signed sound keys."""
     site = advertisement.site
     terms.point(site)
@@ -173,11 +173,13 @@ def check_advertisement(terms: Terms, advertisement: Advertisement, verify: Veri
 class Roster:
     """Who has advertised keys, every signature checked. Made by `Roster.of` alone."""
 
-    terms: Terms
+    terms: Agreement
     advertisements: Mapping[str, Advertisement]
 
     @classmethod
-    def of(cls, terms: Terms, advertisements: Iterable[Advertisement], verify: Verify) -> Roster:
+    def of(
+        cls, terms: Agreement, advertisements: Iterable[Advertisement], verify: Verify
+    ) -> Roster:
         """Check what the coordinator relays, which must be the same at all sites.
 
         Raises CryptoError when a site comes twice, keys are unsound or occur twice, or
@@ -252,7 +254,7 @@ class Roster:
         return public == self.advertisements[site].mask_key
 
 
-def commitment(terms: Terms, site: str, seed: bytes) -> bytes:
+def commitment(terms: Agreement, site: str, seed: bytes) -> bytes:
     """Fixes a seed of 32 uniform bytes and shows nothing of it: finding it means guessing it."""
     return derive(seed, terms.digest, _COMMITMENT, text(site))
 

@@ -45,8 +45,8 @@ from crypto.keystream import Words, add_masks
 from crypto.masking import shamir
 from crypto.masking.roster import (
     Advertisement,
+    Agreement,
     Roster,
-    Terms,
     advertised,
     agree,
     check_sites,
@@ -64,7 +64,7 @@ SEALED_BYTES = 2 * shamir.SHARE_BYTES + _TAG_BYTES
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Attendance:
     """Whose masked input is in the sum, and who shared secrets but sent none; both sorted."""
 
     survivors: tuple[str, ...]
@@ -72,7 +72,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedShares:
     """A site's shares: of the seeds of survivors, and of the mask keys of dropouts."""
 
     site: str
@@ -80,7 +80,7 @@ class Opened:
     mask_keys: Mapping[str, bytes] = field(repr=False)
 
 
-def check_outcome(roster: Roster, sharers: tuple[str, ...], outcome: Outcome) -> None:
+def check_outcome(roster: Roster, sharers: tuple[str, ...], outcome: Attendance) -> None:
     """Raises CryptoError unless a list of survivors and dropouts is one that may be opened."""
     check_sites(outcome.survivors)
     check_sites(outcome.dropouts)
@@ -105,7 +105,7 @@ def check_outcome(roster: Roster, sharers: tuple[str, ...], outcome: Outcome) ->
 class SiteKeys:
     """A site's fresh secrets for one attempt; its public keys go out signed."""
 
-    def __init__(self, terms: Terms, site: str) -> None:
+    def __init__(self, terms: Agreement, site: str) -> None:
         """Raises CryptoError when the site is no participant."""
         self._terms = terms
         self._site = site
@@ -238,7 +238,7 @@ class Contributor:
         self._site = site
         self._secrets: tuple[X25519PrivateKey, bytes] | None = (mask, seed)
         self._held = held
-        self._outcome: Outcome | None = None
+        self._outcome: Attendance | None = None
 
     @property
     def sharers(self) -> tuple[str, ...]:
@@ -261,7 +261,7 @@ class Contributor:
         add_masks(words, [self._roster.self_mask(self._site, seed), *plus], minus)
         return words
 
-    def open(self, outcome: Outcome) -> Opened:
+    def open(self, outcome: Attendance) -> OpenedShares:
         """Step 5: this site's shares of what the outcome needs, and of nothing else.
 
         Only for the outcome of a certified statement: nothing here can tell whether
@@ -279,7 +279,7 @@ class Contributor:
                 "both secrets of a site"
             )
         self._outcome = outcome
-        return Opened(
+        return OpenedShares(
             self._site,
             {site: self._held[site][0] for site in outcome.survivors},
             {site: self._held[site][1] for site in outcome.dropouts},

@@ -28,7 +28,7 @@ Open = Callable[[int, Path], Awaitable[None]]
 """Serve the user with this uid at that Unix socket."""
 
 
-class Doorman:
+class PeerCredentials:
     """Listens at one Unix socket and leads every user to a server of their own."""
 
     def __init__(self, open_server: Open) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc.aio
 
 from daemon.control.context import ServiceContext
-from daemon.control.peer_credentials import Doorman
+from daemon.control.peer_credentials import PeerCredentials
 from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
 
@@ -38,7 +38,7 @@ class ControlSocket:
         self._group = group
         self._around: ServiceContext | None = None
         self._ingesting = asyncio.Lock()
-        self._doorman = Doorman(self._serve)
+        self._doorman = PeerCredentials(self._serve)
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self, around: ServiceContext) -> None:

@@ -79,7 +79,7 @@ class StatusCalls(Calls):
                 *warnings(expiries(node.identity, node.trust, seen)),
                 *filter(None, [node.protocol.waiting_manifest, node.unbooked.warning]),
                 *shut_out(node.identity.site_id, node.manifest, seen),
-                *unverified(node.exchange.unverified, node.protocol.head_round, seen),
+                *unverified(node.catch_up.unverified, node.protocol.head_round, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )

@@ -68,7 +68,7 @@ class Dictionary:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class EmbeddedTexts:
     """Texts by their embeddings [n, d], with all the words and names of each.
 
     ``bags``: of each text the places of its items in the dictionary, which may lack some.
@@ -89,7 +89,7 @@ class Corpus:
         words: Sequence[frozenset[str]],
         names: Sequence[frozenset[str]],
         dictionary: Dictionary,
-    ) -> Corpus:
+    ) -> EmbeddedTexts:
         """A corpus whose items are looked up in ``dictionary``."""
         of_word = {word: place for place, word in enumerate(dictionary.words)}
         of_name = {name: place for place, name in enumerate(dictionary.names, len(of_word))}
@@ -142,7 +142,7 @@ class Measure:
     count: Callable[[Sequence[frozenset[str]], Sequence[frozenset[str]]], Recovery]
 
 
-def measures(train: Corpus, dictionary: Dictionary) -> tuple[Measure, Measure, Measure]:
+def measures(train: EmbeddedTexts, dictionary: Dictionary) -> tuple[Measure, Measure, Measure]:
     """Words, telling words, names."""
     total = len(dictionary.vectors)
     words = np.arange(total) < len(dictionary.words)
@@ -177,7 +177,7 @@ def dictionary_scores(guess: Float32, items: Float32) -> Float32:
     return scores
 
 
-def commonest_scores(train: Corpus, texts: int, items: int) -> Float32:
+def commonest_scores(train: EmbeddedTexts, texts: int, items: int) -> Float32:
     """[texts, items]: how common an item is among the attacker's texts, for each text alike."""
     counts = _counts(train, items) + np.linspace(1e-3, 0.0, items, dtype=np.float32)
     return np.tile(counts.astype(np.float32), (texts, 1))
@@ -258,8 +258,8 @@ class Trained:
 
 
 def train_decoder(
-    train: Corpus,
-    choose: Corpus,
+    train: EmbeddedTexts,
+    choose: EmbeddedTexts,
     items: Float32,
     words: int,
     disclose: Disclose,
@@ -309,7 +309,7 @@ def train_decoder(
     return Trained(model, epoch, waited < _PATIENCE)
 
 
-def _loss(logits: Tensor, corpus: Corpus, rows: Rows, weight: Tensor) -> Tensor:
+def _loss(logits: Tensor, corpus: EmbeddedTexts, rows: Rows, weight: Tensor) -> Tensor:
     target = torch.zeros(logits.shape)
     for place, row in enumerate(rows):
         target[place, torch.from_numpy(corpus.bags[row])] = 1.0
@@ -317,7 +317,7 @@ def _loss(logits: Tensor, corpus: Corpus, rows: Rows, weight: Tensor) -> Tensor:
     return each.sum(dim=1).mean()
 
 
-def _counts(corpus: Corpus, items: int) -> Float32:
+def _counts(corpus: EmbeddedTexts, items: int) -> Float32:
     flat = np.concatenate([*corpus.bags, np.zeros(0, dtype=np.int64)])
     return np.bincount(flat, minlength=items).astype(np.float32)
 
@@ -345,7 +345,9 @@ def guesses(
     ]
 
 
-def choose_threshold(scores: Float32, measure: Measure, corpus: Corpus) -> tuple[float, float]:
+def choose_threshold(
+    scores: Float32, measure: Measure, corpus: EmbeddedTexts
+) -> tuple[float, float]:
     """The threshold that is best by F1 on those texts, and that F1."""
     places, values = _top(scores, measure.items)
     table = np.zeros(scores.shape, dtype=np.bool_)
@@ -376,8 +378,8 @@ Scored = tuple[Float32, Float32]  # of the texts to choose by, of the texts to t
 def best_found(
     attackers: dict[str, Scored],
     measure: Measure,
-    choose: Corpus,
-    test: Corpus,
+    choose: EmbeddedTexts,
+    test: EmbeddedTexts,
     items: Sequence[str],
 ) -> tuple[Found, Recovery, list[frozenset[str]]]:
     """The attacker that is best on ``choose``, on ``test``; its guesses shifted; its guesses."""
@@ -395,7 +397,9 @@ def best_found(
     return Found(found.f1, found.precision, found.recall, name), moved, guessed
 
 
-def _truth(corpus: Corpus, measure: Measure, items: Sequence[str]) -> Sequence[frozenset[str]]:
+def _truth(
+    corpus: EmbeddedTexts, measure: Measure, items: Sequence[str]
+) -> Sequence[frozenset[str]]:
     if measure.name == "names":
         return corpus.names
     if measure.name == "words":
@@ -407,8 +411,8 @@ def _truth(corpus: Corpus, measure: Measure, items: Sequence[str]) -> Sequence[f
 def judged(
     attackers: dict[str, Scored],
     counted: Sequence[Measure],
-    choose: Corpus,
-    test: Corpus,
+    choose: EmbeddedTexts,
+    test: EmbeddedTexts,
     dictionary: Dictionary,
 ) -> Attacked:
     """What the best of some attackers recover of the texts ``test``."""
@@ -428,14 +432,16 @@ def judged(
 
 
 @dataclass(frozen=True)
-class Kind:
+class TextKind:
     """Texts of one kind: to choose by and to test on."""
 
-    choose: Corpus
-    test: Corpus
+    choose: EmbeddedTexts
+    test: EmbeddedTexts
 
 
-def guessing(train: Corpus, kinds: dict[str, Kind], dictionary: Dictionary) -> dict[str, Attacked]:
+def guessing(
+    train: EmbeddedTexts, kinds: dict[str, TextKind], dictionary: Dictionary
+) -> dict[str, Attacked]:
     """What the commonest items of the attacker's texts are worth, without any embedding."""
     counted, total = measures(train, dictionary), len(dictionary.vectors)
     return {
@@ -456,8 +462,8 @@ def guessing(train: Corpus, kinds: dict[str, Kind], dictionary: Dictionary) -> d
 
 
 def attack(
-    train: Corpus,
-    kinds: dict[str, Kind],
+    train: EmbeddedTexts,
+    kinds: dict[str, TextKind],
     dictionary: Dictionary,
     disclose: Disclose,
     *,
@@ -545,8 +551,8 @@ def _centred(dictionary: Dictionary) -> Float32:
     return centred
 
 
-def _both(corpora: Sequence[Corpus]) -> Corpus:
-    return Corpus(
+def _both(corpora: Sequence[EmbeddedTexts]) -> EmbeddedTexts:
+    return EmbeddedTexts(
         np.concatenate([corpus.vectors for corpus in corpora]),
         [words for corpus in corpora for words in corpus.words],
         [names for corpus in corpora for names in corpus.names],

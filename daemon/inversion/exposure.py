@@ -112,7 +112,7 @@ class TextsExposure:
 
 
 @dataclass(frozen=True)
-class Example:
+class ExposedText:
     """A text and what was guessed of it; shown only when asked for."""
 
     text: str
@@ -142,7 +142,7 @@ class LevelExposure:
     cosine: float
     returned: float
     cut_short: bool
-    examples: tuple[Example, ...] = ()
+    examples: tuple[ExposedText, ...] = ()
 
 
 @dataclass(frozen=True)

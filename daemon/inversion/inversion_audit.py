@@ -19,11 +19,11 @@ import numpy as np
 from crypto.arrays import Float32, Rows, UInt8
 from crypto.disclosure import Projections, noisy
 from daemon.inversion import attackers, negative_utility, text_recovery
-from daemon.inversion.attackers import Attacked, Corpus, Dictionary, Found, Kind
+from daemon.inversion.attackers import Attacked, Dictionary, EmbeddedTexts, Found, TextKind
 from daemon.inversion.exposure import (
     DELTA,
     AuditOptions,
-    Example,
+    ExposedText,
     Exposure,
     ExposureError,
     ExposureProgress,
@@ -127,8 +127,8 @@ class Material:
     ``shown``: the passages of the test, as the encoder read them.
     """
 
-    train: Corpus
-    kinds: dict[str, Kind]
+    train: EmbeddedTexts
+    kinds: dict[str, TextKind]
     dictionary: Dictionary
     passages_known: int
     shown: Sequence[str]
@@ -149,8 +149,8 @@ def _material(texts: Divided, vectors: Float32, retriever: Retriever) -> Materia
         "questions": _drawn(texts.query_part, _MOST_QUESTIONS, len(read)),
     }
 
-    def corpus(some: Rows) -> Corpus:
-        return attackers.Corpus.of(
+    def corpus(some: Rows) -> EmbeddedTexts:
+        return attackers.EmbeddedTexts.of(
             vectors[some],
             [of_words[row] for row in some],
             [of_names[row] for row in some],
@@ -160,7 +160,7 @@ def _material(texts: Divided, vectors: Float32, retriever: Retriever) -> Materia
     return Material(
         train=corpus(np.concatenate([rows["passages"][0], rows["questions"][0]])),
         kinds={
-            kind: attackers.Kind(corpus(parts[1]), corpus(parts[2]))
+            kind: attackers.TextKind(corpus(parts[1]), corpus(parts[2]))
             for kind, parts in rows.items()
             if kind == "passages" or min(len(parts[1]), len(parts[2])) >= _LEAST_QUESTIONS
         },
@@ -300,7 +300,7 @@ def _level_exposure(
     found: dict[str, Attacked],
     kept: tuple[float, float, float],
     cut_short: bool,
-    examples: tuple[Example, ...],
+    examples: tuple[ExposedText, ...],
 ) -> LevelExposure:
     of_passages = found["passages"]
     overlap, cosine, returned = kept
@@ -324,7 +324,7 @@ def _level_exposure(
     )
 
 
-def _examples(material: Material, found: Attacked, count: int) -> tuple[Example, ...]:
+def _examples(material: Material, found: Attacked, count: int) -> tuple[ExposedText, ...]:
     corpus = material.kinds["passages"].test
     made = []
     for text, words, names, (some, called) in zip(
@@ -335,7 +335,7 @@ def _examples(material: Material, found: Attacked, count: int) -> tuple[Example,
         strict=True,
     ):
         made.append(
-            Example(
+            ExposedText(
                 text,
                 tuple(sorted(some & words)[:_EXAMPLE_WORDS]),
                 tuple(sorted(some - words)[:_EXAMPLE_WORDS]),

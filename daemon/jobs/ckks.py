@@ -28,7 +28,7 @@ from crypto.ckks.sum_proof import (
     CheckKey,
     Claim,
     Tags,
-    Tally,
+    TagTally,
     UnprovenSum,
     size_of_tags,
 )
@@ -45,7 +45,7 @@ from crypto.identity.site import IdentityError
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, pack, unpack
 from daemon.jobs.aggregation import CiphertextSum
-from daemon.jobs.integers import FEDAVG, Applied, Summed, Uploaded, apply_integers, integers_of
+from daemon.jobs.integers import FEDAVG, AppliedSum, Summed, Uploaded, apply_integers, integers_of
 from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import WorkerCrashed, reads
@@ -76,7 +76,7 @@ class _Attempt:
     parameters: CkksParameters
     key: RoundKey
     total: CiphertextSum | None = None
-    tally: Tally | None = None
+    tally: TagTally | None = None
     check_key: CheckKey | None = None
     claimed: tuple[Check, Claim] | None = None
 
@@ -254,7 +254,7 @@ def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check) -> N
     """Begin the coordinator's sum of updates of this length, which it will have to prove."""
     held = _held(round, attempt)
     held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
-    held.tally = Tally(check)
+    held.tally = TagTally(check)
 
 
 @reads("the update of {site}")
@@ -337,7 +337,7 @@ def apply_sum(
     server: ServerOptions = FEDAVG,
     *,
     answer: bytes,
-) -> Applied:
+) -> AppliedSum:
     """Decrypt the sum and make the new version: parent + sum / total weight.
 
     Every key holder computes the same bits: the integers are exact, and the rest
@@ -421,7 +421,7 @@ def _held(round: int, attempt: int) -> _Attempt:
     return held
 
 
-def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, Tally]:
+def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, TagTally]:
     if held.total is None or held.tally is None:
         raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
     return held.total, held.tally
@@ -561,10 +561,10 @@ class CkksJobs(SumJobs):
         versions: Path,
         summed: Summed | None,
         server: ServerOptions,
-    ) -> Applied:
+    ) -> AppliedSum:
         """Decrypt the proven sum."""
         shapes = self._context.shapes
-        applied: Applied = await self._run(
+        applied: AppliedSum = await self._run(
             apply_sum,
             *effect.at,
             state.sum,

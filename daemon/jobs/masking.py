@@ -27,11 +27,11 @@ import structlog
 from crypto.identity.site import IdentityError, Trust
 from crypto.keystream import Ring, Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
-from crypto.masking.roster import KEY_BYTES, Advertisement, Roster, Terms, Verify
-from crypto.masking.site import Contributor, Dealer, Opened, Outcome, SiteKeys
+from crypto.masking.roster import KEY_BYTES, Advertisement, Agreement, Roster, Verify
+from crypto.masking.site import Attendance, Contributor, Dealer, OpenedShares, SiteKeys
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
-from daemon.jobs.integers import FEDAVG, Applied, Summed, Uploaded, apply_integers, integers_of
+from daemon.jobs.integers import FEDAVG, AppliedSum, Summed, Uploaded, apply_integers, integers_of
 from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import reads
@@ -78,7 +78,7 @@ class Believed:
 class _Site:
     """A participant's state: that of the last step done. ``roster``: what it dealt under."""
 
-    terms: Terms
+    terms: Agreement
     believed: Believed
     state: SiteKeys | Dealer | Contributor
     roster: Roster | None = None
@@ -104,7 +104,7 @@ def forget(round: int, attempt: int) -> None:
 # ---- a participant -----------------------------------------------------------
 
 
-def make_keys(terms: Terms, site: str, believed: Believed) -> tuple[bytes, bytes]:
+def make_keys(terms: Agreement, site: str, believed: Believed) -> tuple[bytes, bytes]:
     """Fresh keys: what the identity must sign, and the content that the signature follows."""
     keys = SiteKeys(terms, site)
     _sites[terms.round, terms.attempt] = _Site(terms, believed, keys)
@@ -170,7 +170,7 @@ def open_shares(
     outcome that may not be opened, and for a second one of the attempt.
     """
     contributor = _in_step(_held(round, attempt), Contributor)
-    opened = contributor.open(Outcome(survivors, dropouts))
+    opened = contributor.open(Attendance(survivors, dropouts))
     return {**opened.seeds, **opened.mask_keys}
 
 
@@ -191,7 +191,7 @@ def apply_sum(
     versions: Path,
     summed: Summed | None = None,
     server: ServerOptions = FEDAVG,
-) -> Applied:
+) -> AppliedSum:
     """Take the masks off the certified sum and make the new version from it.
 
     At any site that has dealt shares, in the sum or not. ``opened``: by holder, its
@@ -208,7 +208,7 @@ def apply_sum(
     if not 0.0 < total_weight <= len(terms.sites):
         raise CryptoError(f"a total weight lies in (0, {len(terms.sites)}], got {total_weight}")
     masked = _read_sum(sum_path, terms.ring, terms.values, sum_digest)
-    unmasking = Unmasking(roster, Outcome(survivors, dropouts), masked)
+    unmasking = Unmasking(roster, Attendance(survivors, dropouts), masked)
     wrong = _take_shares(unmasking, opened)
     try:
         integers = unmasking.finish().astype(np.int64)
@@ -239,7 +239,7 @@ def _take_shares(unmasking: Unmasking, opened: Mapping[str, Mapping[str, bytes]]
         seeds = {owner: share for owner, share in shares.items() if owner in survivors}
         keys = {owner: share for owner, share in shares.items() if owner not in survivors}
         try:
-            unmasking.take(Opened(site, seeds, keys))
+            unmasking.take(OpenedShares(site, seeds, keys))
         except CryptoError as error:
             wrong.append(f"the shares that came from {site} were refused: {error}")
     return wrong
@@ -256,7 +256,7 @@ def _unfit(unmasking: Unmasking) -> list[str]:
 
 
 def start_sum(
-    terms: Terms, contents: Mapping[str, bytes], believed: Believed, sharers: tuple[str, ...]
+    terms: Agreement, contents: Mapping[str, bytes], believed: Believed, sharers: tuple[str, ...]
 ) -> bytes:
     """Begin the sum of those who have shared their secrets; the roster's digest, 32 bytes."""
     roster = _roster(terms, contents, believed)
@@ -296,7 +296,7 @@ def finish_sum(round: int, attempt: int, out_path: Path) -> BlobInfo:
 # ---- small parts -------------------------------------------------------------
 
 
-def _roster(terms: Terms, contents: Mapping[str, bytes], believed: Believed) -> Roster:
+def _roster(terms: Agreement, contents: Mapping[str, bytes], believed: Believed) -> Roster:
     """Content of a site: two keys and a commitment of 32 bytes each, then the signature."""
     shown = []
     for site, content in contents.items():
@@ -441,10 +441,10 @@ class MaskingJobs(SumJobs):
         versions: Path,
         summed: Summed | None,
         server: ServerOptions,
-    ) -> Applied:
+    ) -> AppliedSum:
         """Take the masks off the certified sum."""
         shapes = self._context.shapes
-        applied: Applied = await self._run(
+        applied: AppliedSum = await self._run(
             apply_sum,
             *effect.at,
             effect.contributors,
@@ -469,9 +469,9 @@ class MaskingJobs(SumJobs):
         """Wipe the secrets and the sum."""
         await self._run(forget, round_, attempt)
 
-    def _terms(self, plan: pb.Plan) -> Terms:
+    def _terms(self, plan: pb.Plan) -> Agreement:
         """The terms that a plan implies, at every site alike. Raises CryptoError."""
-        return Terms(
+        return Agreement(
             federation=self._context.credentials.identity.federation_id,
             round=plan.round,
             attempt=plan.attempt,

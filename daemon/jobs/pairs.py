@@ -68,7 +68,7 @@ class PairProgress:
 
 
 @dataclass(frozen=True)
-class Example:
+class PairExample:
     """A made pair for people to look at, its texts cut short."""
 
     how: str
@@ -86,7 +86,7 @@ class MadeOverview:
     """
 
     kinds: dict[str, tuple[int, int]]
-    examples: tuple[Example, ...]
+    examples: tuple[PairExample, ...]
     supplied: int
     training: int
 
@@ -174,7 +174,7 @@ def overview(
         supplied = library.counts().pairs_train
         training = training_pairs(replace(spec, made_pairs=str(made_path)), library)
     kinds: dict[str, tuple[int, int]] = {}
-    shown: list[Example] = []
+    shown: list[PairExample] = []
     for kind in dict.fromkeys(pair.how for pair in pairs):
         ours = [pair for pair in pairs if pair.how == kind]
         kinds[kind] = (len(ours), len(made.learnable(ours, documents)))
@@ -203,9 +203,9 @@ def trainable(spec: RetrieverSpec, library_path: Path) -> int:
         return training_pairs(spec, library)
 
 
-def _example(pair: Made) -> Example:
+def _example(pair: Made) -> PairExample:
     texts = tuple(text[:_SHOWN] for text in pair.texts[:_TEXTS_SHOWN])
-    return Example(pair.how, pair.query, texts, pair.documents[: len(texts)])
+    return PairExample(pair.how, pair.query, texts, pair.documents[: len(texts)])
 
 
 def _prompts(passages: Sequence[Passage], plan: PairPlan) -> list[str]:

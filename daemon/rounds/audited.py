@@ -1,7 +1,7 @@
 """What of the traffic with peers goes into the audit log, and when.
 
-The node and the transport know nothing of it: `WitnessedInbox` stands between the
-transport and the node for what comes in, `WitnessedTransport` between the node and
+The node and the transport know nothing of it: `AuditedInbox` stands between the
+transport and the node for what comes in, `AuditedTransport` between the node and
 the peers for what goes out. An entry is on the disk before what it tells of happens.
 """
 
@@ -19,7 +19,7 @@ from peers.attempts import effects as do
 from peers.link.servicer import Inbox
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused
-from peers.wire.frames import Received, Source, size_of
+from peers.wire.frames import ReceivedObject, Source, size_of
 from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
 
@@ -68,7 +68,7 @@ async def entered(audit: AuditLog, what: do.Accuse | do.WentBack) -> None:
             )
 
 
-class WitnessedInbox:
+class AuditedInbox:
     """A node whose peers' requests for its data, and gifts to it, are recorded."""
 
     def __init__(self, inbox: Inbox, audit: AuditLog) -> None:
@@ -83,7 +83,7 @@ class WitnessedInbox:
         """As the node says; nothing while it could not be recorded."""
         return self._inbox.accepts(sender, name, total_bytes) or self._audit.trouble or None
 
-    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+    async def blob(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         """A peer's object is taken."""
         objects = _named(name) | {"bytes": blob.size, "sha256": blob.digest.hex()}
         await self._record(sender, "push", "taken", objects)
@@ -113,7 +113,7 @@ class WitnessedInbox:
             raise PeerRefused(str(error)) from error
 
 
-class WitnessedTransport(Transport):
+class AuditedTransport(Transport):
     """A transport that records what of this site's work leaves it, and what it signs."""
 
     def __init__(

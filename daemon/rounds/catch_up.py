@@ -136,7 +136,7 @@ class Holder(Protocol):
         """Tell people."""
 
 
-class Exchange:
+class CatchUp:
     """Fetches what the protocol asks for, and serves what peers may pull."""
 
     def __init__(

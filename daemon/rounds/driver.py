@@ -31,7 +31,7 @@ from daemon.process.faultpoints import passing
 from daemon.process.tasks import causes_of, logged
 from daemon.process.workers import WorkerCrashed
 from daemon.rounds.audited import entered
-from daemon.rounds.catch_up import Exchange, no_room, too_large
+from daemon.rounds.catch_up import CatchUp, no_room, too_large
 from daemon.rounds.events import Asked, EventQueue
 from daemon.rounds.events import answer as give_answer
 from daemon.rounds.outbox import Outbox, ToPeers, put_in_envelope
@@ -39,7 +39,7 @@ from daemon.rounds.progress import LastError, ProgressBoard
 from daemon.rounds.readiness import Readiness
 from daemon.rounds.unbooked import Unbooked
 from daemon.rounds.work import AttemptWork, Computing
-from daemon.rounds.write_ahead import Journal, Unwritable, still
+from daemon.rounds.write_ahead import Unwritable, WriteAhead, still
 from daemon.services.collection import Collection
 from daemon.services.negatives import AnsweringDesk
 from daemon.state.audit import AuditLog
@@ -54,7 +54,7 @@ from peers.rounds.protocol import Protocol
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import PeerError, RemoteProtocolError
-from peers.wire.frames import Received
+from peers.wire.frames import ReceivedObject
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
 
@@ -109,7 +109,7 @@ class Node:
         credentials: Credentials,
         protocol: Protocol,
         manifest: FederationManifest,
-        exchange: Exchange,
+        catch_up: CatchUp,
         events: EventQueue,
         collection: Collection,
         privacy: PrivacyBudget,
@@ -119,19 +119,19 @@ class Node:
         self.credentials = credentials
         self.protocol = protocol
         self.manifest = manifest
-        self.exchange = exchange
-        self.store = exchange.store
-        self.shapes = exchange.shapes
+        self.catch_up = catch_up
+        self.store = catch_up.store
+        self.shapes = catch_up.shapes
         self.collection = collection
         self.privacy = privacy
         self.listening = asyncio.Event()  # the transport is there
-        self._folders = exchange.folders
+        self._folders = catch_up.folders
         self._events = events
         self._computing = computing
         self._errors = LastError()
         self.unbooked = Unbooked(self.identity.site_id, self.store, privacy, self.report)
         self.readiness = Readiness(collection, privacy, events, self._errors)
-        self._journal = Journal(self.store, self._refuse_waiting)
+        self._journal = WriteAhead(self.store, self._refuse_waiting)
         self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
         self._run_over = False
         self._taken: Asked = do.Tick(), None  # the event whose effects are being carried out
@@ -174,7 +174,7 @@ class Node:
             started()
             outbox.without_run.update(self.protocol.manifest.enabled_ids)
             group.create_task(self._keep_up_with_peers(heartbeat_s))
-            group.create_task(self.exchange.keep_head_sound(self))
+            group.create_task(self.catch_up.keep_head_sound(self))
             await self.listening.wait()
             await self._carry_out_all(self.protocol.start(time.monotonic()))
             await self._consume()
@@ -251,7 +251,7 @@ class Node:
     ) -> Exception:
         """A refusal goes back to who asked; a peer's misbehaviour and our bugs to the log."""
         if isinstance(error, RemoteProtocolError | CertificateError):
-            sender = event.sender if isinstance(event, do.Received) else ""
+            sender = event.sender if isinstance(event, do.MessageReceived) else ""
             log.warning("a peer misbehaved", peer=sender, cause=str(error))
             return RemoteProtocolError(str(error))
         if isinstance(error, RunRefused) and answer is not None:
@@ -265,7 +265,9 @@ class Node:
         if isinstance(error, Unwritable):
             return still(event, str(error))
         why = f"this site can't carry that out ({type(error).__name__}); its log has the details"
-        return RemoteProtocolError(why) if isinstance(event, do.Received) else RunRefused(why)
+        return (
+            RemoteProtocolError(why) if isinstance(event, do.MessageReceived) else RunRefused(why)
+        )
 
     async def _carry_out_all(self, effects: list[do.Effect]) -> Exception | None:
         """Each in its turn; one that fails costs itself alone. What failed first, if anything.
@@ -318,16 +320,16 @@ class Node:
                 self._out.put(to, body)
             case do.BeginAttempt():
                 await self._at_once(effect, self._begin_attempt(effect))
-            case do.Coordinate(plan):
+            case do.LeadAttempt(plan):
                 self._work.take_plan(plan)
             case do.Work():
                 work = _bounded(effect, self._work.carry_out(effect))
                 self._start(effect.at, effect.phase, work)
             case do.FetchVersion():
-                fetching = self.exchange.fetch_version(effect, self.transport)
+                fetching = self.catch_up.fetch_version(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
             case do.FetchCertificates():
-                fetching = self.exchange.fetch_certificates(effect, self.transport)
+                fetching = self.catch_up.fetch_certificates(effect, self.transport)
                 self._start_task(_bounded(effect, fetching))
             case do.Accuse():
                 await self._at_once(effect, self._accuse(effect))
@@ -428,7 +430,7 @@ class Node:
         await self.unbooked.look()
         if self.privacy.committed():
             self._start_task(self.readiness.refresh())
-        await self.exchange.forget_old_versions(
+        await self.catch_up.forget_old_versions(
             {effect.model_digest, self.collection.served_digest}
         )
         run = self.protocol.run
@@ -475,7 +477,7 @@ class Node:
         """A protocol message; raises RemoteProtocolError when it is out of order."""
         kind = envelope.WhichOneof("body")
         if kind is not None:
-            await self.ask(do.Received(sender, getattr(envelope, kind)))
+            await self.ask(do.MessageReceived(sender, getattr(envelope, kind)))
 
     def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
         """None when this object belongs to the attempt under way, else why not."""
@@ -487,7 +489,7 @@ class Node:
         refused = too_large(name.kind, total_bytes, self._work.plan, self.shapes)
         return refused or no_room(self._folders.spool, total_bytes)
 
-    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+    async def blob(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         """A large object, whole and verified."""
         if blob.data is not None:
             work = self._work.take_context(sender, name, blob.data)
@@ -497,7 +499,7 @@ class Node:
 
     async def source(self, sender: str, name: pb.BlobName) -> Path | bytes:
         """What a peer may pull: committed certificates, model versions by name."""
-        return await self.exchange.source(sender, name)
+        return await self.catch_up.source(sender, name)
 
     async def negatives(self, sender: str, request: pb.NegativesRequest) -> pb.NegativesReply:
         """Embeddings near a peer's queries; raises Declined."""
@@ -549,7 +551,7 @@ class Node:
         except* _EXPECTED as group:
             causes = causes_of(group)
             if any(isinstance(cause, VersionError) for cause in causes):
-                self.exchange.suspect_head()
+                self.catch_up.suspect_head()
             reason = "; ".join(str(cause) for cause in causes)
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
             told = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"

@@ -31,7 +31,7 @@ _AT_MOST = 16 << 20
 Apply = Callable[[str], Awaitable[None]]
 
 
-class Spreading:
+class ManifestGossip:
     """Takes newer manifests from peers into force."""
 
     def __init__(

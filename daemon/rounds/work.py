@@ -35,7 +35,7 @@ from daemon.state.privacy_ledger import PrivacyBudget
 from peers.attempts import effects as do
 from peers.plans.policy import terms_of
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.frames import Received
+from peers.wire.frames import ReceivedObject
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -125,7 +125,7 @@ class AttemptWork:
         if plan is not None and (name.round, name.attempt) == (plan.round, plan.attempt):
             await self._of_mode(plan).take_context(self._state, sender, name, data)
 
-    async def arrived(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+    async def arrived(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         """A large object from a peer, whole and verified, of the attempt under way or late."""
         state = self._state
         if (name.round, name.attempt) != (state.round, state.attempt) or blob.path is None:
@@ -275,7 +275,7 @@ class AttemptWork:
         applied = await self._of_mode(plan).apply(
             state, effect, self._folders.versions, summed, server
         )
-        opened = do.Opened(
+        opened = do.SumOpened(
             *effect.at,
             effect.root_digest,
             applied.model_digest,

@@ -37,7 +37,7 @@ class Unwritable(Exception):
     """The state can't be written, and not because of the disk: a bug. This site stands still."""
 
 
-class Journal:
+class WriteAhead:
     """Writes the state, one transaction at a time, for as long as that takes."""
 
     def __init__(self, store: Store, standing_still: Callable[[str], None]) -> None:
@@ -91,4 +91,4 @@ class Journal:
 
 def still(event: do.Event, trouble: str) -> Exception:
     """How a site that stands still refuses a peer's message, and a person's wish."""
-    return PeerRefused(trouble) if isinstance(event, do.Received) else RunRefused(trouble)
+    return PeerRefused(trouble) if isinstance(event, do.MessageReceived) else RunRefused(trouble)

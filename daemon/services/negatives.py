@@ -25,7 +25,7 @@ from config.settings import Settings
 from crypto.arrays import Float32
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
-from daemon.learning.retriever.peer_negatives import Disclosed, Heard
+from daemon.learning.retriever.peer_negatives import Disclosed, PeerAnswers
 from daemon.library.index import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.process.workers import Worker, WorkerCrashed
@@ -227,7 +227,7 @@ class Asking:
     _chosen: list[str] | None = None
     _silent: Counter[str] = field(default_factory=Counter)
 
-    async def __call__(self, item: Disclosed) -> Heard:
+    async def __call__(self, item: Disclosed) -> PeerAnswers:
         """What the chosen peers answer to one step's queries."""
         self.steps += 1
         sites = self._sites() if self.options.ask else []
@@ -238,7 +238,7 @@ class Asking:
             self.unanswered += 1
             if self.unanswered == 1:
                 log.warning("no peer gives negatives, local ones are used", **self._reasons())
-        return Heard(heard)
+        return PeerAnswers(heard)
 
     def outcome(self) -> Mapping[str, Exchanged]:
         """By peer, what was exchanged with it."""

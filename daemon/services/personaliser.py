@@ -52,7 +52,7 @@ _FAILURES = (LearningError, LibraryError, VersionError, WorkerCrashed, NotIndexe
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Fitting:
     """What was learned, and what was exchanged for it."""
 
     learned: Personalised
@@ -163,7 +163,7 @@ class Personaliser:
 
     async def personalise(
         self, listener: Callable[[object], None], *, local_epochs: int = 0
-    ) -> Outcome:
+    ) -> Fitting:
         """Fit what is this site's own, as the settings say of training, and answer with it.
 
         ``listener`` gets `TrainingProgress`. ``local_epochs``: passes over the pairs, in
@@ -177,7 +177,7 @@ class Personaliser:
 
     async def _fitted(
         self, listener: Callable[[object], None], options: TrainingOptions
-    ) -> Outcome:
+    ) -> Fitting:
         if not self._on:
             fitted = sorted(repr(layer.name) for layer in LAYERS.values() if layer.fitted)
             raise LearningError(
@@ -191,7 +191,7 @@ class Personaliser:
 
     async def _personalise(
         self, listener: Callable[[object], None], options: TrainingOptions
-    ) -> Outcome:
+    ) -> Fitting:
         chosen, collection = self._chosen, self._collection
         digest = collection.served_digest
         if not digest:
@@ -227,7 +227,7 @@ class Personaliser:
             steps=asking.steps,
             steps_unanswered=asking.unanswered,
         )
-        return Outcome(learned, asking)
+        return Fitting(learned, asking)
 
     async def _giving_way(self, work: Coroutine[Any, Any, Personalised]) -> Personalised:
         """The work's result, unless a round begins: that goes first, others wait for it."""
@@ -246,7 +246,7 @@ class Personaliser:
                 await self._learning.give_up(task)  # the round's training waits behind it
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
+def told(outcome: Fitting) -> dict[str, Any]:
     """An outcome as entries of the audit log have it: what was exchanged with whom."""
     return {
         "digest": outcome.asked.model_digest.hex(),
@@ -265,10 +265,10 @@ def told(outcome: Outcome) -> dict[str, Any]:
 @asynccontextmanager
 async def watched(
     personaliser: Personaliser, local_epochs: int
-) -> AsyncIterator[tuple[AsyncIterator[control.PersonaliseProgress], asyncio.Task[Outcome]]]:
+) -> AsyncIterator[tuple[AsyncIterator[control.PersonaliseProgress], asyncio.Task[Fitting]]]:
     """Begin, and give it up when the block is left early: steps, and the task that they are of."""
 
-    def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Outcome]:
+    def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
         return personaliser.personalise(listener, local_epochs=local_epochs)
 
     async with streams.watched(begin, TrainingProgress) as (steps, work):
@@ -289,7 +289,7 @@ async def _as_messages(
         )
 
 
-def last_step(outcome: Outcome, spec: RetrieverSpec) -> control.PersonaliseProgress:
+def last_step(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
     """What came of it."""
     learned, asked = outcome.learned, outcome.asked
     return control.PersonaliseProgress(

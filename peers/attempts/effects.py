@@ -80,7 +80,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Received(Event):
+class MessageReceived(Event):
     """A peer's message; the transport has checked who sent it and its bounds."""
 
     sender: str
@@ -253,7 +253,7 @@ class ChallengeRefused(Worked):
 
 
 @dataclass(frozen=True)
-class Opened(Worked):
+class SumOpened(Worked):
     """The sum of a certified statement is opened and applied; the new version is on disk.
 
     ``next_clip_norm``: what its noised count makes of the clip norm; 0: the norm is fixed.
@@ -367,7 +367,7 @@ class BeginAttempt(OfAttempt, Effect):
 
 
 @dataclass(frozen=True)
-class Coordinate(Effect):
+class LeadAttempt(Effect):
     """We take part in this plan: what belongs to it may come to us, whether we train or not."""
 
     plan: pb.Plan
@@ -486,7 +486,7 @@ class ApplySum(OfAttempt, Work):
     """Open the sum of a certified statement, apply it to the parent, persist the new version.
 
     ``answer``: the coordinator's, to our challenge; ``opened``: in masking mode the
-    shares of each site. Ends with `Opened`.
+    shares of each site. Ends with `SumOpened`.
     """
 
     phase: ClassVar = "open"

@@ -144,7 +144,7 @@ class Participation:
         """Take the plan: deal the key if that is our part, and train beside it."""
         effects: list[do.Effect] = [
             do.Send(self.coordinator, self._answer("")),
-            do.Coordinate(self.plan),
+            do.LeadAttempt(self.plan),
             *self._steps.begin(),
         ]
         if self.plan.scale_exponents:  # what this site sends is kept: nothing is trained anew
@@ -296,7 +296,7 @@ class Participation:
         """Whether this site decrypts what updates are compared by."""
         return mode_of(self.plan).comparable and self._steps.may_open
 
-    def opened(self, event: do.Opened) -> pb.Applied | None:
+    def opened(self, event: do.SumOpened) -> pb.Applied | None:
         """The new version is on our disk: what we sign of it, once."""
         known = self._opening.known
         if known is None or known.digest != event.root_digest:

@@ -342,7 +342,7 @@ class Preparing:
         self._reports = Reports(self.ground, self.keys, self.plan)
         self._mode = mode_of(self.plan).coordinator(self.plan, self.keys, self.ground.manifest)
         self._enter("plan", now, self.timing.phase(self.attempt))
-        return [do.Coordinate(self.plan), *bundles]
+        return [do.LeadAttempt(self.plan), *bundles]
 
     # ---- plan and key ------------------------------------------------------------
 

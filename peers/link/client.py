@@ -34,7 +34,7 @@ from peers.wire.errors import (
     PeerUnreachable,
     RemoteProtocolError,
 )
-from peers.wire.frames import DigestMismatch, PartialFile, Received, Source, frames, size_of
+from peers.wire.frames import DigestMismatch, PartialFile, ReceivedObject, Source, frames, size_of
 from peers.wire.manifest import ManifestSite
 from peers.wire.messages import (
     BLOB_BYTES,
@@ -143,7 +143,7 @@ class Keepalive:
 
 
 @dataclass(frozen=True)
-class Patience:
+class CallTimeouts:
     """How long a peer may take (seconds), and how often a broken call is made again.
 
     ``hello_s`` for a greeting and the connection that it may need, so that whoever
@@ -173,7 +173,7 @@ class PeerLink:
         peer: ManifestSite,
         introduce: Callable[[], pb.HelloRequest],
         contacts: Contacts,
-        patience: Patience,
+        timeouts: CallTimeouts,
         keepalive: Keepalive,
     ) -> None:
         self.heard = asyncio.Event()  # the peer called us: greet it without waiting longer
@@ -181,7 +181,7 @@ class PeerLink:
         self.peer = peer
         self._introduce = introduce
         self._contacts = contacts
-        self._patience = patience
+        self._timeouts = timeouts
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._channel = _open_channel(identity, peer, keepalive)
@@ -205,7 +205,7 @@ class PeerLink:
     async def deliver(self, envelope: pb.Envelope) -> None:
         """One message."""
         raw = _serialised(envelope)
-        await self._call(lambda: self._send(self._deliver, raw, self._patience.call_s))
+        await self._call(lambda: self._send(self._deliver, raw, self._timeouts.call_s))
 
     async def negatives(self, request: pb.NegativesRequest, within_s: float) -> list[Float32]:
         """The peer's embeddings near each query: [n, d] each."""
@@ -221,7 +221,7 @@ class PeerLink:
         """A large object, from where an earlier push of it broke off."""
         await self._call(lambda: self._push_whole(name, source))
 
-    async def pull(self, name: pb.BlobName, into: Path, at_most: int | None) -> Received:
+    async def pull(self, name: pb.BlobName, into: Path, at_most: int | None) -> ReceivedObject:
         """A large object into a file, from where an earlier transfer ended."""
         partial = PartialFile(into)
         bound = BLOB_BYTES[name.kind]
@@ -239,7 +239,7 @@ class PeerLink:
         request = self._introduce()
         was_up = self._channel.get_state() is grpc.ChannelConnectivity.READY
         before, started = time.time(), time.perf_counter()
-        raw = await self._send(self._hello, _serialised(request), self._patience.hello_s)
+        raw = await self._send(self._hello, _serialised(request), self._timeouts.hello_s)
         middle_ms = (before + time.time()) * 500
         round_trip_ms = (time.perf_counter() - started) * 1000
         reply = decode(pb.HelloReply, raw)
@@ -307,7 +307,7 @@ class PeerLink:
     async def _write(self, call: Any, push: pb.PushFrame) -> None:
         """One frame; returns when the connection has room for the next."""
         raw = _serialised(push)
-        async with asyncio.timeout(self._patience.frame_s):
+        async with asyncio.timeout(self._timeouts.frame_s):
             await call.write(raw)
         self._contacts.sent(self.peer.id, raw)
 
@@ -318,7 +318,7 @@ class PeerLink:
         may reach us as INTERNAL in the place of the peer's reason, for grpc.aio
         overwrites it (https://github.com/grpc/grpc/issues/36066).
         """
-        async with asyncio.timeout(self._patience.frame_s):
+        async with asyncio.timeout(self._timeouts.frame_s):
             told = dict(await call.initial_metadata()).get(GO_AHEAD)
         if told is None:
             raise asyncio.InvalidStateError("the call is over")
@@ -330,7 +330,9 @@ class PeerLink:
             )
         return int(digits)
 
-    async def _pull_rest(self, name: pb.BlobName, partial: PartialFile, limit: int) -> Received:
+    async def _pull_rest(
+        self, name: pb.BlobName, partial: PartialFile, limit: int
+    ) -> ReceivedObject:
         held = await partial.held()
         if held > limit:
             await partial.discard()
@@ -347,7 +349,7 @@ class PeerLink:
 
     async def _pull_once(
         self, name: pb.BlobName, partial: PartialFile, held: int, limit: int
-    ) -> Received:
+    ) -> ReceivedObject:
         request = pb.PullRequest(
             federation_id=self.identity.federation_id,
             sender=self.identity.site_id,
@@ -365,7 +367,7 @@ class PeerLink:
 
     async def _arriving(self, call: Any) -> AsyncGenerator[pb.Frame, None]:
         while True:
-            async with asyncio.timeout(self._patience.frame_s):
+            async with asyncio.timeout(self._timeouts.frame_s):
                 raw = await call.read()
             if raw is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
                 return
@@ -374,7 +376,7 @@ class PeerLink:
 
     def _deadline(self, size: int) -> float:
         """Seconds for a whole object; what bites is the patience for each frame."""
-        return self._patience.call_s + self._patience.frame_s * (size // FRAME_BYTES + 1)
+        return self._timeouts.call_s + self._timeouts.frame_s * (size // FRAME_BYTES + 1)
 
     # ---- greeting and blame --------------------------------------------
 
@@ -434,7 +436,7 @@ class PeerLink:
     def _translated(self, error: Exception) -> PeerError:
         site = f"site {self.peer.id!r}"
         if isinstance(error, TimeoutError):
-            return PeerUnreachable(f"{site} moved no frame for {self._patience.frame_s:g} s")
+            return PeerUnreachable(f"{site} moved no frame for {self._timeouts.frame_s:g} s")
         if not isinstance(error, grpc.aio.AioRpcError):
             return ConnectionBroken(f"the connection to {site} was closed here ({error})")
         code, told = error.code(), one_line(error.details() or "no reason given")

@@ -52,7 +52,7 @@ class TooMuch(Exception):
 
 
 @dataclass
-class Bucket:
+class TokenBucket:
     """Tokens that come at ``rate`` a second, at most ``size`` of them (a token bucket).
 
     May be charged below nothing: who sent a large message waits the longer.
@@ -85,14 +85,14 @@ class Bucket:
 class _Account:
     """One peer's."""
 
-    requests: Bucket
-    pulls: Bucket
+    requests: TokenBucket
+    pulls: TokenBucket
     streams: int = 0
     held: int = 0
     pushed: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)
 
 
-class Ledger:
+class QuotaLedger:
     """Every peer's account. Its memory is bounded by the sites that the authority vouches for."""
 
     def __init__(self, quotas: Quotas) -> None:
@@ -104,7 +104,7 @@ class Ledger:
         quotas = self._quotas
         a_minute = quotas.pulls_per_minute
         return _Account(
-            Bucket(quotas.requests_per_s, quotas.burst), Bucket(a_minute / 60, a_minute)
+            TokenBucket(quotas.requests_per_s, quotas.burst), TokenBucket(a_minute / 60, a_minute)
         )
 
     @contextmanager

@@ -30,9 +30,9 @@ from crypto.identity.site import Identity, IdentityError, Trust, expiry_of
 from peers.link.contacts import Contacts
 from peers.link.negatives import Declined, QuotaSpent
 from peers.link.partials import Bounds, Partials, Superseded, called
-from peers.link.quotas import Ledger, Quotas, TooMuch
+from peers.link.quotas import QuotaLedger, Quotas, TooMuch
 from peers.wire.errors import BlobUnknown, RemoteProtocolError
-from peers.wire.frames import DigestMismatch, Received, Source, frames, receive_in_memory
+from peers.wire.frames import DigestMismatch, ReceivedObject, Source, frames, receive_in_memory
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import (
     BLOB_BYTES,
@@ -69,7 +69,7 @@ class Inbox(Protocol):
     async def message(self, sender: str, envelope: pb.Envelope) -> None:
         """A message whose bounds and sender are checked."""
 
-    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+    async def blob(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         """A whole object; its file, if it has one, is the inbox's from here on."""
 
     def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
@@ -125,7 +125,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Membership:
+class Admission:
     """Who we are and who may speak to us; replaced as a whole on reload."""
 
     identity: Identity
@@ -170,7 +170,7 @@ class Limits:
 class Servicer:
     """Answers the five calls of `service Federation`; ``membership`` may be replaced."""
 
-    membership: Membership
+    membership: Admission
     spool: Path
     inbox: Inbox
     head_round: Callable[[], int]
@@ -178,13 +178,13 @@ class Servicer:
     limits: Limits = field(default_factory=Limits)
     heard: Callable[[str], None] = lambda _site: None  # told of every good greeting
     partials: Partials = field(init=False)
-    ledger: Ledger = field(init=False)
+    ledger: QuotaLedger = field(init=False)
     _greeted: set[str] = field(default_factory=set)
     _busy: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.partials = Partials(self.spool, self.limits.partials)
-        self.ledger = Ledger(self.limits.quotas)
+        self.ledger = QuotaLedger(self.limits.quotas)
 
     # ---- the five calls ------------------------------------------------------
 
@@ -415,7 +415,7 @@ class Servicer:
 
     async def _take_in_memory(
         self, first: pb.PushFrame, rest: _Pieces, go_ahead: Callable[[int], Awaitable[None]]
-    ) -> Received:
+    ) -> ReceivedObject:
         await go_ahead(len(first.frame.data))
         limit = BLOB_BYTES[first.name.kind]
         async with aclosing(_frames_of(first, rest)) as incoming:
@@ -427,7 +427,7 @@ class Servicer:
         first: pb.PushFrame,
         rest: _Pieces,
         go_ahead: Callable[[int], Awaitable[None]],
-    ) -> Received:
+    ) -> ReceivedObject:
         """Into a file of the spool, from where an earlier push of the same object broke off."""
         limit = BLOB_BYTES[first.name.kind]
         try:
@@ -449,7 +449,7 @@ class Servicer:
                 "push it again, from its start",
             ) from error
 
-    async def _hand_over(self, site: str, name: pb.BlobName, received: Received) -> None:
+    async def _hand_over(self, site: str, name: pb.BlobName, received: ReceivedObject) -> None:
         try:
             await self.inbox.blob(site, name, received)
         except BaseException:

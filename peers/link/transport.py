@@ -35,16 +35,16 @@ from peers.link.client import (
     RETRY_AFTER,
     SERVICE,
     SHUT_OUT,
+    CallTimeouts,
     ConnectionBroken,
     Keepalive,
     Options,
-    Patience,
     PeerLink,
 )
 from peers.link.contacts import Contacts, PeerStatistics, Tap
 from peers.link.open_connections import OpenCalls
 from peers.link.pacing import Backoff, Repeats, jittered
-from peers.link.servicer import Caller, Inbox, Limits, Membership, Reason, Refusal, Servicer
+from peers.link.servicer import Admission, Caller, Inbox, Limits, Reason, Refusal, Servicer
 from peers.wire.errors import (
     BlobUnknown,
     LocalProtocolError,
@@ -54,19 +54,19 @@ from peers.wire.errors import (
     PeerUnreachable,
     RemoteProtocolError,
 )
-from peers.wire.frames import OffsetBeyondEnd, Received, Source
+from peers.wire.frames import OffsetBeyondEnd, ReceivedObject, Source
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import FEATURES, PROTOCOL_VERSION, SOFTWARE_VERSION
 from proto import federation_pb2 as pb
 
 __all__ = [
+    "CallTimeouts",
     "Inbox",
     "Keepalive",
     "Limits",
     "ListenError",
-    "Patience",
     "PeerStatistics",
-    "Received",
+    "ReceivedObject",
     "Transport",
 ]
 
@@ -111,7 +111,7 @@ class KeepInTouch:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LinkOptions:
     """How the transport deals with peers; the defaults suit institutions on the internet.
 
     ``tidy_s``: seconds between looks for uploads that nobody goes on with and
@@ -119,7 +119,7 @@ class Terms:
     refusal that repeats.
     """
 
-    patience: Patience = field(default_factory=Patience)
+    timeouts: CallTimeouts = field(default_factory=CallTimeouts)
     limits: Limits = field(default_factory=Limits)
     keep_in_touch: KeepInTouch = field(default_factory=KeepInTouch)
     keepalive: Keepalive = field(default_factory=Keepalive)
@@ -140,7 +140,7 @@ class Transport:
         inbox: Inbox,
         *,
         head_round: Callable[[], int],
-        terms: Terms | None = None,
+        options: LinkOptions | None = None,
         tap: Tap | None = None,
         chance: random.Random | None = None,
     ) -> None:
@@ -157,20 +157,20 @@ class Transport:
             )
         self._bind = bind
         self._spool = spool
-        self._terms = terms or Terms()
+        self._options = options or LinkOptions()
         self._chance = chance or random.Random()  # noqa: S311  # spreads load, keeps no secret
         self._contacts = Contacts(tap)
         self._head_round = head_round
         self._servicer = Servicer(
-            Membership(identity, trust, manifest),
+            Admission(identity, trust, manifest),
             spool,
             inbox,
             head_round,
             self._contacts,
-            self._terms.limits,
+            self._options.limits,
             self._heard,
         )
-        self._refusals = Repeats[dict[str, str]](self._terms.tell_again_s)
+        self._refusals = Repeats[dict[str, str]](self._options.tell_again_s)
         self._open = OpenCalls()
         self._certificates_changed = False
         self._changed = asyncio.Event()
@@ -233,7 +233,7 @@ class Transport:
                 f"the certificate is of site {identity.site_id!r}, this is "
                 f"{before.identity.site_id!r}: install this site's, or start another fedd"
             )
-        self._servicer.membership = Membership(
+        self._servicer.membership = Admission(
             identity, Trust.from_pem(identity.authority_pem), manifest
         )
         self._certificates_changed |= identity != before.identity
@@ -265,7 +265,7 @@ class Transport:
 
     async def pull(
         self, to: str, name: pb.BlobName, into: Path, *, at_most: int | None = None
-    ) -> Received:
+    ) -> ReceivedObject:
         """Fetch a large object into the file ``into``, at most ``at_most`` bytes.
 
         Goes on from what ``<into>.part`` holds of an earlier transfer, and starts
@@ -297,7 +297,7 @@ class Transport:
 
     async def _persistently(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
         """Make a call again when its connection broke, and later when the peer says so."""
-        most_s = self._terms.patience.busy_s
+        most_s = self._options.timeouts.busy_s
         backoff, waited_s = Backoff(0.25, most_s / 4, self._chance), 0.0
         while True:
             try:
@@ -312,7 +312,7 @@ class Transport:
 
     async def _reconnecting(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
         """Make a call again when its connection broke, on the link that is then in force."""
-        for pause in self._terms.patience.pauses_s:
+        for pause in self._options.timeouts.pauses_s:
             with suppress(ConnectionBroken):
                 return await call(self._link(to))
             await asyncio.sleep(jittered(pause, self._chance, 0.5))
@@ -350,8 +350,8 @@ class Transport:
                     entry,
                     self._introduction,
                     self._contacts,
-                    self._terms.patience,
-                    self._terms.keepalive,
+                    self._options.timeouts,
+                    self._options.keepalive,
                 )
         self._links = dict(sorted(kept.items()))
 
@@ -382,11 +382,11 @@ class Transport:
                     greeter.cancel()
 
     async def _greet(self, link: PeerLink) -> None:
-        terms, told = self._terms.keep_in_touch, ""
-        backoff = Backoff(terms.silent_s, terms.answering_s, self._chance)
-        await asyncio.sleep(self._chance.uniform(0, terms.start_s))
+        options, told = self._options.keep_in_touch, ""
+        backoff = Backoff(options.silent_s, options.answering_s, self._chance)
+        await asyncio.sleep(self._chance.uniform(0, options.start_s))
         while True:
-            pause = jittered(terms.answering_s, self._chance)
+            pause = jittered(options.answering_s, self._chance)
             try:
                 await link.hello()
                 if told != "":
@@ -426,7 +426,7 @@ class Transport:
     async def _keep_tidy(self) -> None:
         """Forget uploads that nobody goes on with; sum up the refusals that repeat."""
         while True:
-            await asyncio.sleep(self._terms.tidy_s)
+            await asyncio.sleep(self._options.tidy_s)
             try:
                 self._servicer.forget_unwanted()
             except Exception:
@@ -438,15 +438,15 @@ class Transport:
     # ---- the server --------------------------------------------------------------
 
     def _server_options(self) -> Options:
-        terms = self._terms
+        options = self._options
         return [
-            *terms.keepalive.server_options(),
+            *options.keepalive.server_options(),
             *_SERVER_OPTIONS,
             # who connects and says nothing goes again, and so does who is silent later on
-            ("grpc.server_handshake_timeout_ms", int(terms.limits.handshake_s * 1000)),
-            ("grpc.max_connection_idle_ms", int(terms.limits.idle_s * 1000)),
-            # Descriptors are for the daemon's own files, too: see daemon/main.py.
-            ("grpc.max_allowed_incoming_connections", terms.limits.connections),
+            ("grpc.server_handshake_timeout_ms", int(options.limits.handshake_s * 1000)),
+            ("grpc.max_connection_idle_ms", int(options.limits.idle_s * 1000)),
+            # Descriptors are for the daemon's own files, too: see daemon/wiring.py.
+            ("grpc.max_allowed_incoming_connections", options.limits.connections),
         ]
 
     def _server_credentials(self) -> grpc.ServerCredentials:
@@ -514,7 +514,7 @@ class Transport:
 
     async def _write(self, frame: bytes, context: Any) -> None:
         try:
-            async with asyncio.timeout(self._terms.limits.frame_s):
+            async with asyncio.timeout(self._options.limits.frame_s):
                 await context.write(frame)
         except TimeoutError as error:
             raise Refusal(

@@ -142,7 +142,7 @@ class Attending(Recalling):
         if ended.federation_id != self._federation_id:
             raise RemoteProtocolError(f"{sender} ends an attempt of another federation")
         if ended.round == self._round + 1 and self._too_early:
-            self._too_early = [self._too_early[0], do.Received(sender, message)]
+            self._too_early = [self._too_early[0], do.MessageReceived(sender, message)]
         if not self._is_current(ended.round, ended.attempt):
             return
         by = message.ended.site
@@ -439,7 +439,7 @@ class Attending(Recalling):
 
     # ---- open, vote --------------------------------------------------------------
 
-    def _opened(self, part: Participation, event: do.Opened) -> None:
+    def _opened(self, part: Participation, event: do.SumOpened) -> None:
         """Of one sum we apply one version; it is on disk, and noted, before it is told."""
         applied = part.opened(event)
         if applied is None:

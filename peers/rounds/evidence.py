@@ -35,7 +35,7 @@ WORDS: Final = {
 _About = tuple[int, tuple[int, ...] | bytes]  # the kind; round and attempt, or the sum
 
 
-class Heard:
+class SignedWords:
     """What sites have signed in the round under way, as far as this one has seen it."""
 
     def __init__(self) -> None:

@@ -117,10 +117,10 @@ class Machine:
         self._promises: dict[str, Promised] = {}
         self._attempts: dict[str, int] = {}  # the latest that each site has promised
         self._generations: dict[str, int] = {}  # how far each site's runs are numbered
-        self._heard = evidence.Heard()
+        self._heard = evidence.SignedWords()
         self._answered: dict[str, tuple[bytes, bytes, float]] = {}  # its run, ours, and when
-        self._too_early: list[do.Received] = []
-        self._early: list[do.Received] = []
+        self._too_early: list[do.MessageReceived] = []
+        self._early: list[do.MessageReceived] = []
         self._adoption = Adoption(self.site, verification.certificate)
         self._pace = Pacemaker(timing)
         self._now = 0.0

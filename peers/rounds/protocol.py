@@ -74,7 +74,7 @@ class Protocol(Attending):
             effect = self._effects[taken]
             taken += 1
             if isinstance(effect, do.Send) and effect.to == self.site:
-                self._take_ours(do.Received(self.site, effect.body))
+                self._take_ours(do.MessageReceived(self.site, effect.body))
         return self.wished
 
     @property
@@ -85,7 +85,7 @@ class Protocol(Attending):
         """
         return [e for e in self._effects if not (isinstance(e, do.Send) and e.to == self.site)]
 
-    def _take_ours(self, event: do.Received) -> None:
+    def _take_ours(self, event: do.MessageReceived) -> None:
         """What is refused here must not undo what its cause has already asked for."""
         try:
             self._take(event)
@@ -141,7 +141,7 @@ class Protocol(Attending):
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case do.Received(sender, body):
+            case do.MessageReceived(sender, body):
                 self._receive(sender, body)
             case do.Tick():
                 self._tick()
@@ -432,7 +432,7 @@ class Protocol(Attending):
 
     def _catch_up_for(self, sender: str, message: pb.Prepare) -> None:
         """A commit is still on its way to us: say so, and answer when we have caught up."""
-        self._too_early = [do.Received(sender, message)]
+        self._too_early = [do.MessageReceived(sender, message)]
         behind = pb.Behind(round=message.round, attempt=message.attempt, head_round=self.head_round)
         self._emit(do.Send(sender, behind))
         if not self._adoption.under_way:
@@ -522,7 +522,7 @@ class Protocol(Attending):
         coordination, part = self._coordination, self._part
         if part is not None:
             self._emit(*part.worked(event))
-            if isinstance(event, do.Opened):
+            if isinstance(event, do.SumOpened):
                 self._opened(part, event)
         if coordination is not None:
             self._emit(*coordination.worked(event, self._now))

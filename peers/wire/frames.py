@@ -43,7 +43,7 @@ class Truncated(RemoteProtocolError):
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedObject:
     """A whole and verified object: in a file (``path``) or in memory (``data``).
 
     The file belongs to whoever is handed this: moving or deleting it is theirs.
@@ -186,7 +186,7 @@ class _Intake:
 
 async def receive_in_memory(
     incoming: AsyncIterator[pb.Frame], *, limit: int, total: int | None = None
-) -> Received:
+) -> ReceivedObject:
     """A small object, at most ``limit`` bytes and exactly ``total`` if given.
 
     Raises RemoteProtocolError for anything but one whole, ordered, verified stream.
@@ -194,7 +194,7 @@ async def receive_in_memory(
     sink = io.BytesIO()
     intake = _Intake(sink, hashlib.sha256(), 0, limit, total)
     digest = await intake.take_all(incoming)
-    return Received(intake.size, digest, data=sink.getvalue())
+    return ReceivedObject(intake.size, digest, data=sink.getvalue())
 
 
 class Beginning:
@@ -223,7 +223,7 @@ class Beginning:
         alike = (total, first.running_sha256) == (self.total, self._first)
         return alike and self.sound and self._is_intact()
 
-    async def receive(self, incoming: AsyncIterator[pb.Frame], *, limit: int) -> Received:
+    async def receive(self, incoming: AsyncIterator[pb.Frame], *, limit: int) -> ReceivedObject:
         """Take the frames from offset `size` on; raises RemoteProtocolError, OSError."""
         file = await asyncio.to_thread(self._opened)
         intake = _Intake(file, self._digest.copy(), self.size, limit, self.total)
@@ -234,7 +234,7 @@ class Beginning:
             self.size, self._digest = intake.size, intake.digest
             self.sound = not intake.writing
         self._part.replace(self._path)  # here, not in a thread: nobody can cancel between
-        return Received(intake.size, digest, path=self._path)
+        return ReceivedObject(intake.size, digest, path=self._path)
 
     def discard(self) -> None:
         """Forget what is held."""
@@ -279,7 +279,7 @@ class PartialFile:
         """Forget what is held."""
         await asyncio.to_thread(self._part.unlink, missing_ok=True)
 
-    async def receive(self, incoming: AsyncIterator[pb.Frame], *, limit: int) -> Received:
+    async def receive(self, incoming: AsyncIterator[pb.Frame], *, limit: int) -> ReceivedObject:
         """Go on where the last transfer ended; ``incoming`` starts at offset `held()`."""
         file = await asyncio.to_thread(open, self._part, "a+b")
         with file:
@@ -289,4 +289,4 @@ class PartialFile:
             intake = _Intake(file, digest, held, limit, None)
             whole = await intake.take_all(incoming)
         await asyncio.to_thread(self._part.replace, self._path)
-        return Received(intake.size, whole, path=self._path)
+        return ReceivedObject(intake.size, whole, path=self._path)

@@ -40,7 +40,7 @@ from peers.attempts import effects as do
 from peers.rounds.protocol import Protocol
 from peers.wire import frames, vectors
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.frames import Received, receive_in_memory
+from peers.wire.frames import ReceivedObject, receive_in_memory
 from peers.wire.vectors import read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without
@@ -315,7 +315,7 @@ async def test_a_second_upload_does_not_displace_the_first(
             for content in (b"first", b"second"):
                 path = folder / content.decode()
                 path.write_bytes(content)
-                await here.work.arrived(VICTIM, name, Received(len(content), b"", path=path))
+                await here.work.arrived(VICTIM, name, ReceivedObject(len(content), b"", path=path))
                 assert not path.exists()
             return (here.folder / f"encrypted-{VICTIM}.bin").read_bytes()
 

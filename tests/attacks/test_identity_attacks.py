@@ -179,7 +179,7 @@ async def test_a_manifest_that_the_authority_did_not_sign_is_not_adopted(
         create_authority(tmp_path / "own", federation.federation_id)
         coup = federation.manifest(version=7, disabled={"gamma"})
         forged = signed(coup, tmp_path / "own")
-        async with running(federation, "beta", manifest=coup, terms=QUICK) as beta:
+        async with running(federation, "beta", manifest=coup, options=QUICK) as beta:
             beta.inbox.shelf[pb.MANIFESTS] = pack_manifests([forged])
             await beta.transport.hello("alpha")
             async with asyncio.timeout(30):

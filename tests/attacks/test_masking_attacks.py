@@ -25,7 +25,7 @@ from crypto.masking import roster, shamir
 from crypto.masking import site as masking
 from crypto.masking.coordinator import Unmasking
 from crypto.masking.roster import Roster, smallest_threshold
-from crypto.masking.site import Contributor, Opened, Outcome, SiteKeys
+from crypto.masking.site import Attendance, Contributor, OpenedShares, SiteKeys
 from crypto.quantize import CryptoError
 from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
 
@@ -378,7 +378,7 @@ def masked_crowd(n: int, threshold: int = 0) -> tuple[Crowd, dict[str, Int32], U
     return crowd, inputs, crowd.until_masked(inputs, {})
 
 
-def ask(crowd: Crowd, outcome: Outcome, asked: Iterable[str]) -> dict[str, Opened]:
+def ask(crowd: Crowd, outcome: Attendance, asked: Iterable[str]) -> dict[str, OpenedShares]:
     """What these sites open, by site, when a coordinator says that this was certified."""
     return {site: crowd.contributors[site].open(outcome) for site in asked}
 
@@ -386,7 +386,7 @@ def ask(crowd: Crowd, outcome: Outcome, asked: Iterable[str]) -> dict[str, Opene
 def test_both_secrets_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd, inputs, _ = masked_crowd(5)
     sites = crowd.terms.sites
-    both = Outcome(sites, ("s02",))
+    both = Attendance(sites, ("s02",))
     with pytest.raises(CryptoError, match="both secrets of s02"):
         ask(crowd, both, sites)
     monkeypatch.setattr(masking, "check_outcome", lambda *_: None)
@@ -400,8 +400,8 @@ def test_both_secrets_in_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """First everybody is said to be in the sum, then the victim is said to have dropped out."""
     crowd, inputs, _ = masked_crowd(5)
     sites, rest = crowd.terms.sites, ("s00", "s01", "s03", "s04")
-    first = ask(crowd, Outcome(sites, ()), sites)
-    second = Outcome(rest, ("s02",))
+    first = ask(crowd, Attendance(sites, ()), sites)
+    second = Attendance(rest, ("s02",))
     for site in rest:
         with pytest.raises(CryptoError, match="another outcome"):
             ask(crowd, second, [site])
@@ -417,10 +417,10 @@ def test_an_outcome_that_was_refused_is_not_the_one_that_counts() -> None:
     """Or a coordinator could make sites useless by a question that none of them answers."""
     crowd, _, _ = masked_crowd(5)
     sites = crowd.terms.sites
-    for wrong in (Outcome(sites, ("s02",)), Outcome(sites[1:], ("s00",))):
+    for wrong in (Attendance(sites, ("s02",)), Attendance(sites[1:], ("s00",))):
         with pytest.raises(CryptoError):
             ask(crowd, wrong, ["s00"])
-    assert set(ask(crowd, Outcome(sites, ()), ["s00"])["s00"].seeds) == set(sites)
+    assert set(ask(crowd, Attendance(sites, ()), ["s00"])["s00"].seeds) == set(sites)
 
 
 # ---- a coordinator that lies about who dropped out ---------------------------------------------
@@ -432,7 +432,7 @@ def test_an_outcome_that_was_refused_is_not_the_one_that_counts() -> None:
 LIAR = "s06"
 
 
-def a_list_for_each() -> dict[str, Outcome]:
+def a_list_for_each() -> dict[str, Attendance]:
     """Seven sites: every honest site is told another list, with four survivors each.
 
     The liar (itself a site) thus gets, for each honest site but the victim s05,
@@ -442,7 +442,9 @@ def a_list_for_each() -> dict[str, Outcome]:
     lists = {}
     for number in range(5):
         dropped = sorted(f"s0{(number + step) % 5}" for step in (1, 2, 3))
-        lists[f"s0{number}"] = Outcome(tuple(s for s in sites if s not in dropped), tuple(dropped))
+        lists[f"s0{number}"] = Attendance(
+            tuple(s for s in sites if s not in dropped), tuple(dropped)
+        )
     lists["s05"] = lists["s00"]
     return lists
 
@@ -488,8 +490,8 @@ def two_lists(threshold: int) -> tuple[np.ndarray, Int32]:
     """
     crowd, inputs, _ = masked_crowd(5, threshold)
     sites = crowd.terms.sites
-    within = ask(crowd, Outcome(sites, ()), ("s00", "s01"))
-    without = ask(crowd, Outcome(sites[1:], ("s00",)), ("s02", "s03"))
+    within = ask(crowd, Attendance(sites, ()), ("s00", "s01"))
+    without = ask(crowd, Attendance(sites[1:], ("s00",)), ("s02", "s03"))
     held = crowd.contributors["s04"]._held["s00"]
     seeds = {**{s: one.seeds["s00"] for s, one in within.items()}, "s04": held[0]}
     keys = {**{s: one.mask_keys["s00"] for s, one in without.items()}, "s04": held[1]}

@@ -18,7 +18,7 @@ from crypto.masking import roster, shamir
 from crypto.masking import site as masking
 from crypto.masking.coordinator import Unmasking
 from crypto.masking.roster import Roster
-from crypto.masking.site import Contributor, Opened, SiteKeys
+from crypto.masking.site import Contributor, OpenedShares, SiteKeys
 from crypto.quantize import CryptoError
 from tests.attacks.programs.planting import without
 from tests.crypto.masking.masked import Crowd, exact, random_inputs, sign, terms, verify
@@ -40,7 +40,7 @@ def closed() -> tuple[Crowd, Unmasking, dict[str, Int32]]:
     return crowd, crowd.until_masked(inputs, {}), inputs
 
 
-def answer(crowd: Crowd, unmasking: Unmasking, site: str) -> Opened:
+def answer(crowd: Crowd, unmasking: Unmasking, site: str) -> OpenedShares:
     return crowd.contributors[site].open(unmasking.outcome)
 
 

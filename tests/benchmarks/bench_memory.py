@@ -35,7 +35,7 @@ from crypto.arrays import Int32
 from crypto.ckks.sum_proof import Check
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Roster
-from crypto.masking.site import Opened, Outcome
+from crypto.masking.site import Attendance, OpenedShares
 from crypto.quantize import CryptoError
 from daemon.jobs import ckks
 from daemon.process.workers import Worker
@@ -155,12 +155,12 @@ def _masked(bits: int, gone: int) -> list[dict[str, Any]]:
     ]
 
 
-def _sites(folder: Path, bits: int, gone: int) -> tuple[Roster, list[Opened]]:
+def _sites(folder: Path, bits: int, gone: int) -> tuple[Roster, list[OpenedShares]]:
     """All that sites do: their masked inputs as files, named as they are; the shares."""
     crowd = Crowd(terms(SITES, bits=bits, values=VALUES))
     roster = crowd.advertise(crowd.terms.sites)
     crowd.receive(crowd.deal(roster.sites), roster.sites)
-    limit, outcome = crowd.terms.ring.limit, Outcome(roster.sites[gone:], roster.sites[:gone])
+    limit, outcome = crowd.terms.ring.limit, Attendance(roster.sites[gone:], roster.sites[:gone])
     for number, site in enumerate(outcome.survivors):
         words = crowd.contributors[site].mask(_input(number, limit))
         (folder / site).write_bytes(words.tobytes())
@@ -172,7 +172,7 @@ def _input(number: int, limit: int) -> Int32:
     return chance.integers(-limit, limit, VALUES, dtype=np.int32, endpoint=True)
 
 
-def _sum_up(folder: Path, roster: Roster, opened: list[Opened]) -> tuple[int, int]:
+def _sum_up(folder: Path, roster: Roster, opened: list[OpenedShares]) -> tuple[int, int]:
     """All of the coordinator; its growth until all are added, and until it has opened the sum."""
     before = _settle()
     total = MaskedSum(roster, roster.sites)

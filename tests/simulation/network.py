@@ -354,7 +354,7 @@ class World:
             self._say(f"{name} refuses: {error}")
             effects = machine.wished  # before it was refused, as the driver does
         else:
-            if isinstance(event, do.Received) and isinstance(event.body, pb.EndedAttempt):
+            if isinstance(event, do.MessageReceived) and isinstance(event.body, pb.EndedAttempt):
                 self._ended(name, event.body)
         self._carry_out_all(name, effects)
         self._arm(name)
@@ -428,7 +428,7 @@ class World:
                     disk.commits[commit.certificate.body.round] = commit
             case do.BeginAttempt():
                 self._attempts[name] += 1
-            case do.Coordinate(known_plan):
+            case do.LeadAttempt(known_plan):
                 self.plans[known_plan.round, known_plan.attempt] = known_plan
                 self.masking.coordinated(known_plan)
             case do.Accuse(evidence):
@@ -478,10 +478,10 @@ class World:
             self._say(f"{sender} -> {to}: {type(body).__name__} {_place_of(body)}")
         if to in self.liars:
             self.liars[to].heard(sender, body)
-            self._feed(to, do.Received(sender, body))
+            self._feed(to, do.MessageReceived(sender, body))
             self.liars[to].schemes()
         else:
-            self._feed(to, do.Received(sender, body))
+            self._feed(to, do.MessageReceived(sender, body))
 
     # ---- trust ---------------------------------------------------------------------
 

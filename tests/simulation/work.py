@@ -195,7 +195,7 @@ class SimulatedWork:
         ).digest()
         world.disks[name].versions.add(digest)
         world.watch.made(name, effect.root_digest, digest)
-        opened = do.Opened(effect.round, effect.attempt, effect.root_digest, digest, 1.0)
+        opened = do.SumOpened(effect.round, effect.attempt, effect.root_digest, digest, 1.0)
         self._after(name, 0.001, world._feed, (name, opened))
 
     # ---- blobs, versions and certificates ----------------------------------------------

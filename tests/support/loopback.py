@@ -20,20 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crypto.identity.site import Identity
-from peers.link.client import Patience
+from peers.link.client import CallTimeouts
 from peers.link.contacts import Tap
 from peers.link.negatives import Declined
 from peers.link.servicer import Limits
-from peers.link.transport import KeepInTouch, Terms, Transport
+from peers.link.transport import KeepInTouch, LinkOptions, Transport
 from peers.wire.errors import BlobUnknown
-from peers.wire.frames import Received, Source
+from peers.wire.frames import ReceivedObject, Source
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
 from tests.support.authority import FEDERATION_ID, Federation
 
 # Short enough for tests; greetings only when a test wants one.
-QUICK = Terms(
-    patience=Patience(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.1, 0.3, 0.5)),
+QUICK = LinkOptions(
+    timeouts=CallTimeouts(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.1, 0.3, 0.5)),
     limits=Limits(frame_s=1, pushes=2, pulls=2),
     keep_in_touch=KeepInTouch(answering_s=60, silent_s=60, start_s=0),
 )
@@ -56,7 +56,7 @@ class KeepsAll:
     """An inbox: keeps messages and objects, hands out ``shelf``, declines for ``why_not``."""
 
     messages: list[tuple[str, pb.Envelope]] = field(default_factory=list)
-    blobs: list[tuple[str, pb.BlobName, Received]] = field(default_factory=list)
+    blobs: list[tuple[str, pb.BlobName, ReceivedObject]] = field(default_factory=list)
     shelf: dict[int, Source] = field(default_factory=dict)  # by BlobKind
     why_not: str | None = None
     failure: Exception | None = None  # raised for every message
@@ -68,7 +68,7 @@ class KeepsAll:
             raise self.failure
         self.messages.append((sender, envelope))
 
-    async def blob(self, sender: str, name: pb.BlobName, blob: Received) -> None:
+    async def blob(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         if self.gate is not None:
             self.waiting += 1
             await self.gate.wait()
@@ -118,7 +118,7 @@ async def running(
     *,
     identity: Identity | None = None,
     manifest: FederationManifest | None = None,
-    terms: Terms = QUICK,
+    options: LinkOptions = QUICK,
     tap: Tap | None = None,
     chance: random.Random | None = None,
 ) -> AsyncIterator[Site]:
@@ -133,7 +133,7 @@ async def running(
         spool,
         inbox,
         head_round=lambda: running_site.head_round,
-        terms=terms,
+        options=options,
         tap=tap,
         chance=chance,
     )
@@ -146,10 +146,12 @@ async def running(
 
 
 @asynccontextmanager
-async def talking(federation: Federation, terms: Terms = QUICK) -> AsyncIterator[dict[str, Site]]:
+async def talking(
+    federation: Federation, options: LinkOptions = QUICK
+) -> AsyncIterator[dict[str, Site]]:
     """All sites of a federation, running."""
     async with AsyncExitStack() as stack:
         yield {
-            site: await stack.enter_async_context(running(federation, site, terms=terms))
+            site: await stack.enter_async_context(running(federation, site, options=options))
             for site in federation.ports
         }

@@ -56,7 +56,7 @@ class Alone:
         return self.machine.durable.state
 
     def hears(self, sender: str, body: do.Body) -> list[do.Effect]:
-        return self.takes(do.Received(sender, body))
+        return self.takes(do.MessageReceived(sender, body))
 
     def takes(self, event: do.Event) -> list[do.Effect]:
         try:

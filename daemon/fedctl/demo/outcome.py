@@ -77,7 +77,7 @@ class SiteAnswer:
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """What the demo found out."""
 
     sites: list[SiteOutcome] = field(default_factory=list)
@@ -125,7 +125,7 @@ def opening(who: str, glossary: Sequence[HouseWord]) -> str:
     )
 
 
-def show_outcome(console: Console, outcome: Outcome) -> None:
+def show_outcome(console: Console, outcome: DemoOutcome) -> None:
     """For people: answers before beside answers after, then the figures of the sites."""
     for answer in outcome.answers:
         _show_answer(console, answer, outcome.glossary)

@@ -20,8 +20,8 @@ from daemon.fedctl.commands.library import Ingested, put_question, send
 from daemon.fedctl.commands.rounds import plain_round
 from daemon.fedctl.commands.train import TrainingView, start, watched
 from daemon.fedctl.demo import sites as demo_sites
-from daemon.fedctl.demo.outcome import Outcome, SiteAnswer, SiteOutcome, opening, show_outcome
-from daemon.fedctl.demo.sites import Corpus, DemoSite, RunningDaemon, log_tail
+from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
+from daemon.fedctl.demo.sites import DemoSite, RunningDaemon, SiteCorpus, log_tail
 from daemon.fedctl.terminal.connection import connected, run
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import (
@@ -80,7 +80,7 @@ def demo(
     if work is None and keep:
         work = Path("demo-work")
     chosen = work and work.absolute()  # the daemons run in folders of their own
-    outcome = Outcome(glossary=demo_sites.find_glossary(data), work=chosen)
+    outcome = DemoOutcome(glossary=demo_sites.find_glossary(data), work=chosen)
     if not session.json:
         who = f"{len(corpora)} {'fictional hospitals' if data is None else 'sites'}"
         session.note(opening(who, outcome.glossary) + "\n")
@@ -115,7 +115,7 @@ async def _guarded(story: Coroutine[Any, Any, T]) -> T:
 
 
 async def _in_work_folder(
-    session: Session, corpora: Sequence[Corpus], outcome: Outcome, rounds: int
+    session: Session, corpora: Sequence[SiteCorpus], outcome: DemoOutcome, rounds: int
 ) -> None:
     """Run the story in a folder; a temporary one goes away, unless a failure's log is in it."""
     chosen = outcome.work
@@ -158,7 +158,7 @@ def _check_new(work: Path) -> None:
 class Steps:
     """Says what is going on and remembers how long each step took."""
 
-    def __init__(self, session: Session, outcome: Outcome) -> None:
+    def __init__(self, session: Session, outcome: DemoOutcome) -> None:
         self._session = session
         self.outcome = outcome
         self._started = time.monotonic()
@@ -174,7 +174,7 @@ class Steps:
 
 async def _with_daemons(
     session: Session,
-    corpora: Sequence[Corpus],
+    corpora: Sequence[SiteCorpus],
     sites: Sequence[DemoSite],
     rounds: int,
     steps: Steps,
@@ -217,7 +217,7 @@ def _with_log(one: RunningDaemon, what: str) -> CommandError:
 
 async def _story(
     session: Session,
-    corpora: Sequence[Corpus],
+    corpora: Sequence[SiteCorpus],
     daemons: Sequence[RunningDaemon],
     rounds: int,
     steps: Steps,
@@ -289,7 +289,7 @@ async def _rounds(stub: ControlAsyncStub) -> list[dict[str, Any]]:
 
 
 async def _ingest(
-    session: Session, stubs: Sequence[ControlAsyncStub], corpora: Sequence[Corpus]
+    session: Session, stubs: Sequence[ControlAsyncStub], corpora: Sequence[SiteCorpus]
 ) -> None:
     """All sites at once, a bar for each."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -371,7 +371,9 @@ def _fitted(reply: LearningReply, version: bytes) -> bool:
     return not reply.fitted or reply.personal_digest == version
 
 
-async def _ask_each(stubs: Sequence[ControlAsyncStub], corpora: Sequence[Corpus]) -> list[AskReply]:
+async def _ask_each(
+    stubs: Sequence[ControlAsyncStub], corpora: Sequence[SiteCorpus]
+) -> list[AskReply]:
     """Each site its own question; one after the other, as the machine is shared."""
     return [
         await put_question(stub, corpus.question)

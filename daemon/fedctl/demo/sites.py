@@ -42,7 +42,7 @@ STOP_WITHIN_S = 15.0
 
 
 @dataclass(frozen=True)
-class Corpus:
+class SiteCorpus:
     """What one site has: files of documents and of question-passage pairs."""
 
     site: str
@@ -83,7 +83,7 @@ class DemoSite:
 # ---- corpora ----------------------------------------------------------------
 
 
-def find_corpora(data: Path | None, sites: Sequence[str] | None) -> list[Corpus]:
+def find_corpora(data: Path | None, sites: Sequence[str] | None) -> list[SiteCorpus]:
     """The corpora to use, bundled ones unless ``data`` is given.
 
     Raises CommandError that lists everything that is missing.
@@ -124,12 +124,12 @@ def _documents(folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _corpus(site: str, folder: Path) -> Corpus:
+def _corpus(site: str, folder: Path) -> SiteCorpus:
     documents = _documents(folder)
     assert documents is not None  # noqa: S101 -- find_corpora has looked
     pairs = [folder / f"pairs_{split}.jsonl" for split in ("train", "valid", "test")]
     there = (path for path in pairs if path.is_file())  # the demo can do without pairs_valid
-    return Corpus(site, (documents, *there), *_first_question(pairs[-1]))
+    return SiteCorpus(site, (documents, *there), *_first_question(pairs[-1]))
 
 
 def _first_question(pairs: Path) -> tuple[str, frozenset[str]]:

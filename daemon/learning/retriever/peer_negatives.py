@@ -33,7 +33,7 @@ class Disclosed:
     rows: NDArray[np.float32] | NDArray[np.uint8]
 
 
-class Heard(NamedTuple):
+class PeerAnswers(NamedTuple):
     """What the daemon found: of each site that answered, an array [n, d] for each query."""
 
     answers: Sequence[Sequence[Float32]]
@@ -78,7 +78,7 @@ def fetcher(how: Disclosure, model_digest: bytes) -> Callable[[Float32], list[Fl
     """A function from a step's queries [b, d] to the foreign negatives [n, d] of each (Eq. 8)."""
 
     def fetch(queries: Float32) -> list[Float32]:
-        heard: Heard = ask(disclosed(queries, how, model_digest))
+        heard: PeerAnswers = ask(disclosed(queries, how, model_digest))
         return [
             nearest(query, [of_site[row] for of_site in heard.answers], how.top_n)
             for row, query in enumerate(queries)

@@ -78,7 +78,7 @@ def acting(liar: Protocol, act: Callable[[], None]) -> Effects:
         effect = liar._effects[taken]
         taken += 1
         if isinstance(effect, do.Send) and effect.to == liar.site:
-            liar._take_ours(do.Received(liar.site, effect.body))
+            liar._take_ours(do.MessageReceived(liar.site, effect.body))
     return liar.wished
 
 
@@ -212,7 +212,7 @@ def forking(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
         (FOLDER / "made").write_bytes(b"".join(made.values()))
         kept: Effects = [one for one in effects if not isinstance(one, do.SendSum)]
         return [*kept, *proving(liar, made)]
-    if isinstance(event, do.Received) and isinstance(event.body, pb.Vote):
+    if isinstance(event, do.MessageReceived) and isinstance(event.body, pb.Vote):
         vote = event.body
         ours = sign_vote(liar._keys.sign, vote.body, vote.attempt)
         both = sorted([vote, ours], key=lambda one: one.site)
@@ -223,7 +223,7 @@ def forking(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 
 def ahead(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 9: whoever prepares hears that its round is over, and that we are far away."""
-    if not isinstance(event, do.Received) or not isinstance(event.body, pb.Prepare):
+    if not isinstance(event, do.MessageReceived) or not isinstance(event.body, pb.Prepare):
         return effects
     body = pb.VoteBody(
         federation_id=liar._federation_id,
@@ -267,7 +267,7 @@ def for_one_alone(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     sites = sorted(liar.manifest.enabled_ids)
     one = sites[sites.index(liar.site) - 1]
     said: Effects = []
-    if isinstance(event, do.Received) and isinstance(event.body, pb.Promised):
+    if isinstance(event, do.MessageReceived) and isinstance(event.body, pb.Promised):
         told = pb.Promise.FromString(event.body.promise.body)
         if event.sender != one:
             said.append(do.Send(one, event.body))
@@ -297,7 +297,7 @@ def weakening(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
         return effects
     if liar.head_round + 1 >= known.target_round:
         return effects
-    if not isinstance(event, do.Received) or isinstance(event.body, pb.RunWish):
+    if not isinstance(event, do.MessageReceived) or isinstance(event.body, pb.RunWish):
         return effects  # a wish is answered by a wish
     ours = runs.following(
         known, liar.site, liar._federation_id, "ours", known.target_round, known.plan
@@ -312,7 +312,7 @@ heard_runs: dict[bytes, pb.Signed] = {}
 
 def said_again(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 12: every run that a person has ever asked for, again and again."""
-    if not isinstance(event, do.Received):
+    if not isinstance(event, do.MessageReceived):
         return effects
     known = liar.durable.signed_run
     if known is not None:
@@ -338,7 +338,7 @@ def holds_back(liar: Protocol, event: do.Event) -> bool:
         return False
     if liar._coordination is not None:
         liar._coordination.deadline = liar._pace.until = math.inf
-    if not isinstance(event, do.Received) or event.sender == liar.site:
+    if not isinstance(event, do.MessageReceived) or event.sender == liar.site:
         return False
     if isinstance(event.body, pb.Promised) and lie() == "holds back":
         told = pb.Promise.FromString(event.body.promise.body)
@@ -559,7 +559,7 @@ def _lie_in_steps() -> None:
         if told := LIES.get(lie()):
             effects = told(self, event, effects)
         for one in effects:
-            if isinstance(one, do.Coordinate):
+            if isinstance(one, do.LeadAttempt):
                 kept = FOLDER / f"plan-{one.plan.round}-{one.plan.attempt}.bin"
                 kept.write_bytes(one.plan.SerializeToString())
         return effects

@@ -27,7 +27,7 @@ from daemon.process.log import configure_logging
 from peers.link import client
 from peers.link.quotas import Quotas
 from peers.link.servicer import Limits
-from peers.link.transport import KeepInTouch, Terms
+from peers.link.transport import KeepInTouch, LinkOptions
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
 from tests.support.loopback import Site, running
@@ -43,8 +43,8 @@ def limits_of(changes: dict[str, Any]) -> Limits:
 
 async def serve(root: Path, ports: dict[str, int], limits: Limits) -> None:
     federation = Federation(root, "med", ports)
-    terms = Terms(limits=limits, keep_in_touch=KeepInTouch(60, 60, 0))
-    async with running(federation, "alpha", terms=terms) as alpha:
+    options = LinkOptions(limits=limits, keep_in_touch=KeepInTouch(60, 60, 0))
+    async with running(federation, "alpha", options=options) as alpha:
         alpha.inbox.shelf[pb.MODEL_VERSION] = bytes(1000)
         loop, lines = asyncio.get_running_loop(), asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

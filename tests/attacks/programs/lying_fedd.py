@@ -27,7 +27,7 @@ import pytest
 from daemon import main as fedd
 from daemon.jobs import ckks, masking
 from daemon.jobs.ckks import Finished
-from daemon.jobs.integers import Applied
+from daemon.jobs.integers import AppliedSum
 from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
@@ -448,7 +448,7 @@ def makes_a_version_up() -> None:
     apply_sum = masking.apply_sum
 
     @functools.wraps(apply_sum)
-    def opening(*arguments: Any, **named: Any) -> Applied:
+    def opening(*arguments: Any, **named: Any) -> AppliedSum:
         applied = apply_sum(*arguments, **named)
         if not lying("hands-out"):
             return applied
@@ -484,8 +484,8 @@ def _keep_version(module: Any) -> None:
     apply_sum = module.apply_sum
 
     @functools.wraps(apply_sum)
-    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> Applied:
-        applied: Applied = apply_sum(round, attempt, *rest, **named)
+    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> AppliedSum:
+        applied: AppliedSum = apply_sum(round, attempt, *rest, **named)
         (versions,) = [one for one in rest if isinstance(one, Path) and one.is_dir()]
         made = versions / f"{applied.model_digest.hex()}.safetensors"
         shutil.copy(made, _folder / f"opened-{round}-{attempt}.safetensors")

@@ -63,7 +63,7 @@ def withholds() -> None:
     votes: dict[str, pb.Vote] = {}
 
     def withholding(self: Protocol, event: do.Event, now: float) -> list[do.Effect]:
-        heard = event.body if isinstance(event, do.Received) else None
+        heard = event.body if isinstance(event, do.MessageReceived) else None
         if _is_lying("withholds") and isinstance(heard, pb.Vote):
             _keep_certificate(self, votes, heard)
             return []

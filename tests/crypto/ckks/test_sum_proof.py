@@ -24,7 +24,7 @@ from crypto.ckks.sum_proof import (
     CheckKey,
     Claim,
     Tags,
-    Tally,
+    TagTally,
     UnprovenSum,
     inner_products,
 )
@@ -105,7 +105,7 @@ def proven(
     vectors: dict[str, np.ndarray], *, coordinator: str = "a", holder: str = "b"
 ) -> tuple[Check, Claim, bytes]:
     """An honest coordinator's part for the sites in ``vectors``, which need not be all."""
-    tally = Tally(check_at(coordinator, coordinator=coordinator))
+    tally = TagTally(check_at(coordinator, coordinator=coordinator))
     for number, (site, vector) in enumerate(vectors.items()):
         if site == coordinator:
             tally.own(vector)
@@ -247,7 +247,7 @@ def test_what_can_be_no_check_or_claim_is_refused() -> None:
         Check("b", "a", ("b",), b"")
     with pytest.raises(CryptoError, match="32 bytes"):
         Claim(b"", (("b", bytes(16)),)).check(check_at("b"))
-    tally = Tally(check_at("a"))
+    tally = TagTally(check_at("a"))
     with pytest.raises(CryptoError, match="no key holder"):
         tally.answer([], "a", bytes(32))
     with pytest.raises(CryptoError, match="a challenge has 32 bytes"):

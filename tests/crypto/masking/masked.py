@@ -20,13 +20,20 @@ from crypto.arrays import Int32, Int64
 from crypto.identity.site import IdentityError
 from crypto.keystream import Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
-from crypto.masking.roster import Advertisement, Roster, Terms, smallest_threshold
-from crypto.masking.site import SEALED_BYTES, Contributor, Dealer, Opened, Outcome, SiteKeys
+from crypto.masking.roster import Advertisement, Agreement, Roster, smallest_threshold
+from crypto.masking.site import (
+    SEALED_BYTES,
+    Attendance,
+    Contributor,
+    Dealer,
+    OpenedShares,
+    SiteKeys,
+)
 from crypto.quantize import CryptoError
 
 PLAN = hashlib.sha256(b"plan").digest()
 NEVER = 9
-NOTHING = Outcome((), ())
+NOTHING = Attendance((), ())
 
 
 def sign(site: str, payload: bytes) -> bytes:
@@ -46,8 +53,8 @@ def terms(
     threshold: int = 0,
     round_: int = 7,
     attempt: int = 0,
-) -> Terms:
-    return Terms(
+) -> Agreement:
+    return Agreement(
         federation="med",
         round=round_,
         attempt=attempt,
@@ -59,7 +66,7 @@ def terms(
     )
 
 
-def random_inputs(agreed: Terms, seed: int = 1) -> dict[str, Int32]:
+def random_inputs(agreed: Agreement, seed: int = 1) -> dict[str, Int32]:
     chance, limit = np.random.default_rng(seed), agreed.ring.limit
     return {
         site: chance.integers(-limit, limit, agreed.values, dtype=np.int32, endpoint=True)
@@ -118,16 +125,16 @@ class Crowd:
     ``total``: the masked sum that was closed; a site's `Unmasking` is of a copy.
     """
 
-    terms: Terms
+    terms: Agreement
     keys: dict[str, SiteKeys] = field(default_factory=dict)
     advertisements: dict[str, Advertisement] = field(default_factory=dict)
     dealers: dict[str, Dealer] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     contributors: dict[str, Contributor] = field(default_factory=dict)
     masked: dict[str, Words] = field(default_factory=dict)
-    opened: dict[str, Opened] = field(default_factory=dict)
+    opened: dict[str, OpenedShares] = field(default_factory=dict)
     roster: Roster | None = None
-    outcome: Outcome = NOTHING
+    outcome: Attendance = NOTHING
     total: Words | None = None
 
     def advertise(self, sites: Iterable[str]) -> Roster:
@@ -181,7 +188,7 @@ class Crowd:
 
     def aggregate(
         self, inputs: Mapping[str, Int32], gone: Mapping[str, int] | None = None
-    ) -> tuple[Outcome, Int64]:
+    ) -> tuple[Attendance, Int64]:
         gone = gone or {}
         unmasking = self.until_masked(inputs, gone)
         self.open(unmasking, self.there(5, gone))

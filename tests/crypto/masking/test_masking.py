@@ -22,8 +22,8 @@ from crypto.arrays import Int32
 from crypto.identity.site import Identity, IdentityError
 from crypto.keystream import MAX_VALUES
 from crypto.masking.coordinator import MaskedSum, Unmasking
-from crypto.masking.roster import Advertisement, Roster, Terms, advertised, smallest_threshold
-from crypto.masking.site import SEALED_BYTES, Contributor, Opened, Outcome, SiteKeys
+from crypto.masking.roster import Advertisement, Agreement, Roster, advertised, smallest_threshold
+from crypto.masking.site import SEALED_BYTES, Attendance, Contributor, OpenedShares, SiteKeys
 from crypto.quantize import CryptoError
 from tests.crypto.masking.masked import Crowd, Relay, exact, random_inputs, sign, terms, verify
 from tests.support.authority import Federation
@@ -42,7 +42,7 @@ class Case:
     Who leaves before step 4, the statement, is not there for step 5 either.
     """
 
-    terms: Terms
+    terms: Agreement
     seed: int
     leave: tuple[int, ...]
     extreme: str
@@ -247,7 +247,7 @@ def test_unsound_keys_are_refused(change: dict[str, Any], refusal: str) -> None:
         Roster.of(crowd.terms, [*crowd.advertisements.values(), bad], verify)
 
 
-def signed(agreed: Terms, advertisement: Advertisement) -> Advertisement:
+def signed(agreed: Agreement, advertisement: Advertisement) -> Advertisement:
     payload = advertised(agreed, advertisement)
     return dataclasses.replace(advertisement, signature=sign(advertisement.site, payload))
 
@@ -388,7 +388,7 @@ def test_an_outcome_that_is_not_of_this_attempt_is_refused() -> None:
         (("s00", "s01", "s02"), ("s03", "s04"), "another outcome"),
     ):
         with pytest.raises(CryptoError, match=refusal):
-            site.open(Outcome(survivors, dropouts))
+            site.open(Attendance(survivors, dropouts))
 
 
 def test_an_outcome_that_nobody_could_have_opened_is_not_unmasked() -> None:
@@ -406,14 +406,14 @@ def test_an_outcome_that_nobody_could_have_opened_is_not_unmasked() -> None:
         (four, ("s04",), good.astype(np.uint64), "the masked sum has"),
     ):
         with pytest.raises(CryptoError, match=refusal):
-            Unmasking(crowd.roster, Outcome(survivors, dropouts), total)
+            Unmasking(crowd.roster, Attendance(survivors, dropouts), total)
 
 
 def test_a_site_whose_input_is_not_masked_opens_nothing() -> None:
     crowd, relayed = dealt()
     crowd.receive(relayed, crowd.terms.sites)
     with pytest.raises(CryptoError, match="its own input is not in"):
-        crowd.contributors["s00"].open(Outcome(crowd.terms.sites, ()))
+        crowd.contributors["s00"].open(Attendance(crowd.terms.sites, ()))
 
 
 def test_the_same_request_again_gets_the_same_answer() -> None:
@@ -452,7 +452,7 @@ def wrong(share: bytes) -> bytes:
     return share[:8] + hashlib.sha256(share).digest()[:8] + share[16:]
 
 
-def spoiled(opened: Opened, kind: str) -> Opened:
+def spoiled(opened: OpenedShares, kind: str) -> OpenedShares:
     if kind == "seeds":
         return dataclasses.replace(opened, seeds={k: wrong(v) for k, v in opened.seeds.items()})
     return dataclasses.replace(opened, mask_keys={k: wrong(v) for k, v in opened.mask_keys.items()})

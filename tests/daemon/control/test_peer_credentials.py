@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from daemon.control.peer_credentials import Doorman
+from daemon.control.peer_credentials import PeerCredentials
 
 _ASK = """
 import os, sys, grpc
@@ -25,7 +25,7 @@ with grpc.insecure_channel("unix:" + sys.argv[1]) as channel:
 
 
 @asynccontextmanager
-async def doorman(path: Path, failures: int = 0) -> AsyncIterator[Doorman]:
+async def doorman(path: Path, failures: int = 0) -> AsyncIterator[PeerCredentials]:
     """Every user is told by their own server who they are; the first ``failures`` don't start."""
     left = [OSError("too many open files")] * failures
     servers: list[grpc.aio.Server] = []
@@ -44,7 +44,7 @@ async def doorman(path: Path, failures: int = 0) -> AsyncIterator[Doorman]:
         await server.start()
         servers.append(server)
 
-    keeper = Doorman(serve)
+    keeper = PeerCredentials(serve)
     old = os.umask(0o117)  # as the control socket is made
     try:
         await keeper.start(path)

@@ -24,7 +24,7 @@ from config.loading import load
 from crypto.identity.site import Identity, Trust
 from daemon.fedctl import main
 from daemon.fedctl.demo import sites as demo_sites
-from daemon.fedctl.demo.outcome import Outcome, SiteAnswer, SiteOutcome, opening, show_outcome
+from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import (
     DemoSite,
     HouseWord,
@@ -175,7 +175,7 @@ def _answer(*, before: AskReply, after: AskReply) -> SiteAnswer:
     return SiteAnswer("weir", "Who mends it?", frozenset({"right"}), before, after)
 
 
-def _printed(outcome: Outcome, width: int = 80) -> str:
+def _printed(outcome: DemoOutcome, width: int = 80) -> str:
     written = io.StringIO()
     show_outcome(Console(file=written, width=width), outcome)
     return written.getvalue()
@@ -196,7 +196,7 @@ def test_answers_stand_side_by_side_above_their_house_words() -> None:
     site = SiteOutcome(
         "weir", EvaluateReply(questions=7), EvaluateReply(questions=7), StatusReply()
     )
-    outcome = Outcome(sites=[site], answers=[_answer(before=before, after=after)])
+    outcome = DemoOutcome(sites=[site], answers=[_answer(before=before, after=after)])
     outcome.glossary, outcome.seconds = GLOSSARY, {"federation": 1.0}
     lines = _printed(outcome).splitlines()
     assert any("before training" in line and "after training" in line for line in lines)
@@ -213,7 +213,7 @@ def test_a_right_document_that_was_not_found_has_no_rank() -> None:
     assert plain["before"]["rank"] is None
     assert plain["rank"] == 1
     assert plain["house_words"] == {}
-    outcome = Outcome(answers=[answer], seconds={"federation": 1.0})
+    outcome = DemoOutcome(answers=[answer], seconds={"federation": 1.0})
     assert "right document: not among the 1 found" in _printed(outcome)
 
 

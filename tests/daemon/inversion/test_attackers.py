@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from crypto.disclosure import noisy
 from daemon.inversion import attackers as inversion
 from daemon.inversion import inversion_audit, negative_utility
-from daemon.inversion.attackers import Corpus, Dictionary, Measure
+from daemon.inversion.attackers import Dictionary, EmbeddedTexts, Measure
 from daemon.inversion.exposure import (
     AuditOptions,
     Exposure,
@@ -217,11 +217,11 @@ def test_parts_are_of_whole_subjects_and_about_their_shares(subject_of: list[str
 DICTIONARY = Dictionary(["a", "b", "c"], ["x y"], np.eye(4, dtype=np.float32))
 
 
-def corpus(*texts: str, vectors: list[list[float]] | None = None) -> Corpus:
+def corpus(*texts: str, vectors: list[list[float]] | None = None) -> EmbeddedTexts:
     words = [frozenset(text.split()) for text in texts]
     names = [frozenset({"x y"} if "x" in text.split() else ()) for text in texts]
     made = np.array(vectors or np.eye(len(texts), 4), dtype=np.float32)
-    return Corpus.of(made, words, names, DICTIONARY)
+    return EmbeddedTexts.of(made, words, names, DICTIONARY)
 
 
 def test_items_are_found_in_the_dictionary() -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from crypto.identity.site import Identity, IdentityError
-from crypto.masking.roster import Terms
+from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs import masking
-from daemon.jobs.integers import Applied, measure_update
+from daemon.jobs.integers import AppliedSum, measure_update
 from daemon.jobs.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo
@@ -49,7 +49,7 @@ class Attempt:
     """Four sites and the coordinator's worker (that of s00)."""
 
     folder: Path
-    terms: Terms
+    terms: Agreement
     believed: Believed
     processes: dict[str, Process]
     exponents: list[int] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Attempt:
         *,
         weight: float | None = None,
         digest: bytes | None = None,
-    ) -> Applied:
+    ) -> AppliedSum:
         """At one site, in a folder of its own."""
         versions = self.folder / f"versions-{site}"
         parent, _ = write_version(versions, SHAPE.digest, delta(99))
@@ -130,7 +130,7 @@ class Attempt:
             *(SIZES, self.exponents, len(outcome[0]) if weight is None else weight),
             *(parent, SHAPE.digest, versions),
         )
-        assert isinstance(applied, Applied)
+        assert isinstance(applied, AppliedSum)
         return applied
 
     def again(self, attempt: int) -> Attempt:
@@ -152,7 +152,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 def attempt(federation: Federation, tmp_path: Path) -> Attempt:
     identities = {site: federation.identity(site) for site in SITES}
     certificates = {site: one.certificate_der for site, one in identities.items()}
-    terms = Terms(
+    terms = Agreement(
         "med", *AT, hashlib.sha256(b"plan").digest(), SITES, 3, 16, SHAPE.total + FRACTION_INTEGERS
     )
     believed = Believed(federation.trust.authority_pem, certificates)
@@ -438,7 +438,7 @@ def test_a_sum_that_no_contributors_can_have_sent_is_not_applied(attempt: Attemp
 def test_two_attempts_are_held_and_older_ones_forgotten(attempt: Attempt) -> None:
     process = attempt.lead
     for number in range(3):
-        terms = Terms(
+        terms = Agreement(
             *("med", 7, number, attempt.terms.plan_digest, SITES, 3, 16, attempt.terms.values)
         )
         process.run(masking.make_keys, terms, "s00", attempt.believed)

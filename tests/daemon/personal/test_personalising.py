@@ -21,7 +21,7 @@ from daemon.fedctl import main
 from daemon.fedctl.terminal.output import Exit
 from daemon.jobs import learning, personal
 from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress
-from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, Heard
+from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, PeerAnswers
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
@@ -98,16 +98,16 @@ class Abroad:
         self.steps: list[object] = []
         self._fails_at, self._silent = fails_at, silent
 
-    async def __call__(self, item: Disclosed) -> Heard:
+    async def __call__(self, item: Disclosed) -> PeerAnswers:
         self.items.append(item)
         if len(self.items) == self._fails_at:
             raise LearningError("a round of training began")
         if self._silent:
-            return Heard([])
+            return PeerAnswers([])
         chance = np.random.default_rng(len(self.items))
         rows = chance.normal(size=(len(item.rows), 2, item.dimension))
         rows /= np.linalg.norm(rows, axis=2, keepdims=True)
-        return Heard([list(rows.astype(np.float32))])
+        return PeerAnswers([list(rows.astype(np.float32))])
 
 
 async def fitted(site: Site, abroad: Abroad, how: Disclosure = EXACT) -> Personalised:

@@ -21,7 +21,7 @@ import pytest
 from config.loading import load
 from daemon.control.status import unverified
 from daemon.rounds import catch_up as exchange_module
-from daemon.rounds.catch_up import Exchange, Folders
+from daemon.rounds.catch_up import CatchUp, Folders
 from daemon.state.membership import Membership
 from daemon.state.store import Store
 from daemon.state.versions import ShapeManifest, is_sound, version_path, write_version
@@ -72,7 +72,7 @@ def history(
 class Inbox(KeepsAll):
     """Serves what an Exchange serves, or what a test has put on the shelf."""
 
-    exchange: Exchange | None = None
+    exchange: CatchUp | None = None
     asked: list[tuple[str, pb.BlobName]] = field(default_factory=list)
 
     async def source(self, sender: str, name: pb.BlobName) -> Source:
@@ -88,7 +88,7 @@ class Place:
 
     folders: Folders
     store: Store
-    exchange: Exchange
+    exchange: CatchUp
     membership: Membership
     inbox: Inbox
     transport: Transport
@@ -132,7 +132,7 @@ async def at(
     async def feed(event: do.Event) -> None:
         events.append(event)
 
-    exchange = Exchange(
+    exchange = CatchUp(
         store=store,
         folders=folders,
         shapes=SHAPE,

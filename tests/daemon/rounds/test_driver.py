@@ -167,7 +167,7 @@ async def test_whatever_an_effect_raises_its_message_is_refused(
     monkeypatch.setattr(node, "_carry_out", raising)
     stepping(node, monkeypatch, made(kind))
     with pytest.raises(RemoteProtocolError, match=f"can't carry that out .{type(error).__name__}"):
-        await node.ask(do.Received("birch", pb.Recall(round=1)))
+        await node.ask(do.MessageReceived("birch", pb.Recall(round=1)))
     assert kind.__name__ in node.last_error
     assert str(error) in node.last_error
     with pytest.raises(RunRefused, match="can't carry that out"):
@@ -188,7 +188,7 @@ async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
 
     monkeypatch.setattr(node.protocol, "_dispatch", failing)
     with pytest.raises(RemoteProtocolError, match="can't carry that out"):
-        await node.ask(do.Received("birch", pb.Recall(round=1)))
+        await node.ask(do.MessageReceived("birch", pb.Recall(round=1)))
     assert shown == [kept]
     monkeypatch.undo()
     await asyncio.wait_for(node.ask(do.Tick()), 10)
@@ -296,11 +296,11 @@ async def test_a_state_that_cannot_be_written_leaves_the_site_refusing_and_alive
         promise = do.Send("birch", pb.Promised())
         stepping(node, monkeypatch, made(do.Persist), promise)
         with pytest.raises(PeerRefused, match="stands still"):
-            await node.ask(do.Received("birch", pb.Recall(round=1)))
+            await node.ask(do.MessageReceived("birch", pb.Recall(round=1)))
         assert promise not in said, "nothing is said that is not on the disk"
         monkeypatch.undo()
         for event, refusal in (
-            (do.Received("birch", pb.Recall(round=1)), PeerRefused),
+            (do.MessageReceived("birch", pb.Recall(round=1)), PeerRefused),
             (do.StopRequested("run"), RunRefused),
         ):
             with pytest.raises(refusal, match="restart it"):

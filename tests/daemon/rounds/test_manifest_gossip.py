@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from config.loading import load
 from crypto.identity.site import create_authority
-from daemon.rounds.manifest_gossip import Spreading
+from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.state.membership import Membership
 from daemon.state.store import Store
 from peers.wire.histories import pack_manifests
@@ -57,7 +57,7 @@ async def alpha_beside(
     newer = federation.manifest(version=says)
     async with (
         running(federation, "beta", manifest=newer) as beta,
-        running(federation, "alpha", terms=GREETS) as site,
+        running(federation, "alpha", options=GREETS) as site,
     ):
         beta.inbox.shelf[pb.MANIFESTS] = pack_manifests(served)
         alpha = Alpha(membership, site)
@@ -66,7 +66,7 @@ async def alpha_beside(
             alpha.applied.append(membership.manifest.version)
             site.transport.reload(membership.identity, membership.manifest)
 
-        spreading = Spreading(membership, site.transport, federation.root / "arriving", apply)
+        spreading = ManifestGossip(membership, site.transport, federation.root / "arriving", apply)
         task = asyncio.create_task(spreading.run(adopting=adopting))
         try:
             yield alpha

@@ -22,7 +22,7 @@ import pytest
 from google.protobuf.message import Message
 
 from daemon.fedctl import main
-from daemon.rounds.audited import WitnessedInbox, WitnessedTransport
+from daemon.rounds.audited import AuditedInbox, AuditedTransport
 from daemon.state import audit as audit_module
 from daemon.state.audit import SEVERAL, Action, AuditLog
 from daemon.state.audit_format import (
@@ -380,12 +380,12 @@ def test_no_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 async def test_what_peers_get_and_give_is_recorded_without_its_content(folder: Path) -> None:
-    from peers.wire.frames import Received
+    from peers.wire.frames import ReceivedObject
 
     inbox = KeepsAll(shelf={pb.MODEL_VERSION: b"the weights"})
-    witnessed = WitnessedInbox(inbox, opened(folder))
+    witnessed = AuditedInbox(inbox, opened(folder))
     assert await witnessed.source("birch", VERSION) == b"the weights"
-    await witnessed.blob("cedar", CONTEXT, Received(3, bytes(32), data=b"key"))
+    await witnessed.blob("cedar", CONTEXT, ReceivedObject(3, bytes(32), data=b"key"))
     with pytest.raises(PeerRefused):
         await witnessed.source("birch", UPDATE)
     first, second = read(folder)
@@ -400,7 +400,7 @@ async def test_what_cannot_be_recorded_is_not_given_away(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox = KeepsAll(shelf={pb.MODEL_VERSION: b"the weights"})
-    witnessed = WitnessedInbox(inbox, opened(folder))
+    witnessed = AuditedInbox(inbox, opened(folder))
     monkeypatch.setattr(audit_module, "_write_all", no_space_after(0))
     assert witnessed.accepts("birch", UPDATE, 1) is None
     with pytest.raises(PeerRefused, match="audit log"):
@@ -417,7 +417,7 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
     federation = Federation.found(tmp_path, "alpha", "beta")
     beside = federation.root / "spool" / "alpha"
     async with running(federation, "beta") as beta:
-        alpha = WitnessedTransport(
+        alpha = AuditedTransport(
             opened(folder),
             federation.identity("alpha"),
             federation.trust,
@@ -426,7 +426,7 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
             beside,
             KeepsAll(),
             head_round=lambda: 0,
-            terms=QUICK,
+            options=QUICK,
         )
         await alpha.start()
         try:
@@ -484,7 +484,7 @@ async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
         {"applied": pb.AppliedSum(**at, applied=applied)},
         {"proven": pb.Proven(**at, lock=pb.Lock(certificate=certificate, proof=[applied]))},
     ]
-    alpha = WitnessedTransport(
+    alpha = AuditedTransport(
         opened(folder),
         federation.identity("alpha"),
         federation.trust,
@@ -494,7 +494,7 @@ async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
         KeepsAll(),
         statements=lambda: [pb.Signed(body=raw, site="alpha")],
         head_round=lambda: 0,
-        terms=QUICK,
+        options=QUICK,
     )
     await alpha.start()
     try:

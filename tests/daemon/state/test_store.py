@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.rounds.write_ahead import Journal, Unwritable
+from daemon.rounds.write_ahead import Unwritable, WriteAhead
 from daemon.state.store import Accusation, CurvePoint, Store, StoreError
 from peers.attempts.effects import Durable
 from proto import federation_pb2 as pb
@@ -191,7 +191,7 @@ async def test_what_no_disk_is_to_blame_for_is_not_tried_again(
 ) -> None:
     store, before = opened(tmp_path / "state.sqlite3")
     told: list[str] = []
-    journal = Journal(store, told.append)
+    journal = WriteAhead(store, told.append)
     with capture_logs() as logged, pytest.raises(Unwritable, match="restart it"):
         await asyncio.wait_for(journal.persist(state, ()), 5)
     assert [line["log_level"] for line in logged] == ["critical"]
@@ -207,7 +207,7 @@ async def test_what_no_disk_is_to_blame_for_is_not_tried_again(
 async def test_the_journal_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     store, _ = opened(tmp_path / "state.sqlite3")
     told: list[str] = []
-    journal = Journal(store, told.append)
+    journal = WriteAhead(store, told.append)
     store._db.execute("PRAGMA max_page_count = 1")
     report = pb.RoundReport(coordinator="x" * 99999)
     first = pb.Commit(certificate=commit(1).certificate, report=report)

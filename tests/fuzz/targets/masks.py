@@ -27,7 +27,7 @@ from crypto.masking import shamir
 from crypto.masking import site as masking
 from crypto.masking.coordinator import Unmasking
 from crypto.masking.roster import KEY_BYTES, Advertisement, Roster, advertised
-from crypto.masking.site import SEALED_BYTES, Contributor, Opened, Outcome
+from crypto.masking.site import SEALED_BYTES, Attendance, Contributor, OpenedShares
 from crypto.quantize import CryptoError
 from tests.crypto.masking.masked import Crowd, Relay, exact, random_inputs, sign, terms, verify
 from tests.fuzz.mutators import mutate_bytes
@@ -295,7 +295,7 @@ def judge_outcome(data: bytes) -> bool:
     """
     crowd, closed = _attempt()
     survivors, dropouts = [*pieces(data), *[b""] * 2][:2]
-    outcome = Outcome(tuple(map(_name, pieces(survivors))), tuple(map(_name, pieces(dropouts))))
+    outcome = Attendance(tuple(map(_name, pieces(survivors))), tuple(map(_name, pieces(dropouts))))
     taken = _may_be_unmasked(outcome, closed._total.copy())
     site = _unasked(crowd.contributors[_TAKER])
     try:
@@ -319,7 +319,7 @@ def _unasked(contributor: Contributor) -> Contributor:
     return site
 
 
-def _may_be_unmasked(outcome: Outcome, masked: Words) -> bool:
+def _may_be_unmasked(outcome: Attendance, masked: Words) -> bool:
     try:
         Unmasking(_roster(), outcome, masked)
     except CryptoError:
@@ -353,7 +353,7 @@ def judge_opened(data: bytes) -> bool:
     unmasking = Unmasking(_roster(), closed.outcome, masked)
     for item in pieces(data):
         site, seeds, mask_keys = [*pieces(item), *[b""] * 3][:3]
-        opened = Opened(_name(site), _pairs(seeds), _pairs(mask_keys))
+        opened = OpenedShares(_name(site), _pairs(seeds), _pairs(mask_keys))
         try:
             unmasking.take(opened)
         except CryptoError:
@@ -371,7 +371,7 @@ def judge_opened(data: bytes) -> bool:
     return True
 
 
-def _answer(opened: Opened) -> bytes:
+def _answer(opened: OpenedShares) -> bytes:
     return joined([opened.site.encode(), _unpaired(opened.seeds), _unpaired(opened.mask_keys)])
 
 
@@ -381,10 +381,10 @@ def opened_seeds() -> Iterator[bytes]:
     for site in closed.outcome.survivors:
         contributor = copy.copy(crowd.contributors[site])
         answers.append(contributor.open(closed.outcome))
-    wrong = Opened("s01", answers[0].seeds, answers[0].mask_keys)
+    wrong = OpenedShares("s01", answers[0].seeds, answers[0].mask_keys)
     for chosen in (
         *(answers, answers[:3], answers[:2], [answers[0], wrong, *answers[2:]]),
         *([answers[0], wrong, answers[2]], [*answers, answers[0]]),
-        [*answers[:2], Opened("s02", {"s00": answers[2].seeds["s00"]}, answers[2].mask_keys)],
+        [*answers[:2], OpenedShares("s02", {"s00": answers[2].seeds["s00"]}, answers[2].mask_keys)],
     ):
         yield joined([_answer(one) for one in chosen])

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from peers.link.contacts import Contacts
-from peers.link.servicer import Caller, Membership, Refusal, Servicer
+from peers.link.servicer import Admission, Caller, Refusal, Servicer
 from peers.wire import messages
 from peers.wire.errors import RemoteProtocolError
-from peers.wire.frames import PartialFile, Received
+from peers.wire.frames import PartialFile, ReceivedObject
 from peers.wire.messages import PROTOCOL_VERSION, decode
 from proto import federation_pb2 as pb
 from tests.fuzz.mutators import EDGES, mutate_bytes, mutate_message
@@ -106,9 +106,9 @@ def judge_push(data: bytes) -> bool:
     return bool(taken)
 
 
-async def _pushes(transfers: list[list[bytes]], spool: Path) -> list[tuple[int, Received]]:
+async def _pushes(transfers: list[list[bytes]], spool: Path) -> list[tuple[int, ReceivedObject]]:
     here, inbox, caller = world(), KeepsAll(), _beta()
-    membership = Membership(here.identities["alpha"], here.trust, here.manifests[1])
+    membership = Admission(here.identities["alpha"], here.trust, here.manifests[1])
     servicer = Servicer(membership, spool, inbox, lambda: 0, Contacts())
     await servicer.hello(caller, _coming([_greeting()]))
     taken = []
@@ -193,7 +193,7 @@ def judge_pull(data: bytes) -> bool:
     return received is not None
 
 
-async def _pulls(transfers: list[list[bytes]], path: Path) -> Received | None:
+async def _pulls(transfers: list[list[bytes]], path: Path) -> ReceivedObject | None:
     partial = PartialFile(path)
     for transfer in transfers:
         try:

@@ -18,7 +18,7 @@ from random import Random
 
 import numpy as np
 
-from crypto.ckks.sum_proof import NONCE_BYTES, Check, CheckKey, Tags, Tally
+from crypto.ckks.sum_proof import NONCE_BYTES, Check, CheckKey, Tags, TagTally
 from crypto.ckks.sums import CryptoError, RoundKey, RunningSum, choose_parameters
 from daemon.jobs.aggregation import CiphertextSum
 from daemon.state.versions import (
@@ -225,7 +225,7 @@ def judge_tags(data: bytes) -> bool:
     pairs = zip(tags.values, tags.commitments, strict=True)
     again = [value.to_bytes(8, "little") + commitment for value, commitment in pairs]
     assert b"".join([tags.nonce, *again]) == content
-    tally = Tally(replace(_CHECK, site="alpha"))
+    tally = TagTally(replace(_CHECK, site="alpha"))
     tally.add("beta", tags)
     assert tally.nonces(["beta"]) == (("beta", tags.nonce),)
     with suppress(CryptoError):  # it committed to another challenge

@@ -16,7 +16,7 @@ import numpy as np
 
 from crypto.identity.site import Identity, IdentityError
 from crypto.masking.coordinator import MaskedSum, Unmasking
-from crypto.masking.roster import Roster, Terms, Verify, smallest_threshold
+from crypto.masking.roster import Agreement, Roster, Verify, smallest_threshold
 from crypto.masking.site import SiteKeys
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS
@@ -164,7 +164,7 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     training, manifest = agreed.training, agreed.manifest
     ids = {site.replace("_", "-"): site for site in sorted(updates)}  # as ids may be written
     sites = tuple(sorted(ids))
-    terms = Terms(
+    terms = Agreement(
         federation=FEDERATION_ID,
         round=agreed.number,
         attempt=0,

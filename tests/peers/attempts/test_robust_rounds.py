@@ -305,7 +305,7 @@ def test_a_site_signs_no_second_question_in_an_attempt() -> None:
     other.sum_digest = bytes(32)
     state = pb.State(round=1, attempt=0, statement=other.SerializeToString(deterministic=True))
     with pytest.raises(RemoteProtocolError, match=f"{lead} makes two statements in one attempt"):
-        site.step(do.Received(lead, state), here.now)
+        site.step(do.MessageReceived(lead, state), here.now)
 
 
 def test_as_many_may_lie_as_the_run_says_whatever_its_coordinator_asks() -> None:

@@ -140,7 +140,7 @@ def test_a_masked_sum_waits_for_shares_and_for_no_proof() -> None:
 def test_a_version_is_said_of_the_sum_that_was_certified_alone() -> None:
     stage = staged()
     holder, known = part(stage), stage.statement()
-    opened = do.Opened(1, 0, known.digest, b"v" * 32, 0.5)
+    opened = do.SumOpened(1, 0, known.digest, b"v" * 32, 0.5)
     assert holder.opened(opened) is None, "nothing is certified yet"
     holder.certified(known)
     assert holder.opened(replace(opened, root_digest=bytes(32))) is None

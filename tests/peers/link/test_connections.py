@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 
 from peers.link.pacing import Backoff, Repeats
 from peers.link.partials import Bounds
-from peers.link.transport import KeepInTouch, Terms
+from peers.link.transport import KeepInTouch, LinkOptions
 from peers.wire.errors import PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
@@ -43,7 +43,7 @@ from tests.support.loopback import (
 )
 
 # Calls are made once: the test itself decides when they are made again.
-ONCE = replace(QUICK, patience=replace(QUICK.patience, pauses_s=()))
+ONCE = replace(QUICK, timeouts=replace(QUICK.timeouts, pauses_s=()))
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ class Ends:
 
 
 @asynccontextmanager
-async def over_a_line(federation: Federation, terms: Terms = ONCE) -> AsyncIterator[Ends]:
+async def over_a_line(federation: Federation, options: LinkOptions = ONCE) -> AsyncIterator[Ends]:
     async with (
-        running(federation, "beta", terms=terms) as beta,
+        running(federation, "beta", options=options) as beta,
         Line.to(federation.ports["beta"]) as line,
         running(
-            federation, "alpha", manifest=relocated(federation, beta=line.port), terms=terms
+            federation, "alpha", manifest=relocated(federation, beta=line.port), options=options
         ) as alpha,
     ):
         yield Ends(alpha, line, beta)
@@ -274,7 +274,7 @@ def large_file(folder: Path) -> Path:
 async def test_a_slow_reader_does_not_grow_the_memory_of_who_pushes(
     federation: Federation, tmp_path: Path
 ) -> None:
-    patient = replace(ONCE, patience=replace(ONCE.patience, frame_s=60))
+    patient = replace(ONCE, timeouts=replace(ONCE.timeouts, frame_s=60))
     async with over_a_line(federation, patient) as ends:
         large = large_file(tmp_path)
         push = asyncio.create_task(ends.alpha.transport.push("beta", UPDATE, large))
@@ -346,7 +346,7 @@ def test_sites_that_lost_each_other_together_drift_apart() -> None:
 async def test_sites_that_start_together_do_not_greet_together(tmp_path: Path) -> None:
     names = [f"site{number}" for number in range(6)]
     federation = Federation.found(tmp_path, "alpha", *names)
-    terms = replace(QUICK, keep_in_touch=KeepInTouch(60, 60, start_s=1.0))
+    options = replace(QUICK, keep_in_touch=KeepInTouch(60, 60, start_s=1.0))
     started: dict[str, float] = {}
     greeted_after: dict[str, float] = {}
 
@@ -355,11 +355,11 @@ async def test_sites_that_start_together_do_not_greet_together(tmp_path: Path) -
             greeted_after.setdefault(site, time.monotonic() - started[site])
 
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running(federation, "alpha", terms=QUICK, tap=tap))
+        await stack.enter_async_context(running(federation, "alpha", options=QUICK, tap=tap))
         for seed, name in enumerate(names):
             started[name] = time.monotonic()
             await stack.enter_async_context(
-                running(federation, name, terms=terms, chance=random.Random(seed))
+                running(federation, name, options=options, chance=random.Random(seed))
             )
         await until(lambda: set(names) <= set(greeted_after))
     assert max(greeted_after.values()) - min(greeted_after.values()) > 0.3
@@ -407,7 +407,7 @@ async def test_a_peer_that_moved_is_greeted_there_unasked(federation: Federation
     eager = replace(QUICK, keep_in_touch=KeepInTouch(0.1, 0.05, 0.05))
     moved = replace(federation, ports=federation.ports | {"beta": free_port()})
     async with (
-        running(federation, "alpha", terms=eager) as alpha,
+        running(federation, "alpha", options=eager) as alpha,
         running(moved, "beta") as beta,
     ):
         await until(lambda: alpha.transport.statistics()["beta"].last_error != "")
@@ -423,7 +423,7 @@ async def test_a_peer_that_is_back_is_greeted_as_soon_as_it_greets_us(
     async with running(federation, "alpha") as alpha:
         await until(lambda: alpha.transport.statistics()["beta"].last_error != "")
         eager = replace(QUICK, keep_in_touch=KeepInTouch(0.5, 0.5, 0.0))
-        async with running(federation, "beta", terms=eager):
+        async with running(federation, "beta", options=eager):
             await until(lambda: alpha.transport.statistics()["beta"].connected)
 
 
@@ -464,11 +464,11 @@ async def test_it_is_known_until_when_a_peers_certificate_is_valid(federation: F
 async def test_a_refusal_that_repeats_is_told_once_and_then_counted(
     federation: Federation,
 ) -> None:
-    terms = replace(QUICK, tidy_s=0.05, tell_again_s=1.0)
+    options = replace(QUICK, tidy_s=0.05, tell_again_s=1.0)
     with capture_logs() as logged:
         async with (
             running(federation, "alpha") as alpha,
-            running(federation, "beta", terms=terms) as beta,
+            running(federation, "beta", options=options) as beta,
         ):
             beta.inbox.why_not = "no attempt is under way"
             for attempt in range(20):

@@ -557,7 +557,7 @@ async def test_an_answer_that_is_no_answer_is_blamed_on_the_peer(federation: Fed
         ) -> pb.NegativesReply:
             return reply_of([units(1)])  # to two queries
 
-    async with running(federation, "alpha", terms=QUICK) as alpha:
+    async with running(federation, "alpha", options=QUICK) as alpha:
         alpha.transport._servicer.inbox = Lies()
         async with running(federation, "beta") as beta:
             with pytest.raises(RemoteProtocolError, match=r"'alpha' misb.*1 long; expected 2"):

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from peers.link.client import GO_AHEAD, Patience
+from peers.link.client import GO_AHEAD, CallTimeouts
 from peers.link.transport import Keepalive, KeepInTouch, Transport
 from peers.wire.errors import PeerError, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB
@@ -32,7 +32,7 @@ from tests.support.strangers import Answers, answering, framed
 
 IMPATIENT = replace(
     QUICK,
-    patience=Patience(hello_s=0.5, call_s=0.5, frame_s=0.5, pauses_s=()),
+    timeouts=CallTimeouts(hello_s=0.5, call_s=0.5, frame_s=0.5, pauses_s=()),
     limits=replace(QUICK.limits, handshake_s=0.5),
 )
 # Greeting (hello_s), then the call (call_s, or frame_s for what is written and what is read).
@@ -123,7 +123,7 @@ async def test_every_call_carries_a_deadline(federation: Federation) -> None:
     async with answering(federation, watchful), running(federation, "alpha") as alpha:
         for call in CALLS.values():
             await call(alpha.transport, alpha.spool)
-    patience = QUICK.patience
+    patience = QUICK.timeouts
     assert set(watchful.waits) == set(CALLS)
     for method, wait in watchful.waits.items():
         assert wait is not None, method
@@ -144,7 +144,7 @@ async def test_a_peer_that_accepts_tcp_and_never_answers(
 ) -> None:
     async with mute() as port:
         manifest = relocated(federation, beta=port)
-        async with running(federation, "alpha", manifest=manifest, terms=IMPATIENT) as alpha:
+        async with running(federation, "alpha", manifest=manifest, options=IMPATIENT) as alpha:
             await greeted(alpha)
             assert "did not answer in time" in await gives_up(alpha, method)
 
@@ -154,7 +154,7 @@ async def test_a_peer_that_accepts_tcp_and_never_answers(
 async def test_a_peer_that_completes_tls_and_is_silent(federation: Federation, method: str) -> None:
     async with mute(tls_of(federation, "beta")) as port:
         manifest = relocated(federation, beta=port)
-        async with running(federation, "alpha", manifest=manifest, terms=IMPATIENT) as alpha:
+        async with running(federation, "alpha", manifest=manifest, options=IMPATIENT) as alpha:
             await greeted(alpha)
             assert "did not answer in time" in await gives_up(alpha, method)
 
@@ -165,7 +165,7 @@ async def test_a_peer_that_answers_a_byte_at_a_time(federation: Federation, meth
         running(federation, "beta") as beta,
         Line.to(federation.ports["beta"]) as line,
         running(
-            federation, "alpha", manifest=relocated(federation, beta=line.port), terms=IMPATIENT
+            federation, "alpha", manifest=relocated(federation, beta=line.port), options=IMPATIENT
         ) as alpha,
     ):
         beta.inbox.shelf[pb.MODEL_VERSION] = bytes(3 * MIB)
@@ -227,7 +227,7 @@ async def test_a_peer_that_greets_and_then_is_silent(
     stuck = Stuck(await framed(bytes(3 * MIB)), after=after)
     async with (
         answering(federation, stuck),
-        running(federation, "alpha", terms=IMPATIENT) as alpha,
+        running(federation, "alpha", options=IMPATIENT) as alpha,
     ):
         await alpha.transport.hello("beta")
         complaint = await gives_up(alpha, method)
@@ -240,7 +240,7 @@ async def test_a_peer_that_sends_an_object_a_byte_a_frame(federation: Federation
     crumb.last = False
     async with (
         answering(federation, Answers([crumb] * 1000)),
-        running(federation, "alpha", terms=IMPATIENT) as alpha,
+        running(federation, "alpha", options=IMPATIENT) as alpha,
     ):
         with pytest.raises(RemoteProtocolError, match="data is 1 bytes; expected 1048576 bytes"):
             await CALLS["Pull"](alpha.transport, alpha.spool)
@@ -250,7 +250,7 @@ async def test_a_peer_that_sends_an_object_a_byte_a_frame(federation: Federation
 async def test_a_stranger_that_connects_and_is_silent_goes_again(
     federation: Federation, tls: bool
 ) -> None:
-    async with running(federation, "alpha", terms=IMPATIENT):
+    async with running(federation, "alpha", options=IMPATIENT):
         context = None
         if tls:
             context = ssl.create_default_context(cafile=str(federation.root / "beta" / "ca.crt"))
@@ -279,10 +279,10 @@ PINGING = replace(QUICK, keepalive=Keepalive(ping_s=1, answer_s=0.5, tolerated_s
 async def idle_line(federation: Federation, called: Keepalive) -> AsyncIterator[tuple[Site, Line]]:
     """Alpha has sent beta one message over the line, and nothing more since."""
     async with (
-        running(federation, "beta", terms=replace(PINGING, keepalive=called)),
+        running(federation, "beta", options=replace(PINGING, keepalive=called)),
         Line.to(federation.ports["beta"]) as line,
         running(
-            federation, "alpha", manifest=relocated(federation, beta=line.port), terms=PINGING
+            federation, "alpha", manifest=relocated(federation, beta=line.port), options=PINGING
         ) as alpha,
     ):
         await alpha.transport.send("beta", hint("alpha"))
@@ -314,12 +314,12 @@ async def test_pings_sooner_than_tolerated_would_end_it(federation: Federation) 
 
 async def test_a_dead_line_is_found_by_its_silence(federation: Federation) -> None:
     """Long before the deadline of the call that waits for an answer on it."""
-    patient = replace(PINGING, patience=replace(PINGING.patience, call_s=60, pauses_s=()))
+    patient = replace(PINGING, timeouts=replace(PINGING.timeouts, call_s=60, pauses_s=()))
     async with (
         running(federation, "beta"),
         Line.to(federation.ports["beta"]) as line,
         running(
-            federation, "alpha", manifest=relocated(federation, beta=line.port), terms=patient
+            federation, "alpha", manifest=relocated(federation, beta=line.port), options=patient
         ) as alpha,
     ):
         await alpha.transport.send("beta", hint("alpha"))

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.link.quotas import Bucket, Ledger, Quotas, TooMuch
-from peers.link.transport import Terms
+from peers.link.quotas import QuotaLedger, Quotas, TokenBucket, TooMuch
+from peers.link.transport import LinkOptions
 from peers.wire.errors import PeerBusy
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
@@ -38,7 +38,7 @@ Code = grpc.StatusCode
 def test_never_more_than_the_burst_and_the_rate(
     rate: float, size: int, pauses: list[float]
 ) -> None:
-    bucket, now, taken = Bucket(rate, size), 1000.0, 0
+    bucket, now, taken = TokenBucket(rate, size), 1000.0, 0
     for pause in pauses:
         now += pause
         taken += not bucket.take(now)
@@ -47,7 +47,7 @@ def test_never_more_than_the_burst_and_the_rate(
 
 @given(rate=st.floats(0.1, 1000), size=st.integers(1, 50))
 def test_who_waits_as_long_as_told_is_served(rate: float, size: int) -> None:
-    bucket, now = Bucket(rate, size), 5.0
+    bucket, now = TokenBucket(rate, size), 5.0
     for _ in range(size):
         assert bucket.take(now) == 0
     for _ in range(20):
@@ -58,14 +58,14 @@ def test_who_waits_as_long_as_told_is_served(rate: float, size: int) -> None:
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
-    bucket = Bucket(1, 1)
+    bucket = TokenBucket(1, 1)
     assert bucket.take(100) == 0
     assert bucket.take(50) > 0
     assert bucket.take(50.5) > 0
 
 
 def test_large_messages_cost_more() -> None:
-    ledger = Ledger(Quotas(requests_per_s=10, burst=100))
+    ledger = QuotaLedger(Quotas(requests_per_s=10, burst=100))
     for _ in range(3):
         ledger.request("beta", 1.0)
         ledger.message("beta", 2 * MIB)
@@ -77,7 +77,7 @@ def test_large_messages_cost_more() -> None:
 
 
 def test_an_object_may_arrive_again_but_not_for_ever() -> None:
-    ledger = Ledger(Quotas(copies=3))
+    ledger = QuotaLedger(Quotas(copies=3))
     for _ in range(3 * 10):
         ledger.frame("beta", "update", MIB, total=10 * MIB)
     with pytest.raises(TooMuch, match="has pushed this object 3 times over"):
@@ -87,7 +87,7 @@ def test_an_object_may_arrive_again_but_not_for_ever() -> None:
 
 
 def test_only_so_many_refusals_are_held_back() -> None:
-    ledger = Ledger(Quotas(hold_s=0.5))
+    ledger = QuotaLedger(Quotas(hold_s=0.5))
     held = [ledger.hold("beta") for _ in range(300)]
     assert (held.count(0.5), held.count(0.0)) == (256, 44)
     ledger.let_go("beta")
@@ -102,11 +102,11 @@ def federation(tmp_path: Path) -> Federation:
     return Federation.found(tmp_path, "alpha", "beta")
 
 
-def terms_with(quotas: Quotas, busy_s: float = 30.0) -> Terms:
+def terms_with(quotas: Quotas, busy_s: float = 30.0) -> LinkOptions:
     return replace(
         QUICK,
         limits=replace(QUICK.limits, quotas=quotas),
-        patience=replace(QUICK.patience, busy_s=busy_s),
+        timeouts=replace(QUICK.timeouts, busy_s=busy_s),
     )
 
 
@@ -116,8 +116,8 @@ async def test_an_honest_peer_waits_as_long_as_it_is_told(
 ) -> None:
     quotas = Quotas(pulls_per_minute=120, hold_s=0.01)  # two a second, 120 at once
     async with (
-        running(federation, "alpha", terms=terms_with(quotas)) as alpha,
-        running(federation, "beta", terms=QUICK, chance=random.Random(1)) as beta,
+        running(federation, "alpha", options=terms_with(quotas)) as alpha,
+        running(federation, "beta", options=QUICK, chance=random.Random(1)) as beta,
     ):
         alpha.inbox.shelf[pb.MODEL_VERSION] = b"version"
         for number in range(123):
@@ -130,8 +130,8 @@ async def test_an_honest_peer_waits_as_long_as_it_is_told(
 async def test_patience_with_a_busy_peer_ends(federation: Federation, tmp_path: Path) -> None:
     quotas = Quotas(pulls_per_minute=1, hold_s=0.01)
     async with (
-        running(federation, "alpha", terms=terms_with(quotas)) as alpha,
-        running(federation, "beta", terms=terms_with(Quotas(), busy_s=1.0)) as beta,
+        running(federation, "alpha", options=terms_with(quotas)) as alpha,
+        running(federation, "beta", options=terms_with(Quotas(), busy_s=1.0)) as beta,
     ):
         alpha.inbox.shelf[pb.MODEL_VERSION] = b"version"
         await beta.transport.pull("alpha", VERSION, tmp_path / "one")
@@ -141,7 +141,7 @@ async def test_patience_with_a_busy_peer_ends(federation: Federation, tmp_path: 
 
 async def test_a_peer_that_is_not_in_the_manifest_pays_too(federation: Federation) -> None:
     quotas = Quotas(requests_per_s=1, burst=3, hold_s=0.01)
-    async with running(federation, "alpha", terms=terms_with(quotas)) as alpha:
+    async with running(federation, "alpha", options=terms_with(quotas)) as alpha:
         alpha.transport.reload(alpha.identity, federation.manifest(version=2, disabled={"beta"}))
         async with calling(federation, federation.identity("beta")) as beta:
             for _ in range(3):
@@ -153,7 +153,7 @@ async def test_a_peer_that_is_not_in_the_manifest_pays_too(federation: Federatio
 
 async def test_connections_do_not_multiply_streams(federation: Federation) -> None:
     quotas = Quotas(streams=2, hold_s=0.01)
-    async with running(federation, "alpha", terms=terms_with(quotas)) as alpha:
+    async with running(federation, "alpha", options=terms_with(quotas)) as alpha:
         alpha.inbox.gate = asyncio.Event()
         async with beta_calling(federation) as one, beta_calling(federation) as other:
             pieces = pushed(await framed(b"key"), CONTEXT)
@@ -171,7 +171,7 @@ async def test_connections_do_not_multiply_streams(federation: Federation) -> No
 
 async def test_the_same_update_again_and_again(federation: Federation) -> None:
     quotas = Quotas(copies=2, hold_s=0.01)
-    async with running(federation, "alpha", terms=terms_with(quotas)) as alpha:
+    async with running(federation, "alpha", options=terms_with(quotas)) as alpha:
         async with beta_calling(federation) as beta:
             update = pushed(await framed(bytes(3 * MIB)), UPDATE)
             with refused(Code.RESOURCE_EXHAUSTED, "has pushed this object 2 times over"):

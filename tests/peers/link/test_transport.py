@@ -27,7 +27,7 @@ from peers.wire.errors import (
     PeerUnreachable,
     RemoteProtocolError,
 )
-from peers.wire.frames import PartialFile, Received, frames
+from peers.wire.frames import PartialFile, ReceivedObject, frames
 from peers.wire.messages import FRAME_BYTES, MIB
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
@@ -175,7 +175,7 @@ async def test_a_pulled_object_arrives_whole(
     beta.inbox.shelf[pb.MODEL_VERSION] = content
     received = await alpha.transport.pull("beta", VERSION, tmp_path / "version")
     digest = hashlib.sha256(content).digest()
-    assert received == Received(size, digest, path=tmp_path / "version")
+    assert received == ReceivedObject(size, digest, path=tmp_path / "version")
     assert (tmp_path / "version").read_bytes() == content
     assert not (tmp_path / "version.part").exists()
 
@@ -287,8 +287,8 @@ async def test_a_site_that_is_expelled_learns_from_its_peers_that_it_is(
     """The manifest that does it can't reach it: nobody takes its calls."""
     eager = replace(QUICK, keep_in_touch=KeepInTouch(0.05, 0.05, 0.05))
     async with (
-        running(federation, "alpha", terms=eager) as alpha,
-        running(federation, "beta", terms=eager) as beta,
+        running(federation, "alpha", options=eager) as alpha,
+        running(federation, "beta", options=eager) as beta,
     ):
         await until(lambda: beta.transport.statistics()["alpha"].connected)
         assert beta.transport.statistics()["alpha"].shut_out == 0
@@ -308,9 +308,9 @@ async def test_a_site_that_is_expelled_learns_from_its_peers_that_it_is(
 
 async def test_sites_find_each_other_and_know_it(federation: Federation) -> None:
     eager = replace(QUICK, keep_in_touch=KeepInTouch(0.05, 0.05, 0.05))
-    async with running(federation, "alpha", terms=eager) as alpha:
+    async with running(federation, "alpha", options=eager) as alpha:
         await until(lambda: "cannot be reached" in alpha.transport.statistics()["beta"].last_error)
-        async with running(federation, "beta", terms=eager) as beta:
+        async with running(federation, "beta", options=eager) as beta:
             beta.head_round = 7
             await until(lambda: alpha.transport.statistics()["beta"].head_round == 7)
             seen = alpha.transport.statistics()["beta"]

@@ -86,12 +86,12 @@ def test_two_sites_one_of_them_restored_do_not_repeat_promises_for_ever() -> Non
     wish = pb.RunWish(run=stage.run)
     for site in "ad":
         for peer in set("cd" if site == "a" else "abc"):
-            world.site(site).step(do.Received(peer, pb.Remembered(round=1)), 1.0)
-        world.site(site).step(do.Received("b", wish), 1.0)
+            world.site(site).step(do.MessageReceived(peer, pb.Remembered(round=1)), 1.0)
+        world.site(site).step(do.MessageReceived("b", wish), 1.0)
         world.site(site).step(do.Tick(), 2.0)
     known = Known.of(stage.statement_of(stage.bundle(attempt=2), 2))
     lost = pb.Remembered(round=1, statement=stage.signed_statement("a", known))
-    world.site("a").step(do.Received("b", lost), 2.0)
+    world.site("a").step(do.MessageReceived("b", lost), 2.0)
     assert world.site("a").durable.promised == 2
     now = world.site("d").next_wakeup()
     waiting = [("d", e) for e in sent(world.site("d").step(do.Tick(), now), pb.Promised)]
@@ -101,7 +101,7 @@ def test_two_sites_one_of_them_restored_do_not_repeat_promises_for_ever() -> Non
         said += 1
         assert said < 20
         if send.to in ("a", "d"):
-            effects = world.site(send.to).step(do.Received(sender, send.body), now)
+            effects = world.site(send.to).step(do.MessageReceived(sender, send.body), now)
             waiting += [(send.to, e) for e in sent(effects, pb.Promised)]
 
 
@@ -499,19 +499,19 @@ def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
     """
     world = World(sites=4, seed=1, faulty_sites=1)
     stage, machine = Stage(manifest=world.manifest), world.site("a")
-    effects = machine.step(do.Received("b", pb.RunWish(run=stage.run)), 0.5)
+    effects = machine.step(do.MessageReceived("b", pb.RunWish(run=stage.run)), 0.5)
     assert not sent(effects, pb.Promised)
-    machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
-    machine.step(do.Received("b", pb.Remembered(round=1)), 0.6)
+    machine.step(do.MessageReceived("b", pb.Remembered(round=1)), 0.6)
+    machine.step(do.MessageReceived("b", pb.Remembered(round=1)), 0.6)
     machine.step(do.Tick(), machine._pace.until)
     assert machine.durable.promised == -1
     told = machine._now
-    machine.step(do.Received("c", pb.Remembered(round=1)), told)
+    machine.step(do.MessageReceived("c", pb.Remembered(round=1)), told)
     waits = machine.next_wakeup() - told
     assert 0 < waits <= max(GREETED_S, machine._timing.straggler(0) / 2), (
         "d may have more to tell; not for long"
     )
-    machine.step(do.Received("d", pb.Remembered(round=1)), told)
+    machine.step(do.MessageReceived("d", pb.Remembered(round=1)), told)
     assert machine.next_wakeup() == told
     machine.step(do.Tick(), told)
     assert machine.durable.promised == 0

@@ -35,7 +35,7 @@ def taking_part() -> Alone:
 
 def nothing_of_ours(effects: list[do.Effect]) -> bool:
     """Whether no part begins and nothing is signed in an attempt."""
-    ours = (do.Coordinate, do.DealKey, do.Train, do.EncryptUpdate)
+    ours = (do.LeadAttempt, do.DealKey, do.Train, do.EncryptUpdate)
     said = (pb.Trained, pb.Contributed, pb.Stated)
     return not any(isinstance(one, ours) for one in effects) and not any(
         sent(effects, kind) for kind in said
@@ -68,7 +68,7 @@ def test_what_was_promised_for_another_run_begins_nothing(by: str) -> None:
 def test_what_a_site_has_begun_ends_with_a_stop() -> None:
     alone = taking_part()
     assert any(
-        isinstance(one, do.Coordinate) for one in alone.hears("b", alone.everybody(0).message)
+        isinstance(one, do.LeadAttempt) for one in alone.hears("b", alone.everybody(0).message)
     )
     effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
@@ -82,7 +82,7 @@ def test_an_attempt_goes_on_where_another_run_is_merely_later() -> None:
     bundle = alone.everybody(0)
     later = wished(alone, "d", 2)
     alone.hears("d", pb.RunWish(run=later))
-    assert any(isinstance(one, do.Coordinate) for one in alone.hears("b", bundle.message))
+    assert any(isinstance(one, do.LeadAttempt) for one in alone.hears("b", bundle.message))
     last = wished(alone, "d", 3)
     effects = alone.hears("d", pb.RunWish(run=last))
     assert alone.machine.durable.signed_run == last
@@ -172,7 +172,7 @@ def says_again(world: World, run: pb.Signed | None) -> pb.Run | None:
     """Somebody says this run to d; by which it goes then."""
     assert run is not None
     machine = world.site("d")
-    machine.step(do.Received("b", pb.RunWish(run=run)), world.now)
+    machine.step(do.MessageReceived("b", pb.RunWish(run=run)), world.now)
     return machine.run
 
 

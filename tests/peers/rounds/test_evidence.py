@@ -61,7 +61,7 @@ def check(stage: Stage, found: pb.Evidence) -> str:
 def test_two_signatures_that_contradict_each_other_convince_others(
     stage: Stage, kind: pb.EvidenceKind.ValueType
 ) -> None:
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     assert heard.note(kind, signed(stage, kind, "d")) is None
     found = heard.note(kind, signed(stage, kind, "d", otherwise=True))
     assert found is not None
@@ -74,7 +74,7 @@ def test_two_signatures_that_contradict_each_other_convince_others(
 def test_a_site_that_repeats_itself_is_not_accused(
     stage: Stage, kind: pb.EvidenceKind.ValueType
 ) -> None:
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     for site in "abcd":
         for _ in range(3):
             assert heard.note(kind, signed(stage, kind, site)) is None
@@ -87,7 +87,7 @@ def test_a_site_that_repeats_itself_is_not_accused(
 def test_two_sites_that_differ_are_not_accused(
     stage: Stage, kind: pb.EvidenceKind.ValueType
 ) -> None:
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     assert heard.note(kind, signed(stage, kind, "c")) is None
     assert heard.note(kind, signed(stage, kind, "d", otherwise=True)) is None
     theirs = signed(stage, kind, "c", otherwise=True)
@@ -121,7 +121,7 @@ def test_signatures_of_another_kind_accuse_nobody(
 
 
 def test_what_belongs_to_different_attempts_does_not_contradict(stage: Stage) -> None:
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     later = stage.promised("d", 1, num_examples=7)
     for promised in (stage.promised("d"), later):
         assert heard.note(pb.TWO_PROMISES, promised.promise) is None
@@ -134,7 +134,7 @@ def test_what_belongs_to_different_attempts_does_not_contradict(stage: Stage) ->
 
 
 def test_a_question_and_the_sum_behind_it_do_not_contradict(stage: Stage) -> None:
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     question = Known.of(stage.statement_of(kind=pb.QUESTION))
     for known in (question, stage.statement()):
         assert heard.note(pb.TWO_STATEMENTS, stage.signed_statement("d", known)) is None
@@ -145,7 +145,7 @@ def test_a_sum_and_a_version_stated_again_in_one_attempt_contradict(stage: Stage
     lock = stage.lock()
     promised = [stage.promised(site, 1, lock=lock) for site in stage.sites]
     again = stage.restated(lock, stage.bundle(promised, 1), 1)
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     assert heard.note(pb.TWO_STATEMENTS, stage.signed_statement("d", again)) is None
     found = heard.note(pb.TWO_STATEMENTS, stage.signed_statement("d", stage.statement(attempt=1)))
     assert found is not None
@@ -154,7 +154,7 @@ def test_a_sum_and_a_version_stated_again_in_one_attempt_contradict(stage: Stage
 
 def test_the_same_vote_with_another_signature_is_the_same_vote(stage: Stage) -> None:
     """ECDSA draws anew each time it signs; the words are what counts."""
-    heard, vote = evidence.Heard(), voted(stage, "d")
+    heard, vote = evidence.SignedWords(), voted(stage, "d")
     again = pb.Vote()
     again.CopyFrom(vote)
     again.signature = b"another"
@@ -180,7 +180,7 @@ def test_a_flood_of_signatures_pushes_out_its_own_and_nothing_heard_before(
     stage: Stage,
 ) -> None:
     """What is remembered has an end; the first words of a site stay."""
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     heard.note(pb.TWO_PROMISES, stage.promised("d").promise)
     for number in range(5000):
         body = pb.Applied(root_digest=number.to_bytes(32, "big"), model_digest=bytes(32))
@@ -189,7 +189,7 @@ def test_a_flood_of_signatures_pushes_out_its_own_and_nothing_heard_before(
 
 
 def test_what_a_site_said_last_is_told_to_it_when_it_asks(stage: Stage) -> None:
-    heard = evidence.Heard()
+    heard = evidence.SignedWords()
     for attempt in (0, 2, 1):
         heard.note(pb.TWO_PROMISES, stage.promised("d", attempt).promise)
         heard.vote(voted(stage, "d", attempt=attempt))

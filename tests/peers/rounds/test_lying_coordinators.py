@@ -215,7 +215,7 @@ def test_a_commit_under_an_older_manifest_than_the_heads_is_not_adopted() -> Non
     assert alone.machine.head_round == 1
     old = committed(alone, "bcd", round=2, parent_digest=VERSION, model_digest=b"2" * 32)
     for event in (
-        do.Received("b", pb.Commit(certificate=old)),
+        do.MessageReceived("b", pb.Commit(certificate=old)),
         do.CertificatesArrived("b", (old,)),
     ):
         with pytest.raises(CertificateError, match="versions do not go back"):

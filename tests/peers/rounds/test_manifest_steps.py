@@ -359,7 +359,7 @@ def test_votes_of_the_old_list_and_of_the_new_are_not_counted_together() -> None
     away = others(world, lead)[-1]
     expel(world, "a" if away != "a" and lead != "a" else "e", at=away)
     before = world.site(away).durable
-    world._feed(away, do.Received(lead, proven))
+    world._feed(away, do.MessageReceived(lead, proven))
     after = world.site(away).durable
     assert after.state.HasField("vote") == before.state.HasField("vote")
 

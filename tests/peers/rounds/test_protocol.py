@@ -210,14 +210,14 @@ def test_a_prepare_out_of_turn_is_refused() -> None:
     stranger = next(s for s in "abc" if s != coordinator(world, 1) and s != "a")
     prepare = pb.Prepare(round=1, attempt=0, head_digest=GENESIS, manifest_version=1)
     with pytest.raises(RemoteProtocolError, match="not its turn"):
-        world.site("a").step(do.Received(stranger, prepare), 0.0)
+        world.site("a").step(do.MessageReceived(stranger, prepare), 0.0)
 
 
 def test_a_coordinator_that_builds_on_another_history_is_refused() -> None:
     world = World(sites=3, seed=1)
     prepare = pb.Prepare(round=1, attempt=0, head_digest=b"x" * 32, manifest_version=1)
     with pytest.raises(RemoteProtocolError, match="committed here is"):
-        world.site("a").step(do.Received(coordinator(world, 1), prepare), 0.0)
+        world.site("a").step(do.MessageReceived(coordinator(world, 1), prepare), 0.0)
 
 
 def test_a_sum_of_one_update_is_never_signed() -> None:
@@ -234,7 +234,7 @@ def test_a_sum_of_one_update_is_never_signed() -> None:
     message = pb.State(round=1, statement=Known.of(lone).raw)
     for site in {*"abc"} - {lead}:
         with pytest.raises(RemoteProtocolError, match="states a sum of 1; the plan needs 3"):
-            world.site(site).step(do.Received(lead, message), world.now)
+            world.site(site).step(do.MessageReceived(lead, message), world.now)
 
 
 def test_a_forged_vote_counts_for_nothing() -> None:
@@ -256,7 +256,7 @@ def test_a_forged_vote_counts_for_nothing() -> None:
         statement_digest=b"s" * 32,
     )
     forged = pb.Vote(attempt=0, body=body, site=other, signature=b"forged")
-    world._feed(lead, do.Received(other, forged))
+    world._feed(lead, do.MessageReceived(other, forged))
     assert "bad signature" in world.text()
     world.run_until_committed(1)
     assert world.committed[1] != b"m" * 32
@@ -318,7 +318,7 @@ def test_a_late_vote_of_another_attempt_changes_nothing() -> None:
         statement_digest=b"s" * 32,
     )
     late = sign_vote(SimulatedKeys("c").sign, body, 9)
-    assert machine.step(do.Received("c", late), 0.0) == []
+    assert machine.step(do.MessageReceived("c", late), 0.0) == []
 
 
 def test_nothing_wakes_an_idle_federation() -> None:
@@ -469,10 +469,10 @@ def test_a_run_that_comes_too_late_is_answered_with_the_one_that_stands() -> Non
         federation_id="simulated",
     )
     wish = pb.RunWish(run=sign(SimulatedKeys("c"), Kind.RUN, old))
-    effects = machine.step(do.Received("c", wish), world.now)
+    effects = machine.step(do.MessageReceived("c", wish), world.now)
     said = [(e.to, e.body) for e in effects if isinstance(e, do.Send)]
     assert said == [("c", pb.RunWish(run=stands))]
-    assert machine.step(do.Received("c", pb.RunWish(run=stands)), world.now) == []
+    assert machine.step(do.MessageReceived("c", pb.RunWish(run=stands)), world.now) == []
 
 
 def test_whoever_knows_that_the_run_was_stopped_tells_the_next_coordinator() -> None:

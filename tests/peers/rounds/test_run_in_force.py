@@ -256,7 +256,7 @@ def test_what_is_over_is_remembered_from_round_to_round() -> None:
         machine = world.site("d")
         answers = []
         for _ in range(2):
-            effects = machine.step(do.Received("b", pb.RunWish(run=old)), world.now)
+            effects = machine.step(do.MessageReceived("b", pb.RunWish(run=old)), world.now)
             answers += sent(effects, pb.RunWish)
         assert machine.run is not None and machine.run.requested_by == "c"
         assert len(answers) == 1, "and said once a round"

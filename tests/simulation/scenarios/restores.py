@@ -47,7 +47,7 @@ def a_lock_that_was_named() -> None:
     script, votes = _voted_for_c(pb.Proven)
     if not pb.Promise.FromString(script.promised("a").body).HasField("lock"):
         raise LookupError("the script has gone another way")
-    script._feed("b", do.Received(LIAR, pb.Commit(certificate=_withheld(script, votes))))
+    script._feed("b", do.MessageReceived(LIAR, pb.Commit(certificate=_withheld(script, votes))))
     script.until(lambda: script.site("b").head_round == 1, 1.0)
     script.crash("b")
     script.restore("a", 100)
@@ -128,7 +128,7 @@ def a_copy_of_the_round_before() -> None:
     script.until(lambda: script.disks["a"].durable.head_round == 2, 1_000.0)
     script.passes = among(*"abcd")
     commit = pb.Commit(certificate=_withheld(script, votes))
-    script._feed("b", do.Received(LIAR, commit))
+    script._feed("b", do.MessageReceived(LIAR, commit))
     script.run_for(100.0)
 
 
@@ -149,7 +149,7 @@ def a_newer_manifest() -> None:
     script.start(LIAR)
     script.until(lambda: script.disks["a"].durable.head_round == 1)
     script.passes = among(*"abcd")
-    script._feed("b", do.Received(LIAR, pb.Commit(certificate=_withheld(script, votes))))
+    script._feed("b", do.MessageReceived(LIAR, pb.Commit(certificate=_withheld(script, votes))))
     script.run_for(100.0)
 
 
