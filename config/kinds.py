@@ -113,6 +113,22 @@ def _as_personal(value: object) -> str:
     return value
 
 
+# Which updates may be in the sum. Those that need every value in the clear are known, and
+# refused with the reason (`config.loading`).
+RULES_ON_VALUES = ("median", "trimmed_mean")
+_RULES = (*bounds.names_of(bounds.fields_of("TrainingPlan")["robust"].enum_type).values(),)
+
+
+def _as_rule(value: object) -> str:
+    """The name of a robust rule, as the wire has them."""
+    if value not in (*_RULES, *RULES_ON_VALUES):
+        raise _refuse(
+            f"one of {', '.join(json.dumps(name) for name in _RULES)}",
+            'write for example rule = "norm"',
+        )
+    return str(value)
+
+
 _LEVELS = ("exact", "noisy", "bucket")
 
 
@@ -150,6 +166,7 @@ SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 PersonalName = Annotated[str, BeforeValidator(_as_personal)]
+RuleName = Annotated[str, BeforeValidator(_as_rule)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from config.kinds import RULES_ON_VALUES
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
 from config.settings import (
     SECTIONS,
@@ -322,7 +323,7 @@ def _answering_problems(
 def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iterator[Problem]:
     """A rule's preconditions on n and f; a plan has n >= min_participants + f sites."""
     rule, f = robust.rule, robust.byzantine_sites
-    if rule in ("median", "trimmed_mean"):
+    if rule in RULES_ON_VALUES:
         yield Problem(
             "robust.rule",
             _toml(rule),

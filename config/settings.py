@@ -18,6 +18,7 @@ from config.kinds import (
     GroupName,
     Levels,
     PersonalName,
+    RuleName,
     SiteId,
     SocketPath,
     WriterName,
@@ -185,9 +186,7 @@ class PrivacySettings(Section):
 class RobustSettings(Section):
     """``[robust]``: which updates may be in the sum, in plans that are proposed here."""
 
-    rule: Literal["none", "norm", "norm_sigma", "krum", "multi_krum", "median", "trimmed_mean"] = (
-        "none"
-    )
+    rule: RuleName = "none"
     required: bool = False
     byzantine_sites: int = as_in("TrainingPlan", "byzantine_sites", 1)
 

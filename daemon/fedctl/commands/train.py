@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
-from proto.bounds import numbers_of
+from proto.bounds import names_of, numbers_of
 from proto.federation_pb2 import Mode, RobustRule
 
 if TYPE_CHECKING:
@@ -64,11 +64,16 @@ Choices = Annotated[
         "--set", metavar="AXIS=VALUE", help="One choice (fedctl learning has all); repeat."
     ),
 ]
-Rule = Literal["norm", "norm_sigma", "krum", "multi_krum"]
+_RULES = [name for name in names_of(RobustRule.DESCRIPTOR).values() if name != "none"]
 Mask = Annotated[
     bool, typer.Option("--mask", help="Hide updates by masks: more sites must collude.")
 ]
-Robust = Annotated[Rule | None, typer.Option(help="Keep updates that stand out out of the sum.")]
+Robust = Annotated[
+    str | None,
+    typer.Option(
+        metavar=f"<{'|'.join(_RULES)}>", help="Keep updates that stand out out of the sum."
+    ),
+]
 ByzantineSites = Annotated[
     int | None,
     of_plan("TrainingPlan", "byzantine_sites", help="With --robust: sites that may poison."),
@@ -271,7 +276,7 @@ async def _stop(session: Session) -> tuple[TrainReply, str]:
 # ---- what a plan says of masks, rules and noise ---------------------------------
 
 
-def guards_of(rule: Rule | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
+def guards_of(rule: str | None, byzantine_sites: int | None, *, mask: bool) -> dict[str, Any]:
     """How updates are hidden and compared, as fields of a training plan."""
     if mask and rule is not None:
         raise CommandError(
@@ -283,6 +288,12 @@ def guards_of(rule: Rule | None, byzantine_sites: int | None, *, mask: bool) -> 
         raise CommandError(
             "--byzantine-sites says how many a rule must withstand",
             "Add --robust RULE",
+            exit_code=Exit.USAGE,
+        )
+    if rule is not None and rule not in _RULES:
+        raise CommandError(
+            f"there is no robust rule {rule}",
+            f"Use one of {', '.join(_RULES)}",
             exit_code=Exit.USAGE,
         )
     guards: dict[str, Any] = {"mode": numbers_of(Mode.DESCRIPTOR)["masking"]} if mask else {}

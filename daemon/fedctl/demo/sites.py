@@ -28,7 +28,7 @@ from daemon.fedctl.terminal.files import write_whole
 from daemon.fedctl.terminal.output import CommandError, Exit
 
 FEDERATION = "hanse-demo"
-BUNDLED = Path(daemon.__file__).parent / "demo_corpus"
+BUNDLED = Path(__file__).with_name("corpus")
 # A sum of two updates tells each of the two the other's (design: threat model).
 FEWEST_SITES = 3
 

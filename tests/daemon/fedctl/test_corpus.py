@@ -15,7 +15,7 @@ import pytest
 
 from daemon.library.passages import sentences
 
-CORPUS = Path(__file__).parents[3] / "daemon" / "demo_corpus"
+CORPUS = Path(__file__).parents[3] / "daemon" / "fedctl" / "demo" / "corpus"
 SITES = ("ostrey", "tarrow", "vellham")
 SPLITS = ("train", "test")
 LONGEST_SHARED_RUN = 5  # words that a question may have in common with its document, in a row
