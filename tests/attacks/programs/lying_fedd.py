@@ -38,6 +38,7 @@ from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.participation import Participation
 from peers.attempts.preparing import AttemptFails
 from peers.attempts.statement import Known, ManifestOf
+from peers.plans import weights as plan_weights
 from peers.rounds import attending
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
@@ -525,7 +526,7 @@ def without_promises() -> None:
 def without_weights() -> None:
     """Examples count as they are told: nobody asks whether one site stands out."""
     _put(bundle, "clipped", lambda examples, _tolerated: dict(examples))
-    _put(bundle, "stands_out", lambda *_, **__: False)
+    _put(plan_weights, "stands_out", lambda *_, **__: False)
 
 
 def without_scale() -> None:
