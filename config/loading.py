@@ -62,8 +62,15 @@ class SettingsError(Exception):
         super().__init__("\n".join([f"settings refused: {path}", *(f"  {p}" for p in problems)]))
 
 
-def load(path: Path) -> Settings:
+# Options that were called otherwise: by table, the old name and the new one.
+RENAMED = {"learning": {"own_rounds": "local_only_rounds", "floor": "adam_tau"}}
+
+
+def load(path: Path, *, notes: list[str] | None = None) -> Settings:
     """Read and check a settings file.
+
+    ``notes`` takes what is right and should be mended all the same: options under a name
+    that the next version no longer reads.
 
     Relative paths in it start at its own folder, wherever the daemon was started.
     Files that it names need not exist yet: who opens them says what is missing.
@@ -74,6 +81,11 @@ def load(path: Path) -> Settings:
     problems: list[Problem] = [
         _unknown_table(key, value) for key, value in document.items() if key not in SECTIONS
     ]
+    for said in _take_new_names(document):
+        if isinstance(said, Problem):
+            problems.append(said)
+        elif notes is not None:
+            notes.append(said)
     sections: dict[str, Section] = {}
     recipe = _recipe_of(document)
     for name, model in SECTIONS.items():
@@ -90,6 +102,24 @@ def load(path: Path) -> Settings:
     if problems:
         raise SettingsError(path, tuple(problems))
     return Settings.model_validate(sections)
+
+
+def _take_new_names(document: dict[str, Any]) -> Iterator[str | Problem]:
+    """Put options under the names that they have now; what there is to say of each."""
+    for name, renamed in RENAMED.items():
+        table = document.get(name)
+        if not isinstance(table, dict):
+            continue
+        for old, new in renamed.items():
+            if old not in table:
+                continue
+            value = table.pop(old)
+            if new in table:
+                remedy = f"remove it: {name}.{new} is its new name, and stands there, too"
+                yield Problem(f"{name}.{old}", _toml(value), "nothing", remedy)
+            else:
+                table[new] = value
+                yield f"{name}.{old} is called {name}.{new} now; the next version reads that alone"
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class LearningAxes(LocalAxes):
     """``[learning]``: also how updates count, and what becomes of their mean."""
 
     weigh: Weigh = "num_examples"
-    own_rounds: int = 3
+    local_only_rounds: int = 3
     aggregate: Aggregate = "fedavg"
     server_learning_rate: float = 1.0
 
@@ -138,7 +138,7 @@ RecipeName = Literal["hanse", "fedavg", "fede4rag", "fedsearch", "pfedrag", "pdd
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     # The combination that does best on seven institutions: docs/results/learning.md.
-    "hanse": Recipe(personal="mixture", local_epochs=1, own_rounds=12),
+    "hanse": Recipe(personal="mixture", local_epochs=1, local_only_rounds=12),
     # What the others are measured against.
     "fedavg": Recipe(),
     # FedE4RAG: all weights, each site's own student, the global model as its teacher (Eq. 8).

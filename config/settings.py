@@ -134,10 +134,10 @@ class LearningSettings(Section, LearningAxes):  # type: ignore[misc]  # frozen b
     """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
 
     recipe: RecipeName = DEFAULT_RECIPE
-    own_rounds: int = Field(RECIPES[DEFAULT_RECIPE].own_rounds, ge=1, le=1000)
+    local_only_rounds: int = Field(RECIPES[DEFAULT_RECIPE].local_only_rounds, ge=1, le=1000)
     momentum: float = 0.9
     second_momentum: float = 0.99
-    floor: float = 1e-3
+    adam_tau: float = 1e-3
 
 
 class DepthSettings(Section):

@@ -474,10 +474,13 @@ def main(tap: Tap | None = None) -> None:
     )
     arguments = parser.parse_args()
     os.umask(0o077)  # as the unit has it: what is written here is for nobody else to read
+    notes: list[str] = []
     try:
-        settings = load(arguments.config)
+        settings = load(arguments.config, notes=notes)
         check_names(arguments.config, settings)
         configure_logging(settings.log.level, settings.log.format)
+        for note in notes:
+            log.warning("an option has a new name", settings=str(arguments.config), note=note)
         # Before anything in the folder is read, and until the last thread and worker is gone.
         with locked(settings.site.state_dir):
             asyncio.run(_run(Daemon(settings, tap)))

@@ -2162,7 +2162,7 @@ class PersonaliseRequest(_message.Message):
 
     LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
     local_epochs: _builtins.int
-    """passes over the pairs, of a mixture in each of own_rounds, 1 .. 100; 0: as in the settings"""
+    """passes over the pairs, of a mixture in each of local_only_rounds, 1 .. 100; 0: as in the settings"""
     def __init__(
         self,
         *,

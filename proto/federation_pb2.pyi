@@ -995,7 +995,7 @@ class LearningPlan(_message.Message):
     SERVER_LEARNING_RATE_FIELD_NUMBER: _builtins.int
     MOMENTUM_FIELD_NUMBER: _builtins.int
     SECOND_MOMENTUM_FIELD_NUMBER: _builtins.int
-    FLOOR_FIELD_NUMBER: _builtins.int
+    ADAM_TAU_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """what people call it"""
     negatives: Global___Negatives.ValueType
@@ -1026,7 +1026,7 @@ class LearningPlan(_message.Message):
     """beta_1 of fedavgm and fedadam"""
     second_momentum: _builtins.float
     """beta_2 of fedadam"""
-    floor: _builtins.float
+    adam_tau: _builtins.float
     """tau of fedadam"""
     def __init__(
         self,
@@ -1046,11 +1046,11 @@ class LearningPlan(_message.Message):
         server_learning_rate: _builtins.float = ...,
         momentum: _builtins.float = ...,
         second_momentum: _builtins.float = ...,
-        floor: _builtins.float = ...,
+        adam_tau: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batches", b"batches", "bm25_rounds", b"bm25_rounds", "distill", b"distill", "dropout", b"dropout", "floor", b"floor", "kd_weight", b"kd_weight", "momentum", b"momentum", "negatives", b"negatives", "proximal", b"proximal", "random_negatives", b"random_negatives", "recipe", b"recipe", "second_momentum", b"second_momentum", "server_learning_rate", b"server_learning_rate", "start_from", b"start_from", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam_tau", b"adam_tau", "aggregate", b"aggregate", "batches", b"batches", "bm25_rounds", b"bm25_rounds", "distill", b"distill", "dropout", b"dropout", "kd_weight", b"kd_weight", "momentum", b"momentum", "negatives", b"negatives", "proximal", b"proximal", "random_negatives", b"random_negatives", "recipe", b"recipe", "second_momentum", b"second_momentum", "server_learning_rate", b"server_learning_rate", "start_from", b"start_from", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from config.loading import explained
+from config.loading import RENAMED, explained
 from config.recipes import DEFAULT_RECIPE, RECIPES
 from config.settings import LearningSettings, RobustSettings, TrainingSettings
 from daemon.learning.plan import fill
@@ -47,7 +47,8 @@ def chosen(
             table.update(RECIPES[recipe].settings[name])
         tables["learning"]["recipe"] = recipe
     for choice in choices:
-        name, _, value = choice.partition("=")
+        said, _, value = choice.partition("=")
+        name = RENAMED["learning"].get(said, said)
         if name not in _CHOOSABLE:
             known = ", ".join(sorted(_CHOOSABLE))
             raise ChoiceRefused(f"{choice!r} is no choice: say axis=value; axes are {known}")
@@ -64,7 +65,7 @@ def chosen(
 # what a site trains by itself stands in no plan.
 _CHOOSABLE = frozenset(
     {*RECIPES[DEFAULT_RECIPE].settings["training"], *LearningSettings.model_fields}
-    - {"recipe", "own_rounds"}
+    - {"recipe", "local_only_rounds"}
 )
 
 

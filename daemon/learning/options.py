@@ -39,7 +39,7 @@ class ServerOptions:
     ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
     (momentum); ``fedadam`` scales that by a running mean of their squares.
     ``learning_rate`` eta, ``momentum`` beta_1, ``second_momentum`` beta_2 and
-    ``floor`` tau (added to the root: the smaller, the larger the steps of values
+    ``adam_tau`` (added to the root: the smaller, the larger the steps of values
     that hardly move).
     """
 
@@ -47,7 +47,7 @@ class ServerOptions:
     learning_rate: float = 1.0
     momentum: float = 0.9
     second_momentum: float = 0.99
-    floor: float = 1e-3
+    adam_tau: float = 1e-3
 
 
 @dataclass(frozen=True)

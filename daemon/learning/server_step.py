@@ -36,7 +36,7 @@ def step(
     rows = MOMENTS[options.rule]
     if moments is None or moments.shape != (rows, parent.size):
         moments = np.zeros((rows, parent.size), dtype=np.float32)
-        moments[1:] = options.floor**2
+        moments[1:] = options.adam_tau**2
     start, mean = parent.astype(np.float64), mean_update.astype(np.float64)
     kept = np.zeros((rows, parent.size), dtype=np.float32)
     if options.rule == "fedavg":
@@ -48,7 +48,7 @@ def step(
         first, second = moments.astype(np.float64)
         kept[0] = options.momentum * first + (1.0 - options.momentum) * mean
         kept[1] = options.second_momentum * second + (1.0 - options.second_momentum) * mean * mean
-        root = np.sqrt(kept[1].astype(np.float64)) + options.floor
+        root = np.sqrt(kept[1].astype(np.float64)) + options.adam_tau
         direction = kept[0].astype(np.float64) / root
     with np.errstate(over="ignore"):  # what overflows is refused below
         version = (start + options.learning_rate * direction).astype(np.float32)

@@ -66,7 +66,7 @@ class Personal:
     spec: RetrieverSpec
     shape_digest: bytes
     options: TrainingOptions
-    own_rounds: int
+    local_only_rounds: int
     how: Disclosure
     whom: AskOptions
 
@@ -82,7 +82,7 @@ class Personal:
             spec=spec,
             shape_digest=shape_digest,
             options=replace(options, seed=int.from_bytes(seed[:8], "little")),
-            own_rounds=settings.learning.own_rounds,
+            local_only_rounds=settings.learning.local_only_rounds,
             how=Disclosure(chosen.level, chosen.noise, chosen.bits, chosen.top_n),
             whom=AskOptions(chosen.select, chosen.sites, chosen.deadline_s, chosen.ask),
         )
@@ -215,7 +215,7 @@ class Personaliser:
             digest,
             options,
             chosen.how,
-            chosen.own_rounds,
+            chosen.local_only_rounds,
         )
         learned = await self._giving_way(work)
         if collection.served_digest == digest:

@@ -166,7 +166,7 @@ def _learning(learning: pb.LearningPlan) -> bytes:
         learning.server_learning_rate,
         learning.momentum,
         learning.second_momentum,
-        learning.floor,
+        learning.adam_tau,
     )
 
 

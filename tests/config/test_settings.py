@@ -56,6 +56,23 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert settings.workers.threads >= 1
 
 
+def test_an_option_that_was_called_otherwise_is_read_and_told_of(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = write(tmp_path, "[learning]\nown_rounds = 7\nfloor = 0.5\n")
+    settings = load(path, notes=notes)
+    assert (settings.learning.local_only_rounds, settings.learning.adam_tau) == (7, 0.5)
+    assert [note.split(";")[0] for note in notes] == [
+        "learning.own_rounds is called learning.local_only_rounds now",
+        "learning.floor is called learning.adam_tau now",
+    ]
+    assert load(path) == settings
+
+
+def test_an_option_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
+    (line,) = refusals(tmp_path, "[learning]\nfloor = 0.5\nadam_tau = 0.5\n")
+    assert line.startswith("learning.floor = 0.5: expected nothing; remove it: learning.adam_tau")
+
+
 def test_relative_paths_start_at_the_file_not_at_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

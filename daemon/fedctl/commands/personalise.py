@@ -33,7 +33,7 @@ def personalise(
         of_plan(
             "TrainingPlan",
             "local_epochs",
-            help="Passes over this site's own pairs; for a mixture, in each of its own_rounds.",
+            help="Passes over this site's own pairs; for a mixture, in each of its rounds alone.",
         ),
     ] = None,
 ) -> None:

@@ -108,7 +108,7 @@ def test_a_choice_arrives_in_training_and_changes_nothing_else(axis: str, value:
 
 @pytest.mark.parametrize("rule", ["fedavg", "fedavgm", "fedadam"])
 def test_what_becomes_of_the_mean_is_part_of_the_plan(rule: str) -> None:
-    asked = options(aggregate=rule, server_learning_rate=0.1, momentum=0.5, floor=0.01)
+    asked = options(aggregate=rule, server_learning_rate=0.1, momentum=0.5, adam_tau=0.01)
     assert asked.server == ServerOptions(rule, 0.1, 0.5, 0.99, 0.01)  # type: ignore[arg-type]
 
 
@@ -162,8 +162,8 @@ def test_every_recipe_is_a_plan_that_sites_take(name: str) -> None:
         ("", ("willing=false",), "is no choice"),
         ("", ("min_pairs=2",), "is no choice"),
         ("", ("recipe=pfedrag",), "is no choice"),
-        ("", ("own_rounds=3",), "is no choice"),
-        ("", ("",), "axes are aggregate"),
+        ("", ("local_only_rounds=3",), "is no choice"),
+        ("", ("",), "axes are adam_tau, aggregate"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_with_what_can(
@@ -306,7 +306,7 @@ async def test_a_site_answers_with_what_it_found_best_also_during_the_next_run(
     tables: dict[str, dict[str, Any]] = {
         "retriever": {"personal": "mixture"},
         "training": {"learning_rate": 0.3, "batch_size": 4},  # so that it does harm
-        "learning": {"own_rounds": 2},
+        "learning": {"local_only_rounds": 2},
     }
     async with LiveFederation.start(tmp_path, sites, tables=tables) as live:
         alder = live.sites["alder"]

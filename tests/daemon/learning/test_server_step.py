@@ -49,7 +49,7 @@ def test_momentum_by_hand() -> None:
 
 
 def test_adam_by_hand() -> None:
-    options = ServerOptions("fedadam", 0.1, momentum=0.5, second_momentum=0.75, floor=0.25)
+    options = ServerOptions("fedadam", 0.1, momentum=0.5, second_momentum=0.75, adam_tau=0.25)
     version, moments = step(X, D, None, options)
     assert moments is not None
     # The squares begin at 0.25^2: 0.75 * 0.0625 + 0.25 * (0.5^2, 0, 0.25^2).

@@ -126,7 +126,7 @@ class Named:
 
     @property
     def _own_rounds(self) -> int:
-        return DAEMONS[self.recipe].own_rounds if self.personal else 0
+        return DAEMONS[self.recipe].local_only_rounds if self.personal else 0
 
     def _choices(self, spec: RetrieverSpec) -> tuple[RetrieverSpec, Training]:
         """The retriever and the plan."""

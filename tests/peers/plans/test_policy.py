@@ -342,8 +342,8 @@ def test_a_field_that_came_later_is_in_the_digest_where_it_is_set() -> None:
     bare = pb.TrainingPlan(local_epochs=1, learning=pb.LearningPlan(recipe="x"))
     assert _later(bare, 15, 7, 15) == b""
     plans = [copy.deepcopy(bare) for _ in range(4)]
-    plans[1].learning.floor = 0.5
-    plans[2].learning.floor = 0.25
+    plans[1].learning.adam_tau = 0.5
+    plans[2].learning.adam_tau = 0.25
     plans[3].privacy.clip_quantile = 0.5
     parts = [_later(plan, 15, 7, 15) for plan in plans[1:]]
     assert [len(part) for part in parts] == [512] * 3
