@@ -98,7 +98,7 @@ async def test_what_was_promised_for_a_run_is_not_begun_when_it_is_over(
         await ask(alder, 30)
         async with asyncio.timeout(200):
             holding = liar.folder / "holding"
-            while not (holding.exists() and int(holding.read_text()) >= len(THREE)):
+            while not (holding.exists() and int(holding.read_text() or 0) >= len(THREE)):
                 await asyncio.sleep(0.1)
         await alder.stub.StopTraining(control.StopTrainingRequest(), timeout=60)
         async with asyncio.timeout(200):

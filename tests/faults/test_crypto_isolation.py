@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -33,8 +34,14 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFe
 
 
 async def attempts_of(live: LiveFederation, site: str, round_: int) -> list[control.Attempt]:
-    rounds = await live.sites[site].rounds()
-    return list(next(r.attempts for r in rounds if r.certificate.body.round == round_))
+    """All attempts of a committed round, once the last one's end is noted as well."""
+    async with asyncio.timeout(60):
+        while True:
+            rounds = await live.sites[site].rounds()
+            attempts = list(next(r.attempts for r in rounds if r.certificate.body.round == round_))
+            if attempts and attempts[-1].outcome != "under way":
+                return attempts
+            await asyncio.sleep(0.05)
 
 
 def set_trap(folder: Path, says: str) -> Path:
