@@ -64,6 +64,7 @@ from daemon.state.store import Store, StoreError
 from daemon.state.versions import sweep
 from daemon.wiring import Workers, folders_of, limits_of, protocol_of, retriever_spec
 from peers.link.contacts import Tap
+from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transport
 from peers.plans import robust
 from peers.rounds.protocol import Protocol
@@ -332,9 +333,7 @@ class Daemon:
         membership = self._membership
         return AuditedTransport(
             audit,
-            membership.identity,
-            membership.trust,
-            membership.manifest,
+            Admission(membership.identity, membership.trust, membership.manifest),
             self._settings.network.bind,
             self._settings.site.state_dir / "spool" / "incoming",
             AuditedInbox(node, audit),

@@ -31,7 +31,14 @@ from crypto.masking.roster import KEY_BYTES, Advertisement, Agreement, Roster, V
 from crypto.masking.site import Attendance, Contributor, Dealer, OpenedShares, SiteKeys
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
-from daemon.jobs.integers import FEDAVG, AppliedSum, Summed, Uploaded, apply_integers, integers_of
+from daemon.jobs.integers import (
+    FEDAVG,
+    OpenedVersion,
+    Summed,
+    Uploaded,
+    apply_integers,
+    integers_of,
+)
 from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import reads
@@ -191,7 +198,7 @@ def apply_sum(
     versions: Path,
     summed: Summed | None = None,
     server: ServerOptions = FEDAVG,
-) -> AppliedSum:
+) -> OpenedVersion:
     """Take the masks off the certified sum and make the new version from it.
 
     At any site that has dealt shares, in the sum or not. ``opened``: by holder, its
@@ -441,10 +448,10 @@ class MaskingJobs(SumJobs):
         versions: Path,
         summed: Summed | None,
         server: ServerOptions,
-    ) -> AppliedSum:
+    ) -> OpenedVersion:
         """Take the masks off the certified sum."""
         shapes = self._context.shapes
-        applied: AppliedSum = await self._run(
+        applied: OpenedVersion = await self._run(
             apply_sum,
             *effect.at,
             effect.contributors,

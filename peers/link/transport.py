@@ -132,9 +132,7 @@ class Transport:
 
     def __init__(
         self,
-        identity: Identity,
-        trust: Trust,
-        manifest: FederationManifest,
+        admission: Admission,
         bind: str,
         spool: Path,
         inbox: Inbox,
@@ -144,11 +142,11 @@ class Transport:
         tap: Tap | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """``bind`` is the host:port listened on (port 0: any), ``spool`` a folder of ours.
+        """``admission`` says who we are and who may speak to us.
 
+        ``bind`` is the host:port listened on (port 0: any), ``spool`` a folder of ours,
         ``tap`` sees the bytes of every message that crosses (for audits), ``chance``
         spreads greetings and tries over time.
-        Raises IdentityError when identity, trust and manifest are not of one federation.
         """
         if not peers.link.tls13.holds():
             raise LocalProtocolError(
@@ -162,7 +160,7 @@ class Transport:
         self._contacts = Contacts(tap)
         self._head_round = head_round
         self._servicer = Servicer(
-            Admission(identity, trust, manifest),
+            admission,
             spool,
             inbox,
             head_round,

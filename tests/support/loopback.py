@@ -23,7 +23,7 @@ from crypto.identity.site import Identity
 from peers.link.client import CallTimeouts
 from peers.link.contacts import Tap
 from peers.link.negatives import Declined
-from peers.link.servicer import Limits
+from peers.link.servicer import Admission, Limits
 from peers.link.transport import KeepInTouch, LinkOptions, Transport
 from peers.wire.errors import BlobUnknown
 from peers.wire.frames import ReceivedObject, Source
@@ -126,9 +126,7 @@ async def running(
     identity = identity or federation.identity(site)
     inbox, spool = KeepsAll(), federation.root / "spool" / site
     transport = Transport(
-        identity,
-        federation.trust,
-        manifest or federation.manifest(),
+        Admission(identity, federation.trust, manifest or federation.manifest()),
         f"127.0.0.1:{federation.ports[site]}",
         spool,
         inbox,

@@ -3,7 +3,7 @@
     HANSE_UNDEFENDED=proof python -m tests.attacks.programs.deciding_fedd --config fedd.toml
 
 As long as the daemon's folder (HANSE_TAPE) holds a file ``lie`` with a name of `LIES`, the
-site does that; the rest of it is an honest daemon. With HANSE_UNDEFENDED one of `DEFENCES`
+site does that; the rest of it is an honest daemon. With HANSE_UNDEFENDED one of `OF_DECISIONS`
 is gone, at every site. Every plan that a site takes is kept as ``plan-ROUND-ATTEMPT.bin``,
 and what a test writes to ``say-SITE`` (a pb.Envelope) is sent to that site, once.
 """
@@ -31,17 +31,15 @@ from daemon.state.versions import read_version, write_version
 from peers.attempts import bundle, preparing, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
-from peers.attempts.preparing import AttemptFails
-from peers.attempts.statement import Known, ManifestOf
 from peers.link import client
-from peers.rounds import adoption, machine, run_in_force, runs
-from peers.rounds.pacemaker import reached
+from peers.rounds import runs
 from peers.rounds.protocol import Protocol
 from peers.wire.certificates import certificate_of, sign_vote
-from peers.wire.manifest import FederationManifest, coordinator_of
+from peers.wire.manifest import coordinator_of
 from peers.wire.messages import check
-from peers.wire.signing import Keys, Kind, sign
+from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
+from tests.attacks.programs import defences
 
 FOLDER = Path(os.environ.get("HANSE_TAPE", "."))
 FARTHEST_ATTEMPT, LAST_RUN = 2**32 - 2, 2**62  # no message has larger numbers
@@ -434,116 +432,6 @@ LIES: dict[str, Callable[[Protocol, do.Event, Effects], Effects]] = {
 }
 
 
-# ---- defences ----------------------------------------------------------------------
-
-
-def without_others() -> None:
-    """One site's promise of a later attempt takes everybody there: no f + 1."""
-    vars(machine)["reached"] = lambda promised, _tolerated: reached(promised, 0)
-
-
-def without_farthest() -> None:
-    """A run's number may be any."""
-    runs.FARTHEST = 2**64
-
-
-def without_proof() -> None:
-    """Whoever has opened a sum, or says so, proves its version alone: no f + 1."""
-
-    def anyones(
-        proof: Iterable[pb.Signed], _root: Known, _keys: Keys, _manifest_of: ManifestOf
-    ) -> pb.Applied:
-        return pb.Applied.FromString(next(iter(proof)).body)
-
-    vars(statement)["read_proof"] = anyones
-
-
-def without_order() -> None:
-    """A certificate may be under an older manifest than the round before it."""
-    vars(adoption)["check_follows"] = lambda *_: None
-
-
-def without_check_of_ahead() -> None:
-    """Somebody who says that a round is over is believed at once."""
-
-    def believing(self: Protocol, sender: str, message: pb.Ahead) -> None:
-        if self._coordination is not None:
-            raise AttemptFails(f"{sender} is ahead, at round {message.certificate.body.round}")
-
-    Protocol._on_ahead = believing  # type: ignore[method-assign]
-
-
-def without_patience() -> None:
-    """A Prepare of a later attempt takes a site there at once."""
-    on_prepare = Protocol._on_prepare
-
-    def following(self: Protocol, sender: str, message: pb.Prepare) -> None:
-        on_prepare(self, sender, message)
-        if message.round == self.head_round + 1 and message.attempt > self.durable.promised:
-            self._enter(message.attempt)
-
-    Protocol._on_prepare = following  # type: ignore[method-assign]
-
-
-def without_company() -> None:
-    """A site goes on by itself, and keeps to itself that an attempt has ended."""
-    tell = Protocol._tell_others
-
-    def telling(self: Protocol, *bodies: do.Body) -> None:
-        tell(self, *(body for body in bodies if not isinstance(body, pb.EndedAttempt)))
-
-    machine.Machine._has_quorum = property(lambda _self: True)  # type: ignore[assignment,method-assign]
-    Protocol._tell_others = telling  # type: ignore[assignment,method-assign]
-
-
-def without_comparison_of_runs() -> None:
-    """A later run stands, whatever it takes away."""
-    runs.weakens = lambda *_: ""
-
-
-def without_what_is_over() -> None:
-    """Nobody remembers which runs were over, or put aside."""
-    runs.last_of_each = lambda *_: []
-
-
-def without_the_run_in_force() -> None:
-    """What was promised once is begun whenever it is shown, also where it was left."""
-    Protocol._is_of_another_run = lambda *_: False  # type: ignore[method-assign]
-    never = property(lambda _self: -1, lambda _self, _attempt: None)
-    Protocol._left = never  # type: ignore[assignment]
-
-
-def without_newest_certificate() -> None:
-    """A certificate that a site has replaced is as good as the new one."""
-    membership.Signatures._must_be_current = lambda *_: None  # type: ignore[method-assign]
-
-
-def without_signed_runs() -> None:
-    """A run is whose it says it is."""
-
-    def anyones(signed: pb.Signed, _keys: Keys, _manifest: FederationManifest) -> pb.Run:
-        return pb.Run.FromString(signed.body)
-
-    vars(bundle)["read_run"] = anyones
-    vars(run_in_force)["read_run"] = anyones
-
-
-DEFENCES: dict[str, Callable[[], None]] = {
-    "others": without_others,
-    "farthest": without_farthest,
-    "proof": without_proof,
-    "order": without_order,
-    "ahead": without_check_of_ahead,
-    "patience": without_patience,
-    "company": without_company,
-    "weakening": without_comparison_of_runs,
-    "what is over": without_what_is_over,
-    "the run in force": without_the_run_in_force,
-    "newest certificate": without_newest_certificate,
-    "signed runs": without_signed_runs,
-}
-
-
 # ---- the program -------------------------------------------------------------------
 
 
@@ -613,7 +501,7 @@ def _say_what_the_test_says() -> None:
 
 if __name__ == "__main__":
     if removed := os.environ.get("HANSE_UNDEFENDED"):
-        DEFENCES[removed]()
+        defences.OF_DECISIONS[removed]()
     _lie_in_steps()
     _say_what_the_test_says()
     fedd.main()

@@ -4,7 +4,7 @@
 
 As long as the daemon's folder (HANSE_TAPE) holds a file ``lie`` with "HOW SITE", it does
 to that site what the function of that name in LIES says; a daemon without the file does
-as the program says. HANSE_UNDEFENDED takes those of DEFENCES out of a daemon, liar or not.
+as the program says. HANSE_UNDEFENDED takes some of `defences.OF_SUMS` out, at every site.
 Every update is kept as ``update-ROUND-ATTEMPT.npy``, and what is made of a sum as
 ``opened-ROUND-ATTEMPT.safetensors``, so that a test can tell what an attacker has learnt.
 HANSE_COUNTS, "SITE=NUMBER ...": how many examples sites say that they have.
@@ -22,39 +22,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from daemon import main as fedd
 from daemon.jobs import ckks, masking
 from daemon.jobs.ckks import Finished
-from daemon.jobs.integers import AppliedSum
+from daemon.jobs.integers import OpenedVersion
 from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
-from peers.attempts import bundle, participation, preparing, scale, statement
+from peers.attempts import bundle, preparing, scale, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
 from peers.attempts.coordination import Coordination, Tally
-from peers.attempts.participation import Participation
 from peers.attempts.preparing import AttemptFails
-from peers.attempts.statement import Known, ManifestOf
-from peers.plans import weights as plan_weights
-from peers.rounds import attending
+from peers.attempts.statement import Known
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
-from peers.wire.signing import Keys, Kind, name_of, read, sign, verify
+from peers.wire.signing import Kind, name_of, sign, verify
 from peers.wire.vectors import BlobInfo, read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
-from tests.attacks.programs.planting import without
+from tests.attacks.programs import defences
+from tests.attacks.programs.defences import proven_by_anyone, unverified
+from tests.attacks.programs.planting import FOR_GOOD, put
 
 HEAVY = 100_000
 COARSER = scale.MOST_BITS_ABOVE  # bits: what a site may be above the median
 
-_DIFFERENCE = 'must_be(same, lead, "states another sum of integers stated before")'
-
 _folder = Path(os.environ.get("HANSE_TAPE", "."))
-_for_good = pytest.MonkeyPatch()
-_put = _for_good.setattr
 
 
 def lying(*ways: str) -> str:
@@ -62,13 +56,6 @@ def lying(*ways: str) -> str:
     path = _folder / "lie"
     how, _, victim = path.read_text().partition(" ") if path.exists() else ("", "", "")
     return victim if how in ways else ""
-
-
-def _unverified(
-    _keys: Keys, _kind: Kind, as_a: Any, signed: pb.Signed, _manifest: Any, *, past: bool = False
-) -> Any:
-    del past
-    return as_a.FromString(signed.body)
 
 
 def _with_body(signed: pb.Signed, message: Any) -> pb.Signed:
@@ -96,7 +83,7 @@ def weighs() -> None:
                     signed.CopyFrom(_with_body(signed, promise))
         return made
 
-    _put(preparing, "make", forged)
+    put(preparing, "make", forged)
     _believe_ourselves()
 
 
@@ -120,8 +107,8 @@ def drops_privacy() -> None:
                 signed.CopyFrom(_with_body(signed, promise))
         return made
 
-    _put(Coordination, "_go", going)
-    _put(preparing, "make", forged)
+    put(Coordination, "_go", going)
+    put(preparing, "make", forged)
     _believe_ourselves()
 
 
@@ -131,14 +118,14 @@ def _believe_ourselves() -> None:
 
     def believing(*arguments: Any, **named: Any) -> Any:
         forging = lying("weighs", "drops-privacy")
-        return (_unverified if forging else honest)(*arguments, **named)
+        return (unverified if forging else honest)(*arguments, **named)
 
     def noting(self: Protocol, *said: Any) -> None:
         if not lying("weighs", "drops-privacy"):
             note(self, *said)
 
-    _put(bundle, "read", believing)
-    _put(Protocol, "_note", noting)
+    put(bundle, "read", believing)
+    put(Protocol, "_note", noting)
 
 
 def leaves_out() -> None:
@@ -166,9 +153,9 @@ def leaves_out() -> None:
             self._situation = replace(self._situation, willing=False, reason="sulks")
         return make_promise(self, ground, tried=tried)
 
-    _put(Coordination, "promised", deaf)
-    _put(Coordination, "applied", opened)
-    _put(Protocol, "_make_promise", promising)
+    put(Coordination, "promised", deaf)
+    put(Coordination, "applied", opened)
+    put(Protocol, "_make_promise", promising)
 
 
 # ---- lies about the scale ------------------------------------------------------------
@@ -206,8 +193,8 @@ def scales() -> None:
         told = pb.Contribution.FromString(signed.body)
         return self._joined(sender, self._gathered.signed(sender, signed, told), now)
 
-    _put(Coordination, "_scale", telling)
-    _put(Coordination, "contributed", taking)
+    put(Coordination, "_scale", telling)
+    put(Coordination, "contributed", taking)
 
 
 def _coarser(self: Coordination, ours: pb.Signed) -> pb.Signed:
@@ -256,7 +243,7 @@ def _state_both(second: _Second) -> None:
         state = pb.State(round=self.round, attempt=self.attempt, statement=second.known.raw)
         return [*effects, *(do.Send(site, state) for site in sorted(self._promises))]
 
-    _put(Coordination, "sum_finished", stating)
+    put(Coordination, "sum_finished", stating)
 
 
 def _certify_the_second(second: _Second) -> None:
@@ -278,7 +265,7 @@ def _certify_the_second(second: _Second) -> None:
         asked = pb.Certified(round=self.round, attempt=self.attempt, certificate=both)
         return [do.SendSum((_second_holder(self.participants, self.site),), asked)]
 
-    _put(Coordination, "stated", signing)
+    put(Coordination, "stated", signing)
 
 
 def _send_each_holder_one(second: _Second) -> None:
@@ -307,8 +294,8 @@ def _send_each_holder_one(second: _Second) -> None:
         path = _other_sum(here.round, here.attempt)[0]
         await self._context.peers.send_behind(effect, pb.ENCRYPTED_SUM, path)
 
-    _put(Coordination, "_certified", certifying)
-    _for_good.setitem(WORK, do.SendSum, sending)
+    put(Coordination, "_certified", certifying)
+    FOR_GOOD.setitem(WORK, do.SendSum, sending)
 
 
 def _wait_for_what_is_told(second: _Second) -> None:
@@ -342,8 +329,8 @@ def _wait_for_what_is_told(second: _Second) -> None:
             for sender, message in second.held:
                 self._emit(*applied(under_way, sender, message, self._now))
 
-    _put(Coordination, "applied", opened)
-    _put(Protocol, "_version_here", fetched)
+    put(Coordination, "applied", opened)
+    put(Protocol, "_version_here", fetched)
 
 
 def _second_holder(participants: Iterable[str], lead: str) -> str:
@@ -371,11 +358,11 @@ def hands_out() -> None:
         return 1 if lying("hands-out") else self.ground.manifest.tolerated + 1
 
     def believing(*arguments: Any) -> pb.Applied:
-        return (_proven_by_anyone if lying("hands-out") else believe)(*arguments)
+        return (proven_by_anyone if lying("hands-out") else believe)(*arguments)
 
-    _put(Coordination, "_pass_on", keeping)
-    _put(Tally, "proving", property(alone))
-    _put(statement, "read_proof", believing)
+    put(Coordination, "_pass_on", keeping)
+    put(Tally, "proving", property(alone))
+    put(statement, "read_proof", believing)
 
 
 def _goes_to(effect: do.Effect, site: str) -> bool:
@@ -384,14 +371,6 @@ def _goes_to(effect: do.Effect, site: str) -> bool:
 
 def _is_opening(effect: do.Effect) -> bool:
     return isinstance(effect, do.Send) and isinstance(effect.body, pb.Openings)
-
-
-def _proven_by_anyone(
-    proof: Iterable[pb.Signed], root: Known, keys: Keys, manifest_of: ManifestOf
-) -> pb.Applied:
-    manifest = statement.manifest_named(root.message, manifest_of)
-    first, *_ = proof
-    return read(keys, Kind.APPLIED, pb.Applied, first, manifest, past=True)
 
 
 # ---- lies of the crypto worker -------------------------------------------------------
@@ -439,9 +418,9 @@ def changes_the_sum() -> None:
             sites.discard(victim)
         return held.tally.answer(sites, holder, challenge)
 
-    _put(ckks, "add_update", keeping_blocks)
-    _put(ckks, "finish_sum", finishing)
-    _put(ckks, "answer_challenge", answering)
+    put(ckks, "add_update", keeping_blocks)
+    put(ckks, "finish_sum", finishing)
+    put(ckks, "answer_challenge", answering)
 
 
 def makes_a_version_up() -> None:
@@ -449,7 +428,7 @@ def makes_a_version_up() -> None:
     apply_sum = masking.apply_sum
 
     @functools.wraps(apply_sum)
-    def opening(*arguments: Any, **named: Any) -> AppliedSum:
+    def opening(*arguments: Any, **named: Any) -> OpenedVersion:
         applied = apply_sum(*arguments, **named)
         if not lying("hands-out"):
             return applied
@@ -458,7 +437,7 @@ def makes_a_version_up() -> None:
         digest, _ = write_version(versions, shape_digest, parent + np.float32(1.0))
         return replace(applied, model_digest=digest)
 
-    _put(masking, "apply_sum", opening)
+    put(masking, "apply_sum", opening)
 
 
 def _keep_records() -> None:
@@ -485,8 +464,8 @@ def _keep_version(module: Any) -> None:
     apply_sum = module.apply_sum
 
     @functools.wraps(apply_sum)
-    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> AppliedSum:
-        applied: AppliedSum = apply_sum(round, attempt, *rest, **named)
+    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> OpenedVersion:
+        applied: OpenedVersion = apply_sum(round, attempt, *rest, **named)
         (versions,) = [one for one in rest if isinstance(one, Path) and one.is_dir()]
         made = versions / f"{applied.model_digest.hex()}.safetensors"
         shutil.copy(made, _folder / f"opened-{round}-{attempt}.safetensors")
@@ -509,82 +488,6 @@ WORKERS_LIES: dict[str, Callable[[], None]] = {
 }
 
 
-# ---- defences, to be taken out --------------------------------------------------------
-
-
-def without_promises() -> None:
-    """What a bundle says that sites have promised, and that a run is, is not verified.
-
-    Nor is it held against what they have said before (that would accuse the victims), or
-    against the run in force.
-    """
-    _put(bundle, "read", _unverified)
-    _put(Protocol, "_note", lambda *_: None)
-    _put(Protocol, "_is_of_another_run", lambda *_: False)
-
-
-def without_weights() -> None:
-    """Examples count as they are told: nobody asks whether one site stands out."""
-    _put(bundle, "clipped", lambda examples, _tolerated: dict(examples))
-    _put(plan_weights, "stands_out", lambda *_, **__: False)
-
-
-def without_scale() -> None:
-    """Contributions to a sum may be on scales that differ from the one that is stated."""
-    without(
-        _for_good,
-        statement,
-        "read_contributions",
-        "agreed = (told.plan_digest, told.scale_digest) == (plan, scale)",
-        instead="agreed = told.plan_digest == plan",
-    )
-    _put(participation, "read_contributions", statement.read_contributions)
-    text = 'must_be(same, lead, "states another scale than follows from what all told")'
-    without(_for_good, Participation, "check_own", text, instead="pass")
-
-
-def without_one_statement() -> None:
-    """A site signs as many sums of an attempt as it is shown, of the same integers, too."""
-    text = "signed = self._stated_in(message.attempt, question=question)"
-    without(_for_good, Protocol, "_on_state", text, instead="signed = None")
-    without(_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
-
-
-def without_repeating() -> None:
-    """Each attempt draws its own sum, whatever was opened before."""
-    _put(bundle, "_to_be_repeated", lambda *_: None)
-
-
-def without_drawing() -> None:
-    """All attempts of a round train alike and sum the same integers, of whichever sites."""
-    without(_for_good, bundle, "derive_plan", "draw=ground.attempt,", instead="draw=0,")
-    for module in (preparing, attending):
-        _put(module, "derive_plan", bundle.derive_plan)
-    without(_for_good, Protocol, "_check_difference", _DIFFERENCE, instead="pass")
-
-
-def without_proof_of_version() -> None:
-    """One site that says that it has opened the sum is enough."""
-    _put(statement, "read_proof", _proven_by_anyone)
-
-
-def without_proof_of_sum() -> None:
-    """A key holder applies what it is sent, as if there were no proof (in its worker)."""
-    _put(ckks, "_check_proof", lambda *_: None)
-
-
-DEFENCES: dict[str, Callable[[], None]] = {
-    "promises": without_promises,
-    "weights": without_weights,
-    "scale": without_scale,
-    "one statement": without_one_statement,
-    "repeating": without_repeating,
-    "drawing": without_drawing,
-    "proof of version": without_proof_of_version,
-}
-WORKERS_DEFENCES: dict[str, Callable[[], None]] = {"proof": without_proof_of_sum}
-
-
 def _count_as_told() -> None:
     """How many examples this site says it has, where HANSE_COUNTS says so."""
     counts = dict(one.split("=") for one in os.environ.get("HANSE_COUNTS", "").split())
@@ -594,12 +497,12 @@ def _count_as_told() -> None:
         honest = await situation(self)
         return replace(honest, num_examples=int(told)) if told else honest
 
-    _put(Collection, "situation", saying)
+    put(Collection, "situation", saying)
 
 
 def _wait_for_all() -> None:
     """A site that is late on a loaded machine is waited for: who takes part is to be certain."""
-    _put(Timing, "straggler", lambda self, attempt: self.phase(attempt) / 2)
+    put(Timing, "straggler", lambda self, attempt: self.phase(attempt) / 2)
 
 
 def _undefended() -> list[str]:
@@ -609,15 +512,15 @@ def _undefended() -> list[str]:
 # A worker imports its daemon's main module anew, under this name (multiprocessing.spawn).
 if __name__ == "__mp_main__":
     for removed in _undefended():
-        WORKERS_DEFENCES.get(removed, lambda: None)()
+        defences.OF_WORKERS.get(removed, lambda: None)()
     for lie in WORKERS_LIES.values():
         lie()
     _keep_records()
 
 if __name__ == "__main__":
     for removed in _undefended():
-        if removed not in WORKERS_DEFENCES:
-            DEFENCES[removed]()
+        if removed not in defences.OF_WORKERS:
+            defences.OF_SUMS[removed]()
     for lie in LIES.values():
         lie()
     _count_as_told()

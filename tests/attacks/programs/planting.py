@@ -29,3 +29,9 @@ def without(
     made: dict[str, Any] = {}
     exec(compile(program, f"<{name} undefended>", "exec"), original.__globals__, made)  # noqa: S102  our own source
     patched.setattr(owner, name, made[name])
+
+
+FOR_GOOD = pytest.MonkeyPatch()
+"""For a program of its own, where nothing is put back."""
+
+put = FOR_GOOD.setattr

@@ -34,6 +34,7 @@ from daemon.state.audit_format import (
     segment,
     segments,
 )
+from peers.link.servicer import Admission
 from peers.wire.errors import PeerRefused, PeerUnreachable
 from proto import federation_pb2 as pb
 from tests.daemon.state.entries import entries
@@ -419,9 +420,7 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
     async with running(federation, "beta") as beta:
         alpha = AuditedTransport(
             opened(folder),
-            federation.identity("alpha"),
-            federation.trust,
-            federation.manifest(),
+            Admission(federation.identity("alpha"), federation.trust, federation.manifest()),
             federation.address("alpha"),
             beside,
             KeepsAll(),
@@ -486,9 +485,7 @@ async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
     ]
     alpha = AuditedTransport(
         opened(folder),
-        federation.identity("alpha"),
-        federation.trust,
-        federation.manifest(),
+        Admission(federation.identity("alpha"), federation.trust, federation.manifest()),
         federation.address("alpha"),
         federation.root / "spool" / "alpha",
         KeepsAll(),

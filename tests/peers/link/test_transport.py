@@ -452,7 +452,7 @@ def test_grpc_loaded_before_the_floor_is_refused() -> None:
     """TLS 1.2 would be accepted then; nothing may fall back to that silently."""
     program = (
         "import grpc, peers.link.transport as t\n"
-        "try: t.Transport(*[None] * 6, head_round=int)\n"
+        "try: t.Transport(*[None] * 4, head_round=int)\n"
         "except t.LocalProtocolError as e: print(e)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "GRPC_SSL_CIPHER_SUITES"}

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import bundle_digest, read_run
@@ -26,20 +25,9 @@ from peers.attempts.statement import HeldLock, Known, read_lock, value_of
 from peers.wire.certificates import CertificateError, certificate_of, sign_vote
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import coordinator_of
-from peers.wire.messages import check
 from peers.wire.signing import Keys, Kind, name_of, sign, sign_bytes
 from proto import federation_pb2 as pb
-
-_KINDS: dict[str, tuple[Kind, type[Message]]] = {
-    "run": (Kind.RUN, pb.Run),
-    "promise": (Kind.PROMISE, pb.Promise),
-    "commitment": (Kind.KEY_COMMITMENT, pb.KeyCommitment),
-    "exponents": (Kind.EXPONENTS, pb.Exponents),
-    "contribution": (Kind.CONTRIBUTION, pb.Contribution),
-    "products": (Kind.PRODUCTS, pb.Products),
-    "applied": (Kind.APPLIED, pb.Applied),
-    "ended": (Kind.ENDED, pb.Ended),
-}
+from tests.simulation.scenarios.spoiler import Spoiler, in_bounds
 
 
 @dataclass(frozen=True)
@@ -85,6 +73,7 @@ class Liar:
         self._promises: dict[tuple[int, int], dict[str, pb.Promised]] = defaultdict(dict)
         self._bundles: dict[tuple[int, int], list[pb.Bundle]] = defaultdict(list)
         self._statements: dict[bytes, Known] = {}
+        self._spoiler = Spoiler(site, keys, world, chance, self._statements)
         self._signatures: dict[bytes, dict[str, pb.Signature]] = defaultdict(dict)
         self._contributions: dict[tuple[int, int], dict[str, pb.Signed]] = defaultdict(dict)
         self._applied: dict[bytes, dict[str, pb.Signed]] = defaultdict(dict)
@@ -105,7 +94,7 @@ class Liar:
             return []
         result: list[tuple[str, do.Body]] = [(to, body)]
         if draw() < character.change:
-            changed = self._changed(body)
+            changed = self._spoiler.changed(body)
             if changed is not None:
                 self.lies += 1
                 result = [(to, changed), (to, body)] if draw() < 0.3 else [(to, changed)]
@@ -129,78 +118,11 @@ class Liar:
             self._alter(statement, at)
             raw = statement.SerializeToString(deterministic=True)
             other = pb.State(round=at[0], attempt=at[1], statement=raw)
-            if not _in_bounds(statement) or not _in_bounds(other):
+            if not in_bounds(statement) or not in_bounds(other):
                 return None
             self._keep_statement(raw)
             known.append(other)
         return self._random.choice(known)
-
-    def _changed(self, body: do.Body) -> do.Body | None:
-        """The message with one thing changed; None when it would not get past the door."""
-        copy = type(body)()
-        copy.CopyFrom(body)
-        for _ in range(4):
-            if self._change(copy) and _in_bounds(copy):
-                return copy
-            copy.CopyFrom(body)
-        return None
-
-    def _change(self, message: Message, depth: int = 0) -> bool:
-        fields = message.ListFields()
-        if not fields:
-            return False
-        field, value = self._random.choice(fields)
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
-            inner = self._random.choice(list(value)) if field.is_repeated else value
-            if isinstance(inner, pb.Signed):
-                return self._change_signed(field.name, inner)
-            if field.is_repeated and self._random.random() < 0.3:
-                value.remove(inner)
-                return True
-            return self._change(inner, depth + 1)
-        if field.is_repeated:
-            values = list(value)
-            position = self._random.randrange(len(values))
-            if self._random.random() < 0.5:
-                del values[position]
-            else:
-                values[position] = self._other(field, values[position])
-            del value[:]
-            value.extend(values)
-            return True
-        setattr(message, field.name, self._other(field, value))
-        return True
-
-    def _change_signed(self, name: str, signed: pb.Signed) -> bool:
-        known = _KINDS.get(name.rstrip("s") if name.rstrip("s") in _KINDS else name)
-        if known is None or signed.site != self.site:
-            signed.body = bytes(self._random.randbytes(len(signed.body)))
-            return True
-        kind, as_a = known
-        inner = as_a.FromString(signed.body)
-        if not self._change(inner):
-            return False
-        signed.CopyFrom(sign(self._keys, kind, inner))
-        if self._random.random() < 0.3:  # as if another one had said it
-            signed.site = self._random.choice(sorted(self._world.disks))
-        return True
-
-    def _other(self, field: FieldDescriptor, value: Any) -> Any:
-        if isinstance(value, bool):
-            return not value
-        if isinstance(value, bytes):
-            pool = [digest for digest in self._statements if len(digest) == len(value)]
-            if pool and self._random.random() < 0.5:
-                return self._random.choice(pool)
-            return self._random.randbytes(len(value))
-        if isinstance(value, str):
-            return self._random.choice(sorted(self._world.disks))
-        if isinstance(value, float):
-            return value * self._random.choice((0.0, 0.5, 2.0, 1000.0)) + self._random.random()
-        low = self._random.choice((0, 1, 2, 7, 2**31 - 1))
-        wide = field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_INT64)
-        huge = 2**62 if wide else 2**31 - 2
-        return self._random.choice((low, max(0, value - 1), value + 1, huge))
 
     # ---- what it hears ---------------------------------------------------------------
 
@@ -328,7 +250,7 @@ class Liar:
         return self._random.sample(others, self._random.randint(1, len(others)))
 
     def _tell(self, to: list[str], body: do.Body) -> None:
-        if not _in_bounds(body):
+        if not in_bounds(body):
             return
         self.lies += 1
         for site in to:
@@ -611,7 +533,7 @@ class Liar:
         plan.mode = self._random.choice((plan.mode, pb.CKKS, pb.MASKING))
         plan.max_num_examples = self._random.choice((plan.max_num_examples, 10**6))
         plan.robust = self._random.choice((plan.robust, pb.ROBUST_NONE))
-        if _in_bounds(run):
+        if in_bounds(run):
             self._tell(self._some(), pb.RunWish(run=sign(self._keys, Kind.RUN, run)))
 
     def _run_again(self) -> None:
@@ -626,11 +548,3 @@ class Liar:
 
 def _place(known: Known) -> tuple[int, int]:
     return known.message.round, known.message.attempt
-
-
-def _in_bounds(message: Any) -> bool:
-    try:
-        check(message)
-    except RemoteProtocolError:
-        return False
-    return True
