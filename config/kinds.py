@@ -129,6 +129,19 @@ def _as_rule(value: object) -> str:
     return str(value)
 
 
+_MODES = (*bounds.names_of(bounds.fields_of("TrainingPlan")["mode"].enum_type).values(),)
+
+
+def _as_mode(value: object) -> str:
+    """The name of a secure-sum mode, as the wire has them."""
+    if value not in _MODES:
+        raise _refuse(
+            f"one of {', '.join(json.dumps(name) for name in _MODES)}",
+            'write for example mode = "ckks"',
+        )
+    return str(value)
+
+
 _LEVELS = ("exact", "noisy", "bucket")
 
 
@@ -167,6 +180,7 @@ GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 PersonalName = Annotated[str, BeforeValidator(_as_personal)]
 RuleName = Annotated[str, BeforeValidator(_as_rule)]
+ModeName = Annotated[str, BeforeValidator(_as_mode)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

@@ -17,6 +17,7 @@ from config.kinds import (
     FilePath,
     GroupName,
     Levels,
+    ModeName,
     PersonalName,
     RuleName,
     SiteId,
@@ -124,7 +125,7 @@ class TrainingSettings(Section, TrainingAxes):  # type: ignore[misc]  # frozen b
     max_local_epochs: int = as_in("TrainingPlan", "local_epochs", 20)
     min_pairs: int = Field(8, ge=2, le=1_000_000)
     bits: Literal[8, 12, 16] = 16
-    mode: Literal["ckks", "masking"] = "ckks"
+    mode: ModeName = "ckks"
     min_participants: int = 3
     max_num_examples: int = 100_000
 

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.descriptor import EnumDescriptor, EnumValueDescriptor, FieldDescriptor
 
 from proto import bounds_pb2, federation_pb2
-from proto.bounds_pb2 import Bounds
+from proto.bounds_pb2 import Bounds, ModeTraits
 
 
 def bounds_of(field: FieldDescriptor) -> Bounds:
@@ -29,6 +29,12 @@ def bounds_of(field: FieldDescriptor) -> Bounds:
 def held_by(value: EnumValueDescriptor) -> Bounds:
     """What the value of an enum stands for: the bounds of a kind, the bytes of an object."""
     return value.GetOptions().Extensions[bounds_pb2.holds]
+
+
+def traits_of(mode: int) -> ModeTraits:
+    """What plans and statements of a secure-sum mode have."""
+    value = federation_pb2.Mode.DESCRIPTOR.values_by_number[mode]
+    return value.GetOptions().Extensions[bounds_pb2.of_mode]
 
 
 def fields_of(message: str) -> Mapping[str, FieldDescriptor]:

@@ -206,6 +206,32 @@ class Bounds(_message.Message):
 Global___Bounds: _TypeAlias = Bounds  # noqa: Y015
 
 @_typing.final
+class ModeTraits(_message.Message):
+    """What plans and statements of a secure-sum mode have; what is not said must be absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEALT_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    dealt: _builtins.bool
+    """a site deals the key, and signs which"""
+    roster: _builtins.bool
+    """a digest of all participants' keys"""
+    def __init__(
+        self,
+        *,
+        dealt: _builtins.bool = ...,
+        roster: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dealt", b"dealt", "roster", b"roster"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModeTraits: _TypeAlias = ModeTraits  # noqa: Y015
+
+@_typing.final
 class Items(_message.Message):
     """How many there are in a list."""
 
@@ -237,7 +263,10 @@ Global___Items: _TypeAlias = Items  # noqa: Y015
 
 BOUNDS_FIELD_NUMBER: _builtins.int
 HOLDS_FIELD_NUMBER: _builtins.int
+OF_MODE_FIELD_NUMBER: _builtins.int
 bounds: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOptions, Global___Bounds]
 """what the field may hold"""
 holds: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.EnumValueOptions, Global___Bounds]
 """what a field of this kind may hold"""
+of_mode: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.EnumValueOptions, Global___ModeTraits]
+"""what goes with a secure-sum mode"""

@@ -45,14 +45,7 @@ from crypto.identity.site import IdentityError
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, pack, unpack
 from daemon.jobs.aggregation import CiphertextSum
-from daemon.jobs.integers import (
-    FEDAVG,
-    OpenedVersion,
-    Summed,
-    Uploaded,
-    apply_integers,
-    integers_of,
-)
+from daemon.jobs.integers import FEDAVG, NewVersion, Summed, Uploaded, apply_integers, integers_of
 from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import WorkerCrashed, reads
@@ -344,7 +337,7 @@ def apply_sum(
     server: ServerOptions = FEDAVG,
     *,
     answer: bytes,
-) -> OpenedVersion:
+) -> NewVersion:
     """Decrypt the sum and make the new version: parent + sum / total weight.
 
     Every key holder computes the same bits: the integers are exact, and the rest
@@ -568,10 +561,10 @@ class CkksJobs(SumJobs):
         versions: Path,
         summed: Summed | None,
         server: ServerOptions,
-    ) -> OpenedVersion:
+    ) -> NewVersion:
         """Decrypt the proven sum."""
         shapes = self._context.shapes
-        applied: OpenedVersion = await self._run(
+        applied: NewVersion = await self._run(
             apply_sum,
             *effect.at,
             state.sum,

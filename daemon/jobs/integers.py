@@ -73,7 +73,7 @@ class Uploaded(BlobInfo):
 
 
 @dataclass(frozen=True)
-class OpenedVersion:
+class NewVersion:
     """The new version's name, and the contributors' weighted mean training loss.
 
     ``next_clip_norm``: where the clip norm follows a quantile; 0: it does not.
@@ -215,7 +215,7 @@ def apply_integers(
     versions: Path,
     summed: Summed | None,
     server: ServerOptions = FEDAVG,
-) -> OpenedVersion:
+) -> NewVersion:
     """Make the new version from the exact sum of integers; errors as in
     `round_crypto.apply_sum`."""
     shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
@@ -231,13 +231,13 @@ def apply_integers(
     if summed is None or mechanism is None:
         loss = dequantise_fraction_sum(int(units), int(rest), bits)
         # A contributor may send any integer there: what is told is a loss all the same.
-        return OpenedVersion(digest, min(max(LOSS_BOUND * loss / total_weight, 0.0), LOSS_BOUND))
+        return NewVersion(digest, min(max(LOSS_BOUND * loss / total_weight, 0.0), LOSS_BOUND))
     mean_loss = loss_of_sum(int(units), total_weight, mechanism)
     if not summed.quantile:
-        return OpenedVersion(digest, mean_loss)
+        return NewVersion(digest, mean_loss)
     norm, contributors = summed.terms.clip_norm, summed.contributors
     adapted = next_clip_norm(norm, summed.quantile, int(rest), contributors, mechanism)
-    return OpenedVersion(digest, mean_loss, adapted)
+    return NewVersion(digest, mean_loss, adapted)
 
 
 def keep_residual(residual_path: Path, kept_path: Path | None = None) -> None:

@@ -33,7 +33,7 @@ from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
 from daemon.jobs.integers import (
     FEDAVG,
-    OpenedVersion,
+    NewVersion,
     Summed,
     Uploaded,
     apply_integers,
@@ -198,7 +198,7 @@ def apply_sum(
     versions: Path,
     summed: Summed | None = None,
     server: ServerOptions = FEDAVG,
-) -> OpenedVersion:
+) -> NewVersion:
     """Take the masks off the certified sum and make the new version from it.
 
     At any site that has dealt shares, in the sum or not. ``opened``: by holder, its
@@ -448,10 +448,10 @@ class MaskingJobs(SumJobs):
         versions: Path,
         summed: Summed | None,
         server: ServerOptions,
-    ) -> OpenedVersion:
+    ) -> NewVersion:
         """Take the masks off the certified sum."""
         shapes = self._context.shapes
-        applied: OpenedVersion = await self._run(
+        applied: NewVersion = await self._run(
             apply_sum,
             *effect.at,
             effect.contributors,

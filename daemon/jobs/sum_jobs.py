@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from crypto.identity.site import Identity, Trust
 from crypto.privacy import NoiseTerms
-from daemon.jobs.integers import OpenedVersion, Summed, Uploaded
+from daemon.jobs.integers import NewVersion, Summed, Uploaded
 from daemon.learning.options import ServerOptions
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest
@@ -163,7 +163,7 @@ class SumJobs(ABC):
         versions: Path,
         summed: Summed | None,
         server: ServerOptions,
-    ) -> OpenedVersion:
+    ) -> NewVersion:
         """Open the certified sum and make the new version from it."""
 
     @abstractmethod

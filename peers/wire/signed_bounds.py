@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from peers.wire.bounds import ascending, number, octets, one_of, real, refuse, rule_for, shown
 from proto import bounds
 from proto import federation_pb2 as pb
+from proto.bounds import names_of, traits_of
 
 _EXPONENTS = rule_for("Exponents", "scale_exponents")
 _CLIP_NORM = rule_for("PrivacyPlan", "clip_norm")
@@ -45,9 +46,10 @@ def _plan(path: str, plan: pb.Plan) -> None:
     real(plan.least_complexity, _MOST_COMPLEXITY)(f"{path}.most_complexity", plan.most_complexity)
     sites = [participant.site for participant in plan.participants]
     ascending(f"{path}.participants", sites)
-    if plan.training.mode == pb.MASKING:
+    if not traits_of(plan.training.mode).dealt:
         if plan.key_dealer:
-            raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "none in masking mode")
+            mode = names_of(pb.Mode.DESCRIPTOR)[plan.training.mode]
+            raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), f"none in {mode} mode")
     elif plan.key_dealer not in sites:
         raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "one of the participants")
 
@@ -77,10 +79,11 @@ def _statement(path: str, statement: pb.Statement) -> None:
         raise refuse(f"{path}.plan", "missing", "the plan that all derive")
     _DIGEST(f"{path}.sum_digest", statement.sum_digest)
     _EXPONENTS(f"{path}.scale_exponents", statement.scale_exponents)
-    masked = statement.plan.training.mode == pb.MASKING
-    (_DIGEST if masked else _NOTHING)(f"{path}.roster_digest", statement.roster_digest)
-    if statement.HasField("commitment") is masked:
-        raise refuse(f"{path}.commitment", "set" if masked else "missing", "one with a round key")
+    has = traits_of(statement.plan.training.mode)
+    (_DIGEST if has.roster else _NOTHING)(f"{path}.roster_digest", statement.roster_digest)
+    if statement.HasField("commitment") is not has.dealt:
+        found = "missing" if has.dealt else "set"
+        raise refuse(f"{path}.commitment", found, "one with a round key")
     if statement.question_digest:
         _DIGEST(f"{path}.question_digest", statement.question_digest)
 

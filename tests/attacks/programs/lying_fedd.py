@@ -26,7 +26,7 @@ import numpy as np
 from daemon import main as fedd
 from daemon.jobs import ckks, masking
 from daemon.jobs.ckks import Finished
-from daemon.jobs.integers import OpenedVersion
+from daemon.jobs.integers import NewVersion
 from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
@@ -428,7 +428,7 @@ def makes_a_version_up() -> None:
     apply_sum = masking.apply_sum
 
     @functools.wraps(apply_sum)
-    def opening(*arguments: Any, **named: Any) -> OpenedVersion:
+    def opening(*arguments: Any, **named: Any) -> NewVersion:
         applied = apply_sum(*arguments, **named)
         if not lying("hands-out"):
             return applied
@@ -464,8 +464,8 @@ def _keep_version(module: Any) -> None:
     apply_sum = module.apply_sum
 
     @functools.wraps(apply_sum)
-    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> OpenedVersion:
-        applied: OpenedVersion = apply_sum(round, attempt, *rest, **named)
+    def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> NewVersion:
+        applied: NewVersion = apply_sum(round, attempt, *rest, **named)
         (versions,) = [one for one in rest if isinstance(one, Path) and one.is_dir()]
         made = versions / f"{applied.model_digest.hex()}.safetensors"
         shutil.copy(made, _folder / f"opened-{round}-{attempt}.safetensors")

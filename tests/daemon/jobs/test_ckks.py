@@ -20,7 +20,7 @@ from crypto.privacy import Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import ckks
 from daemon.jobs import integers as integers_
-from daemon.jobs.integers import OpenedVersion, measure_update
+from daemon.jobs.integers import NewVersion, measure_update
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
@@ -129,7 +129,7 @@ def leaked(folder: Path) -> bool:
     return any(b"HNSK" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def check_result(applied: OpenedVersion, versions: Path, bits: int) -> None:
+def check_result(applied: NewVersion, versions: Path, bits: int) -> None:
     got = read_version(versions, applied.model_digest, SHAPE.digest).astype(np.float64)
     updates = [delta(number).astype(np.float64) for number in range(3)]
     weighted = sum(w * u for w, u in zip(WEIGHTS, updates, strict=True)) / sum(WEIGHTS)
@@ -511,7 +511,7 @@ def apply(
     *,
     weight: float = 2.0,
     parent: bytes | None = None,
-) -> OpenedVersion:
+) -> NewVersion:
     digest = parent_in(folder / "versions") if parent is None else parent
     return ckks.apply_sum(
         *(*role, folder / "sum", SIZES, EXPONENTS, weight, digest, SHAPE.digest),

@@ -16,7 +16,7 @@ from crypto.identity.site import Identity, IdentityError
 from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs import masking
-from daemon.jobs.integers import OpenedVersion, measure_update
+from daemon.jobs.integers import NewVersion, measure_update
 from daemon.jobs.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo
@@ -120,7 +120,7 @@ class Attempt:
         *,
         weight: float | None = None,
         digest: bytes | None = None,
-    ) -> OpenedVersion:
+    ) -> NewVersion:
         """At one site, in a folder of its own."""
         versions = self.folder / f"versions-{site}"
         parent, _ = write_version(versions, SHAPE.digest, delta(99))
@@ -130,7 +130,7 @@ class Attempt:
             *(SIZES, self.exponents, len(outcome[0]) if weight is None else weight),
             *(parent, SHAPE.digest, versions),
         )
-        assert isinstance(applied, OpenedVersion)
+        assert isinstance(applied, NewVersion)
         return applied
 
     def again(self, attempt: int) -> Attempt:

@@ -12,7 +12,7 @@ from crypto.arrays import Float32
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs import ckks
-from daemon.jobs.integers import OpenedVersion, Summed, measure_update
+from daemon.jobs.integers import NewVersion, Summed, measure_update
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from tests.daemon.jobs.proofs import LEAD, check_of, proven
 
@@ -39,7 +39,7 @@ def new_key() -> None:
 
 def summed(
     folder: Path, vectors: list[Float32], *, loss: float = 0.0, weights: list[float] | None = None
-) -> tuple[OpenedVersion, Float32]:
+) -> tuple[NewVersion, Float32]:
     """One round of these updates; the outcome, and the sum as the holders read it."""
     new_key()  # a key holder takes one claim an attempt
     weights = weights or [1.0] * len(vectors)
