@@ -229,10 +229,12 @@ class Ordeal:
             async with asyncio.timeout(within_s):
                 while True:
                     sites = self.live.sites.values()
-                    statuses = [await site.status() for site in sites]
-                    heads = [(s.head_round, s.model_digest) for s in statuses]
-                    if len(set(heads)) == 1:
-                        break
+                    # A connection to a daemon that was killed may end only now.
+                    with suppress(grpc.aio.AioRpcError):
+                        statuses = [await site.status() for site in sites]
+                        heads = [(s.head_round, s.model_digest) for s in statuses]
+                        if len(set(heads)) == 1:
+                            break
                     await asyncio.sleep(0.1)
         except TimeoutError:
             told = {name: (r, d.hex()[:12]) for name, (r, d) in zip(self.names, heads, strict=True)}
