@@ -39,7 +39,7 @@ from daemon.process import faultpoints
 from daemon.process.log import configure_logging
 from daemon.process.systemd import Notifier
 from daemon.process.telemetry import LoopLag
-from daemon.process.workers import Worker, WorkerCrashed
+from daemon.process.workers import Worker, WorkerCrashed, WorkersRefused
 from daemon.rounds.attempt_log import AttemptLog
 from daemon.rounds.audited import AuditedInbox, AuditedTransport, of_site
 from daemon.rounds.catch_up import CatchUp
@@ -74,7 +74,7 @@ from peers.wire.messages import SOFTWARE_VERSION
 log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
-_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, StateInUse)
+_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, StateInUse, WorkersRefused)
 _REFUSALS = (
     *_MISCONFIGURED,
     StateError,

@@ -50,6 +50,10 @@ class WorkerCrashed(Exception):
     """A worker process died (out of memory, a crash in native code, a kill)."""
 
 
+class WorkersRefused(Exception):
+    """Worker processes can't be started as this machine is set up."""
+
+
 class NobodyAnswers(Exception):
     """A job asked, and nobody waits for the job any more, or nobody ever answered questions."""
 
@@ -79,12 +83,18 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
 
     In a process of its own, which has one thread and no other work: to fork from it
     is safe, and what it has read is in memory once. It ends with the daemon.
+    Raises WorkersRefused where its socket can't be made in the temporary folder.
     """
     multiprocessing.set_forkserver_preload(list(modules))
     before = dict(os.environ)
     os.environ.update(_thread_limits(threads))
     try:
         forkserver.ensure_running()
+    except OSError as error:
+        raise WorkersRefused(
+            f"the worker processes' socket can't be made in the temporary folder ({error}): "
+            "set TMPDIR to a folder that can be written and has a short name, e.g. /tmp"
+        ) from error
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -333,15 +333,15 @@ def test_a_daemon_that_dies_is_told_with_the_end_of_its_log(
 
 @pytest.mark.federation
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_stops_what_was_started(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_stops_what_was_started(
+    tmp_path: Path, sockets: Path, number: signal.Signals
+) -> None:
     data = write_corpora(tmp_path / "data")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     with subprocess.Popen(
         [sys.executable, "-m", "daemon.fedctl", "demo", "--json",
          "--data", str(data), "--sites", ",".join(SITES)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(sockets)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -350,7 +350,7 @@ def test_an_interrupt_stops_what_was_started(tmp_path: Path, number: signal.Sign
         assert "starting 3 daemons" in process.stderr.readline()
         deadline = time.monotonic() + 240
         # Each with at least one worker: then there is something to be left behind.
-        while len(_daemons_of(temporary)) < 2 * len(SITES):
+        while len(_daemons_of(sockets)) < 2 * len(SITES):
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -360,23 +360,21 @@ def test_an_interrupt_stops_what_was_started(tmp_path: Path, number: signal.Sign
     assert process.returncode == Exit.INTERRUPTED
     assert "Traceback" not in err
     assert json.loads(out)["error"].startswith("interrupted")
-    assert _daemons_of(temporary) == []
-    assert list(temporary.glob("hanse-*")) == []
+    assert _daemons_of(sockets) == []
+    assert list(sockets.glob("hanse-*")) == []
 
 
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_story(tmp_path: Path, sockets: Path) -> None:
     """From another folder, with the true encoder, as a person would type it."""
     data = write_corpora(tmp_path / "data")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     ran = subprocess.run(
         [sys.executable, "-m", "daemon.fedctl", "demo", "--json",
          "--data", str(data), "--sites", ",".join(SITES), "--rounds", "3"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(sockets)},
         capture_output=True,
         text=True,
         check=False,
@@ -406,5 +404,5 @@ def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert set(answer["before"]) == {"answer", "citations", "rank"}
         assert answer["house_words"] == {}  # there is no glossary in that folder
     assert told["seconds_to_federation"] > 0
-    assert list(temporary.glob("hanse-*")) == []
-    assert _daemons_of(temporary) == []
+    assert list(sockets.glob("hanse-*")) == []
+    assert _daemons_of(sockets) == []

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from daemon.process.workers import NobodyAnswers, Worker, WorkerCrashed, ask, import_once, report
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])
@@ -95,6 +99,23 @@ async def test_a_call_whose_worker_is_ended_fails_and_the_next_one_works(worker:
         await call
     assert not psutil.pid_exists(old)
     assert await worker.run(reporting, 2) != old
+
+
+def test_a_temporary_folder_with_a_long_name_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    began = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from daemon.process import workers as w; w.import_once([], threads=1)",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(deep)},
+        capture_output=True,
+        text=True,
+    )
+    assert "WorkersRefused" in began.stderr
+    assert "set TMPDIR" in began.stderr
 
 
 async def test_a_forked_worker_has_what_was_imported_once_for_all() -> None:
