@@ -1,5 +1,6 @@
 """Fixtures that several test files use, and which files may run at the same moment."""
 
+import gc
 import os
 import re
 from functools import cache
@@ -45,3 +46,9 @@ def _kind_of(file: Path) -> str:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
     """Deal out files as `_OneFederation` says."""
     return _OneFederation(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
