@@ -81,6 +81,7 @@ MOST_LINES_IN = {**dict.fromkeys(ROOMS, 600), "tests": 650}
 MOST_FILES_IN_A_FOLDER = 13  # besides what makes it a package
 MOST_LINES_IN_A_FUNCTION = 70
 LONGEST_NAME_OF_A_TEST = 70
+MOST_ARGUMENTS_OF_A_CONSTRUCTOR = 8
 
 
 def sources(*folders: str) -> list[Path]:
@@ -445,6 +446,28 @@ def test_a_function_fits_a_screen() -> None:
         if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_LINES_IN_A_FUNCTION
     }
     assert not long
+
+
+def _arguments(made: ast.ClassDef) -> int:
+    """How much whoever makes an object must know; a frozen dataclass is a record of fields."""
+    for one in made.body:
+        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+            return len([*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs]) - 1
+    marks = [ast.unparse(mark) for mark in made.decorator_list]
+    if not any(mark.startswith("dataclass") and "frozen=True" not in mark for mark in marks):
+        return 0
+    return sum(isinstance(one, ast.AnnAssign) and one.value is None for one in made.body)
+
+
+def test_a_constructor_takes_few_arguments() -> None:
+    many = {
+        f"{name_of(path)}:{node.lineno} {node.name} takes {count}"
+        for path in sources(*ROOMS)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+        if (count := _arguments(node)) > MOST_ARGUMENTS_OF_A_CONSTRUCTOR
+    }
+    assert not many
 
 
 def test_the_name_of_a_test_can_be_taken_in_at_a_glance() -> None:

@@ -22,7 +22,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ class Break(AuditError):
         self.digest = digest
 
 
-@dataclass
+@dataclass(frozen=True)
 class BreakRecord:
     """The entry by which the daemon recorded breaks, and who has acknowledged it.
 
@@ -149,9 +149,11 @@ class Chain:
         if entry["action"] == ACKNOWLEDGED:
             seen, name = entry["objects"].get("breaks"), entry["objects"].get("user")
             by = f"{entry['actor']} ({name})" if name else entry["actor"]
-            for record in self.unacknowledged:
-                if isinstance(seen, list) and record.entry in seen:
-                    record.acknowledged_by, record.acknowledged_at = by, entry["time"]
+            for place, record in enumerate(self.records):
+                if isinstance(seen, list) and record.entry in seen and not record.acknowledged_by:
+                    self.records[place] = replace(
+                        record, acknowledged_by=by, acknowledged_at=entry["time"]
+                    )
         return False
 
 

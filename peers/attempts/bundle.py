@@ -39,6 +39,7 @@ class Ground:
     round: int
     attempt: int
     parent_digest: bytes
+    parent_certificate: pb.Certificate | None = None  # none of the first version
 
     @property
     def coordinator(self) -> str:
@@ -319,10 +320,10 @@ def read_run(signed: pb.Signed, keys: Keys, manifest: FederationManifest) -> pb.
 # ---- the plan --------------------------------------------------------------------
 
 
-def derive_plan(bundle: Bundle, ground: Ground, head: pb.Certificate | None) -> pb.Plan:
+def derive_plan(bundle: Bundle, ground: Ground) -> pb.Plan:
     """The plan that follows from a bundle, at every site alike. Raises PlanFails.
 
-    ``head``: the certificate of the round before, which noise may depend on.
+    Noise may depend on what the round before certified.
     """
     manifest, lead, training = ground.manifest, ground.coordinator, bundle.run.plan
     if manifest.objection:
@@ -361,7 +362,9 @@ def derive_plan(bundle: Bundle, ground: Ground, head: pb.Certificate | None) -> 
         plan.full_weight = max(examples.values())
         if known := [one.complexity for one in willing.values() if one.complexity]:
             plan.least_complexity, plan.most_complexity = min(known), max(known)
-        plan.noise_multiplier, plan.clip_norm = policy.noise_of_round(training, ground.round, head)
+        plan.noise_multiplier, plan.clip_norm = policy.noise_of_round(
+            training, ground.round, ground.parent_certificate
+        )
     else:
         _as_before(plan, bundle.repeated)
         before = {one.site: one.num_examples for one in bundle.repeated.plan.participants}

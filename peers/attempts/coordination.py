@@ -149,7 +149,6 @@ class Coordination(Preparing):
     _unable: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._tally = Tally(self.ground, self.keys, self.manifest_of)
 
     def answered(self, sender: str, message: do.OfMode | pb.Vote, now: float) -> list[do.Effect]:

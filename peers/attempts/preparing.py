@@ -220,8 +220,6 @@ class Preparing:
     manifest_of: ManifestOf
     timing: Deadlines
     unix_ms: Callable[[], int]
-    now: float
-    head_certificate: pb.Certificate | None = None
     phase: str = "prepare"
     deadline: float = 0.0
     bundle: Bundle | None = None
@@ -238,10 +236,6 @@ class Preparing:
     _phases: list[tuple[str, float]] = field(default_factory=list)
     _phase_began: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._phase_began = self.now
-        self.deadline = self.now + self.timing.phase(self.attempt)
-
     @property
     def round(self) -> int:
         """The round under way."""
@@ -254,8 +248,10 @@ class Preparing:
 
     # ---- prepare ---------------------------------------------------------------
 
-    def prepare(self, own: pb.Promised) -> list[do.Effect]:
+    def prepare(self, own: pb.Promised, now: float) -> list[do.Effect]:
         """Ask every other enabled site for its promise."""
+        self._phase_began = now
+        self.deadline = now + self.timing.phase(self.attempt)
         message = pb.Prepare(
             round=self.round,
             attempt=self.attempt,
@@ -334,7 +330,7 @@ class Preparing:
         if self.bundle.lock is not None:
             return [*bundles, *self._restate(self.bundle.lock, now)]
         try:
-            self.plan = derive_plan(self.bundle, self.ground, self.head_certificate)
+            self.plan = derive_plan(self.bundle, self.ground)
         except PlanFails as error:
             raise AttemptFails(f"{error}{self._why_not()}") from error
         self.plan_digest = digest_of(self.plan)

@@ -226,7 +226,7 @@ class Attending(Recalling):
     def _take_plan(self, sender: str, bundle: Bundle) -> None:
         """Derive the plan, and take our part in it unless our policy is against it."""
         try:
-            self._plan = plan = derive_plan(bundle, self._ground, self._head_certificate)
+            self._plan = plan = derive_plan(bundle, self._ground)
         except PlanFails as error:
             raise RemoteProtocolError(f"{sender} goes on without a plan: {error}") from error
         if self.site not in [p.site for p in plan.participants]:

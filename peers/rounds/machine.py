@@ -174,6 +174,7 @@ class Machine:
             self.durable.head_round + 1,
             attempt,
             self.durable.head_digest,
+            self._head_certificate,
         )
 
     def _leave(self) -> None:

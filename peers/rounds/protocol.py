@@ -378,10 +378,8 @@ class Protocol(Attending):
             manifest_of=self._manifests.of_round,
             timing=self._timing,
             unix_ms=self._unix_ms,
-            now=self._now,
-            head_certificate=self._head_certificate,
         )
-        self._emit(*self._coordination.prepare(own), do.Send(self.site, own))
+        self._emit(*self._coordination.prepare(own, self._now), do.Send(self.site, own))
         for promised in list(self._promises.values()):
             if promised.promise.attempt == ground.attempt and promised.site != self.site:
                 self._emit(*self._coordination.promised(promised, self._now))

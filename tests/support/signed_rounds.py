@@ -133,7 +133,7 @@ class Stage:
         return self.read(self.message(promised, attempt), attempt)
 
     def plan(self, bundle: Bundle | None = None, attempt: int = 0) -> pb.Plan:
-        return derive_plan(bundle or self.bundle(attempt=attempt), self.ground(attempt), None)
+        return derive_plan(bundle or self.bundle(attempt=attempt), self.ground(attempt))
 
     # ---- statements ---------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ def planned(complexity: dict[str, float]) -> pb.Plan:
     run = pb.Run(plan=pb.TrainingPlan(max_num_examples=10))
     certificates = dict.fromkeys(complexity, b"")
     bundle = Bundle(pb.Bundle(), run, promises, certificates, None, None, bytes(32))
-    return derive_plan(bundle, ground, None)
+    return derive_plan(bundle, ground)
 
 
 # ---- live --------------------------------------------------------------------------

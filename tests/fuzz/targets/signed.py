@@ -75,7 +75,7 @@ def _bundle(message: pb.Bundle) -> None:
         assert read.lock.name.attempt == max(named)
         return
     try:
-        made = derive_plan(read, stage().ground(_LATER), None)
+        made = derive_plan(read, stage().ground(_LATER))
     except PlanFails:
         return
     check(made)

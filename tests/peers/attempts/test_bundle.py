@@ -299,7 +299,7 @@ def test_a_plan_says_what_the_signed_run_says_and_nobody_can_take_it_out() -> No
     )
     stage = Stage("abcde", training=training)
     bundle = stage.bundle()
-    made = derive_plan(bundle, stage.ground(), None)
+    made = derive_plan(bundle, stage.ground())
     assert made.training == training
     assert (made.clip_norm, made.noise_multiplier) == (0.5, 2.0)
     weaker = stage.run_of(plan(min_participants=3))
