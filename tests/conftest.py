@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -19,14 +20,20 @@ os.environ.pop("COLUMNS", None)
 # Who cuts networks is at it for minutes; who starts daemons, or takes every descriptor, too.
 _ONE_AT_A_TIME = {
     "faults": re.compile(r"\bmark\.faults\b"),
-    "daemons": re.compile(r"\bmark\.(federation|attacks)\b"),
+    "attacks": re.compile(r"\bmark\.attacks\b"),
+    "daemons": re.compile(r"\bmark\.federation\b"),
 }
+
+# Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in
+# the background, which a shell starts with the signal ignored.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _OneFederation(LoadFileScheduling):
     """A file at a time (its fixtures are made once), and of those with daemons one a kind.
 
-    They are all in one process then, which forks all their daemons from one (tests/support/warm.py)
+    Each kind is in one process then, which forks all its daemons from one (tests/support/warm.py)
     and starts with them: they take longest. Which files those are is read from the files: the
     process that deals them out has not imported them.
     """
@@ -44,8 +51,14 @@ def _kind_of(file: Path) -> str:
 
 @pytest.hookimpl(optionalhook=True)  # there is none without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Deal out files as `_OneFederation` says."""
+    """Deal out files as `_OneFederation` says, in the order in which they were collected."""
+    config.option.loadscopereorder = False
     return _OneFederation(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: with each kind that runs one at a time."""
+    items.sort(key=lambda item: not _kind_of(item.path))
 
 
 def pytest_collection_finish() -> None:

@@ -36,7 +36,7 @@ pytestmark = [
 SITES = ["alder", "birch", "cedar", "dogwood"]
 VICTIM = "alder"
 PROGRAM = Surroundings(program="tests.attacks.programs.lying_fedd")
-ROUNDS = {"phase_deadline_s": 30.0, "heartbeat_s": 2.0}  # one liar lets a phase pass
+ROUNDS = {"phase_deadline_s": 15.0, "heartbeat_s": 1.0}  # one liar lets a phase pass
 DATA = poisoning.DATA.parent / "medquad_tiny"
 NOISE = pb.PrivacyPlan(clip_norm=0.5, noise_multiplier=1.0)
 # Of updates that have nothing in common, where the largest one weighs the most it may.

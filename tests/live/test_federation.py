@@ -63,6 +63,8 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
         SITES,
         surroundings=Surroundings(cold=True),
         connect_s=300,
+        # The clock goes on while they stand still and are searched: no deadline ends an attempt.
+        rounds={"phase_deadline_s": 600.0, "train_deadline_s": 600.0, "heartbeat_s": 0.5},
         local_epochs=100,
         max_local_epochs=100,
     ) as live:
