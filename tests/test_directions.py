@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_rooms import ROOMS, ROOT, name_of, parsed, sources
+from tests.test_rooms import ROOMS, ROOT, name_of, nodes, sources
 
 # Each folder may import those behind it, itself, and nothing before it.
 ORDER = {
@@ -62,7 +62,7 @@ def file_of(module: str) -> str | None:
 
 def imported_by(path: Path) -> Iterator[tuple[str, int]]:
     """Files of ours that a file imports, wherever in it, with the line."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         modules = [alias.name for alias in node.names]

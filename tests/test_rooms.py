@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
@@ -103,10 +103,21 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Each node of a file's tree."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[str, int], ...]:
     """Dotted names that a file imports, wherever in it, with their lines."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -233,10 +244,10 @@ WITHOUT_A_USE = {
 }
 
 
-def said(node: ast.AST) -> Counter[str]:
+def said(parts: Iterable[ast.AST]) -> Counter[str]:
     """How often each name is used in a piece of code."""
     names = Counter[str]()
-    for part in ast.walk(node):
+    for part in parts:
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
             names[part.id] += 1
         elif isinstance(part, ast.Attribute):
@@ -263,10 +274,10 @@ def unused(paths: list[Path]) -> set[str]:
     imports the file says it behind a dot; a method, where anything behind a dot is called
     so. Decorated functions are commands, used by who types them.
     """
-    uses = {path: said(parsed(path)) for path in paths}
+    uses = {path: said(nodes(path)) for path in paths}
     lent = defaultdict[str, set[str]](set)
     for path in paths:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
                 for alias in node.names:
@@ -278,7 +289,7 @@ def unused(paths: list[Path]) -> set[str]:
         module = name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for node in parsed(path).body:
             if not getattr(node, "decorator_list", []) or isinstance(node, ast.ClassDef):
-                own = said(node)
+                own = said(ast.walk(node))
                 found |= {
                     f"{name_of(path)}: {name}"
                     for name in assigned(node)
@@ -290,7 +301,7 @@ def unused(paths: list[Path]) -> set[str]:
                     f"{name_of(path)}: {node.name}.{method.name}"
                     for method in node.body
                     if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
-                    if anywhere[method.name] <= said(method)[method.name]
+                    if anywhere[method.name] <= said(ast.walk(method))[method.name]
                     if not method.name.startswith("__")
                 }
     return found
@@ -326,7 +337,7 @@ def test_no_connection_without_tls_but_on_the_control_socket() -> None:
     wrong = {
         f"{name_of(path)}:{node.lineno} {name}"
         for path in sources(*ROOMS)
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute | ast.Name)
         and (name := ast.unparse(node).split(".")[-1]) in ("insecure_channel", "add_insecure_port")
         and not name_of(path).startswith(("daemon/control/socket.py", "daemon/fedctl/"))
@@ -341,14 +352,14 @@ def test_the_control_socket_is_a_unix_socket() -> None:
         if any(
             isinstance(node, ast.Attribute)
             and node.attr in ("insecure_channel", "add_insecure_port")
-            for node in ast.walk(parsed(path))
+            for node in nodes(path)
         )
     ]
     assert len(opening) >= 2, "one side listens, one connects"
     for path in opening:
         schemes = {
             text.split(":")[0]
-            for node in ast.walk(parsed(path))
+            for node in nodes(path)
             if isinstance(node, ast.Constant) and isinstance(text := node.value, str)
             if text.startswith(("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:"))
         }
@@ -441,7 +452,7 @@ def test_a_function_fits_a_screen() -> None:
     long = {
         f"{name_of(path)}: {node.name} has {lines} lines"
         for path in sources(*ROOMS, "tests")
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_LINES_IN_A_FUNCTION
     }
@@ -463,7 +474,7 @@ def test_a_constructor_takes_few_arguments() -> None:
     many = {
         f"{name_of(path)}:{node.lineno} {node.name} takes {count}"
         for path in sources(*ROOMS)
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
         if (count := _arguments(node)) > MOST_ARGUMENTS_OF_A_CONSTRUCTOR
     }
@@ -474,7 +485,7 @@ def test_the_name_of_a_test_can_be_taken_in_at_a_glance() -> None:
     tests = {
         node.name
         for path in sources("tests")
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")
     }

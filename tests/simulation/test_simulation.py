@@ -63,6 +63,7 @@ def test_seeds_that_once_broke_an_invariant_break_none() -> None:
     assert [seed for seed in ONCE_BROKEN if broken(range(seed, seed + 1))] == []
 
 
+@pytest.mark.slow
 @DRAWN
 def test_fresh_seeds_break_no_invariant(drawn: Drawn) -> None:
     first = int.from_bytes(os.urandom(5), "big")
@@ -71,6 +72,7 @@ def test_fresh_seeds_break_no_invariant(drawn: Drawn) -> None:
     assert broken(seeds, drawn) == [], "--replay SEED plays one again"
 
 
+@pytest.mark.slow
 def test_every_run_commits_ten_rounds_whatever_goes_wrong() -> None:
     for seed in range(15):
         world = play(draw(seed))
@@ -104,11 +106,13 @@ def restored_once(seed: int) -> Scenario:
     return replace(scenario, faulty_sites=0, schedule=(back,), noise=quiet)
 
 
+@pytest.mark.slow
 def test_what_a_site_has_lost_of_its_state_its_peers_tell_it() -> None:
     """It counts as honest here: nothing is promised, signed or voted for a second time."""
     assert broken(range(60), restored_once) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["_take_back", "_recall"])
 def test_without_being_told_it_contradicts_itself(lost: str) -> None:
     with bugs.planted(((Protocol, lost, lambda *_: None),)):
@@ -457,6 +461,7 @@ def doomed(victim: str, boundary: tuple[int, int]) -> Doomed:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", "abc")
 def test_a_crash_at_any_boundary_of_any_step_costs_attempts_only(victim: str) -> None:
     """The request itself (a's first step) aside: what was not written was never asked for."""

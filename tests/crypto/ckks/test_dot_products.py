@@ -155,6 +155,7 @@ def test_measurable_parameters_keep_their_margins_for_every_choice() -> None:
         assert largest < 2.0**119 * 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [64, 3000])
 def test_imaginary_parts_are_noticed_wherever_they_are(part: int, tmp_path: Path) -> None:
     """They count negative in a norm and are invisible in a sum: an attack without the probe."""

@@ -276,6 +276,7 @@ async def test_a_peer_that_takes_its_time_holds_up_no_other(
         stuck.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["forged", "gap", "garbage", "minority", "silent"])
 async def test_a_peer_that_lies_is_passed_over(federation: Federation, attack: str) -> None:
     commits = history(federation, range(1, 9), ["alpha", "gamma"])

@@ -455,6 +455,7 @@ async def test_votes_plans_and_updates_are_recorded_before_they_leave(
     assert found[2]["objects"] == {"round": 3, "attempt": 1, "digest": "02" * 32}
 
 
+@pytest.mark.slow
 async def test_what_this_site_signs_is_recorded_before_it_leaves_and_once(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ async def test_a_budget_alone_refuses_noise_that_hides_nothing(tmp_path: Path) -
         assert (await budget.account(0.001, 1)).booked == Booked((), 0)
 
 
+@pytest.mark.slow
 async def test_people_are_told_the_least_noise_that_is_demanded(tmp_path: Path) -> None:
     """By the budget or by privacy.least_noise, whichever asks for more."""
     path = tmp_path / "privacy.sqlite3"

@@ -127,6 +127,7 @@ def test_a_site_that_requires_privacy_declines_noise_that_hides_nothing(
     assert declined("", tmp_path) == ""
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the accountant is loaded in the first call
 @given(epsilon=st.floats(0.001, 500_000), delta=st.floats(1e-12, 0.01))
 def test_noise_that_hides_nothing_exceeds_any_budget_below_half_a_million(

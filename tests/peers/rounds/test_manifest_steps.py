@@ -147,6 +147,7 @@ def test_what_a_site_is_told_it_has_promised_under_counts_from_then_on() -> None
 # ---- in a round -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_steps_in_the_first_round_choose_no_second_version() -> None:
     """b has committed and was cut off before anybody heard of it; two sites come meanwhile."""
     world = World(sites=4, seed=1, faulty_sites=1, min_participants=3)

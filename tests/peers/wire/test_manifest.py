@@ -164,6 +164,7 @@ def test_two_steps_at_once_can_leave_quorums_with_liars_alone_in_common() -> Non
         assert one.step_from(other) and other.step_from(one)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), sites=st.integers(2, 256))
 def test_drawn_quorums_share_more_than_may_lie(data: st.DataObject, sites: int) -> None:
