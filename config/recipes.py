@@ -105,13 +105,31 @@ class LocalAxes:
 
 
 @dataclass(frozen=True)
+class ServerOptions:
+    """What becomes of the mean update (daemon/learning/server_step.py).
+
+    ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
+    (momentum); ``fedadam`` scales that by a running mean of their squares.
+    ``learning_rate`` eta, ``momentum`` beta_1, ``second_momentum`` beta_2 and
+    ``adam_tau`` (added to the root: the smaller, the larger the steps of values
+    that hardly move).
+    """
+
+    rule: Aggregate = "fedavg"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    adam_tau: float = 1e-3
+
+
+@dataclass(frozen=True)
 class LearningAxes(LocalAxes):
     """``[learning]``: also how updates count, and what becomes of their mean."""
 
     weigh: Weigh = "num_examples"
     local_only_rounds: int = 3
-    aggregate: Aggregate = "fedavg"
-    server_learning_rate: float = 1.0
+    aggregate: Aggregate = ServerOptions.rule
+    server_learning_rate: float = ServerOptions.learning_rate
 
 
 @dataclass(frozen=True)

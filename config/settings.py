@@ -32,6 +32,7 @@ from config.recipes import (
     LearningAxes,
     RecipeName,
     RetrieverAxes,
+    ServerOptions,
     TrainingAxes,
 )
 from config.tables import Section, as_in, planned
@@ -136,9 +137,9 @@ class LearningSettings(Section, LearningAxes):  # type: ignore[misc]  # frozen b
 
     recipe: RecipeName = DEFAULT_RECIPE
     local_only_rounds: int = Field(RECIPES[DEFAULT_RECIPE].local_only_rounds, ge=1, le=1000)
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    adam_tau: float = 1e-3
+    momentum: float = ServerOptions.momentum
+    second_momentum: float = ServerOptions.second_momentum
+    adam_tau: float = ServerOptions.adam_tau
 
 
 class DepthSettings(Section):

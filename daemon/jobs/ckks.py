@@ -20,6 +20,7 @@ from typing import ClassVar
 import numpy as np
 import structlog
 
+from config.recipes import ServerOptions
 from crypto.arrays import Int64
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
 from crypto.ckks.sum_proof import (
@@ -47,7 +48,6 @@ from crypto.quantize import FRACTION_INTEGERS, pack, unpack
 from daemon.jobs.aggregation import CiphertextSum
 from daemon.jobs.integers import FEDAVG, NewVersion, Summed, Uploaded, apply_integers, integers_of
 from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
-from daemon.learning.options import ServerOptions
 from daemon.process.workers import WorkerCrashed, reads
 from peers.attempts import effects as do
 from peers.attempts.ckks import check_of, holders_of

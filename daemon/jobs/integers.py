@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64, Int32, Int64
 from crypto.ckks.sums import (
     CryptoError,
@@ -45,7 +46,7 @@ from crypto.quantize import (
 )
 from daemon.jobs.kept_integers import Kept, Making, keep, kept_residual, recall
 from daemon.learning import server_step
-from daemon.learning.options import LearningError, ServerOptions
+from daemon.learning.options import LearningError
 from daemon.state.versions import read_whole_version, write_version
 from peers.wire.vectors import BlobInfo
 

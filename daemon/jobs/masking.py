@@ -24,6 +24,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import structlog
 
+from config.recipes import ServerOptions
 from crypto.identity.site import IdentityError, Trust
 from crypto.keystream import Ring, Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
@@ -40,7 +41,6 @@ from daemon.jobs.integers import (
     integers_of,
 )
 from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
-from daemon.learning.options import ServerOptions
 from daemon.process.workers import reads
 from peers.attempts import effects as do
 from peers.attempts.masking import (

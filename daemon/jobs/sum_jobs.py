@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from config.recipes import ServerOptions
 from crypto.identity.site import Identity, Trust
 from crypto.privacy import NoiseTerms
 from daemon.jobs.integers import NewVersion, Summed, Uploaded
-from daemon.learning.options import ServerOptions
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do

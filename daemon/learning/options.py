@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from config.recipes import Aggregate, DepthOptions, LocalAxes, TrainingAxes
+from config.recipes import DepthOptions, LocalAxes, ServerOptions, TrainingAxes
 from daemon.learning.plan import options_in
 from daemon.state.versions import ShapeManifest
 from proto import federation_pb2 as pb
@@ -30,24 +30,6 @@ class TrainingError(LearningError):
 
 class EvaluationError(LearningError):
     """These rankings cannot be scored."""
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """What becomes of the mean update (`server_side.step`).
-
-    ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
-    (momentum); ``fedadam`` scales that by a running mean of their squares.
-    ``learning_rate`` eta, ``momentum`` beta_1, ``second_momentum`` beta_2 and
-    ``adam_tau`` (added to the root: the smaller, the larger the steps of values
-    that hardly move).
-    """
-
-    rule: Aggregate = "fedavg"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    adam_tau: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,7 @@ class TrainingOptions(LocalAxes, TrainingAxes):
     """
 
     seed: int = 0
-    server: ServerOptions = ServerOptions()
+    server: ServerOptions = field(default_factory=ServerOptions)
     depth: DepthOptions = field(default_factory=DepthOptions)
 
     @property

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64
-from daemon.learning.options import LearningError, ServerOptions
+from daemon.learning.options import LearningError
 
 MOMENTS = {"fedavg": 0, "fedavgm": 1, "fedadam": 2}  # rows of state that a rule keeps
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from config.recipes import ServerOptions
 from crypto.ckks.parameters import choose_parameters
 from crypto.ckks.sum_proof import size_of_tags
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.jobs import learning
-from daemon.learning.options import ServerOptions, TrainingOptions
+from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.state.versions import read_version

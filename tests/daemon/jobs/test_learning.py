@@ -11,13 +11,13 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from config.recipes import ServerOptions
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs import learning
 from daemon.learning.options import (
     EmbeddingProgress,
     EncoderError,
     LearningError,
-    ServerOptions,
     TrainingError,
     TrainingOptions,
     TrainingProgress,

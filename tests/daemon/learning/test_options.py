@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.recipes import RECIPES
+from config.recipes import RECIPES, ServerOptions
 from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
 from daemon.jobs.integers import apply_integers
-from daemon.learning.options import ServerOptions, TrainingOptions
+from daemon.learning.options import TrainingOptions
 from daemon.learning.recipes import learning_plan, options_from
 from daemon.state.versions import ShapeManifest, read_whole_version, write_version
 from peers.attempts.bundle import Bundle, Ground, derive_plan

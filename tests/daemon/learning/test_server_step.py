@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from daemon.learning.options import LearningError, ServerOptions
+from config.recipes import ServerOptions
+from daemon.learning.options import LearningError
 from daemon.learning.server_step import MOMENTS, step
 from daemon.state.versions import (
     ShapeManifest,
