@@ -146,8 +146,8 @@ def _recipe_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What the chosen recipe puts into each table; an unknown one is refused with its table."""
     learning = document.get("learning")
     name = learning.get("recipe", DEFAULT_RECIPE) if isinstance(learning, dict) else DEFAULT_RECIPE
-    found = RECIPES.get(name) if isinstance(name, str) else None
-    return found.settings if found is not None else {}
+    recipe = RECIPES.get(name) if isinstance(name, str) else None
+    return recipe.settings if recipe is not None else {}
 
 
 # ---- explaining -------------------------------------------------------------
@@ -165,16 +165,16 @@ def _explain(section: str, details: ErrorDetails) -> Problem:
         return _unknown_key(section, key, details["input"])
     field = SECTIONS[section].model_fields[key]
     context = details.get("ctx", {})
-    found = _toml(details["input"])
+    value = _toml(details["input"])
     if details["type"] == "setting":
-        return Problem(path, found, context["expected"], context["remedy"])
+        return Problem(path, value, context["expected"], context["remedy"])
     remedies = {
         "greater_than_equal": f"raise it to {context.get('ge')} or more",
         "greater_than": f"raise it above {context.get('gt')}",
         "less_than_equal": f"lower it to {context.get('le')} or less",
     }
     remedy = remedies.get(details["type"]) or _example(key, field)
-    return Problem(path, found, _expected(field), remedy)
+    return Problem(path, value, _expected(field), remedy)
 
 
 def _expected(field: FieldInfo) -> str:

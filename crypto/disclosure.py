@@ -185,5 +185,5 @@ class PrefixTable:
         if not 1 <= bits <= 8 * self._names.shape[1]:
             raise CryptoError(f"{bits} bits of names that have {8 * self._names.shape[1]}")
         starts = np.flatnonzero(self._apart < bits)
-        kept = np.packbits(np.arange(8 * (-(-bits // 8))) < bits, bitorder="little")
-        return Buckets(self._names[starts, : len(kept)] & kept, self._rows, starts)
+        mask = np.packbits(np.arange(8 * (-(-bits // 8))) < bits, bitorder="little")
+        return Buckets(self._names[starts, : len(mask)] & mask, self._rows, starts)

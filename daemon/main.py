@@ -407,11 +407,11 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._reload())
 
     async def _keep_reloading(
-        self, asked: asyncio.Queue[None], node: Node, transport: Transport, audit: AuditLog
+        self, requests: asyncio.Queue[None], node: Node, transport: Transport, audit: AuditLog
     ) -> None:
         """One reload after the other, each recorded before it and after it."""
         while True:
-            await asked.get()
+            await requests.get()
             self._notifier.reloading()
             try:
                 await audit.record("signal:HUP", "reload", "begun")

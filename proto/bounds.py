@@ -67,12 +67,12 @@ def names_of(enum: EnumDescriptor) -> Mapping[Any, str]:  # a value is a kind of
 
     NEGATIVES_IN_BATCH is ``in_batch``, HEAD is ``head``. A value that says nothing has no name.
     """
-    told = [value for value in enum.values if not value.name.endswith("_UNSPECIFIED")]
-    words = [value.name.split("_") for value in told]
+    values = [value for value in enum.values if not value.name.endswith("_UNSPECIFIED")]
+    words = [value.name.split("_") for value in values]
     columns = enumerate(zip(*words, strict=False))
     common = next((n for n, same in columns if len(set(same)) > 1), 0)
     start = sum(len(word) + 1 for word in words[0][:common])
-    return {value.number: value.name[start:].lower() for value in told}
+    return {value.number: value.name[start:].lower() for value in values}
 
 
 @cache

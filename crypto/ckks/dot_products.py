@@ -332,8 +332,8 @@ class _Tools:
         except Compressed as error:
             raise CryptoError("a question was refused: it was not re-randomised") from error
         primes = self.primes.tolist()
-        found = [self.constant(part, prime) for part, prime in zip(words, primes, strict=True)]
-        return self._centred(found, primes)
+        constants = [self.constant(part, prime) for part, prime in zip(words, primes, strict=True)]
+        return self._centred(constants, primes)
 
     def _centred(self, residues: list[int], primes: list[int]) -> int:
         """The integer of least magnitude with these residues (Chinese remainder theorem)."""

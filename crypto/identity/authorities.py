@@ -42,8 +42,8 @@ class Authority:
 
 def parse_bundle(pem: bytes) -> tuple[Authority, ...]:
     """The authorities of a file, the one in office first. Raises IdentityError."""
-    found = forms.parse_certificates(pem, _MOST_CERTIFICATES)
-    known, vouching, above = _sorted_out(found)
+    certificates = forms.parse_certificates(pem, _MOST_CERTIFICATES)
+    known, vouching, above = _sorted_out(certificates)
     used: list[x509.Certificate] = []
     for certificate in known:
         used += _check_authority(certificate, above)
@@ -56,7 +56,7 @@ def parse_bundle(pem: bytes) -> tuple[Authority, ...]:
         used.append(cross)
         until = min(cross.not_valid_after_utc, earlier.not_valid_after_utc)
         result.append(Authority(earlier, until))
-    if len({*known, *used}) != len(found):
+    if len({*known, *used}) != len(certificates):
         raise IdentityError(
             f"there are certificates with the authority's that belong to none of them: {_REMEDY}"
         )
@@ -64,11 +64,11 @@ def parse_bundle(pem: bytes) -> tuple[Authority, ...]:
 
 
 def _sorted_out(
-    found: Sequence[x509.Certificate],
+    certificates: Sequence[x509.Certificate],
 ) -> tuple[list[x509.Certificate], list[x509.Certificate], list[x509.Certificate]]:
     """Authorities, cross-signed certificates of theirs, and what stands above them."""
-    known, vouching, above = [found[0]], list[x509.Certificate](), list[x509.Certificate]()
-    for certificate in found[1:]:
+    known, vouching, above = [certificates[0]], list[x509.Certificate](), list[x509.Certificate]()
+    for certificate in certificates[1:]:
         try:
             forms.authority_federation(certificate)
         except IdentityError:

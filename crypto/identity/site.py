@@ -141,10 +141,10 @@ def install(
     request = forms.parse_request(
         read_bounded(directory / forms.SITE_REQUEST, forms.MAX_PEM, remedy=forms.INIT_SITE)
     )
-    asked = forms.named_site(request, trust.federation_id, "the request")
-    if asked != site_id:
+    requested = forms.named_site(request, trust.federation_id, "the request")
+    if requested != site_id:
         raise IdentityError(
-            f"the certificate is for site {site_id!r}, expected {asked!r} as in "
+            f"the certificate is for site {site_id!r}, expected {requested!r} as in "
             f"{forms.SITE_REQUEST}: have that request signed (`fedctl ca sign`)"
         )
     path = directory / forms.AUTHORITY_CERTIFICATE
@@ -214,10 +214,10 @@ class Identity:
         """
         moment = now or datetime.now(UTC)
         if before.certificate_der == self.certificate_der:
-            kept = before.earlier
+            earlier = before.earlier
         else:
-            kept = ((moment + _LONGEST_ATTEMPT, replace(before, earlier=())), *before.earlier)
-        good = tuple((until, old) for until, old in kept if until > moment)
+            earlier = ((moment + _LONGEST_ATTEMPT, replace(before, earlier=())), *before.earlier)
+        good = tuple((until, old) for until, old in earlier if until > moment)
         return replace(self, earlier=good[:_GENERATIONS])
 
     @cached_property

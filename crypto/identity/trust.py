@@ -28,8 +28,8 @@ class Trust:
     def from_pem(cls, authority_pem: bytes) -> Trust:
         """From the authority's file (authorities.py); raises IdentityError when it is not one."""
         authorities = parse_bundle(authority_pem)
-        found = forms.parse_certificates(authority_pem, len(authority_pem))
-        whole = b"".join(forms.pem(certificate) for certificate in found)
+        certificates = forms.parse_certificates(authority_pem, len(authority_pem))
+        whole = b"".join(forms.pem(certificate) for certificate in certificates)
         return cls(whole, forms.authority_federation(authorities[0].certificate))
 
     @cached_property

@@ -71,10 +71,10 @@ def parse_certificates(pem: bytes, most: int) -> list[x509.Certificate]:
     blocks = [block for block in pem.split(_END) if block.strip()]
     if not 1 <= len(blocks) <= most:
         raise IdentityError(f"expected 1 to {most} certificates in a file, not {len(blocks)}")
-    found = [parse_certificate(block.lstrip() + _END + b"\n") for block in blocks]
-    if len(set(found)) != len(found):
+    certificates = [parse_certificate(block.lstrip() + _END + b"\n") for block in blocks]
+    if len(set(certificates)) != len(certificates):
         raise IdentityError("a certificate is twice in the file: take the file anew")
-    return found
+    return certificates
 
 
 def parse_request(pem: bytes) -> x509.CertificateSigningRequest:

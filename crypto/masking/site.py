@@ -197,10 +197,10 @@ class Dealer:
                 f"{len(sealed) + 1} sites have shared their secrets, "
                 f"{self._roster.terms.threshold} are needed: the attempt must fail"
             )
-        held = {sender: self._open(sender, sealed[sender]) for sender in sorted(sealed)}
-        held[self._site] = self._own_shares
+        shares = {sender: self._open(sender, sealed[sender]) for sender in sorted(sealed)}
+        shares[self._site] = self._own_shares
         self._received = True
-        return Contributor(self._roster, self._site, self._mask, self._seed, held)
+        return Contributor(self._roster, self._site, self._mask, self._seed, shares)
 
     def _open(self, sender: str, sealed: bytes) -> tuple[bytes, bytes]:
         if len(sealed) != SEALED_BYTES:

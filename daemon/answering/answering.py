@@ -55,12 +55,12 @@ class OpenVersion:
         started = time.monotonic()
         question = checked(question, top_k)
         vector = self.retriever.embed_queries([question])[0]
-        found = search(self.library, self.index, question, vector, top_k, self.words_weight)
-        answer = GENERATORS[self.generator](self.retriever).generate(question, found)
+        hits = search(self.library, self.index, question, vector, top_k, self.words_weight)
+        answer = GENERATORS[self.generator](self.retriever).generate(question, hits)
         return Answered(
             text=answer.text,
             citations=answer.citations,
-            passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in found),
+            passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
             seconds=time.monotonic() - started,
         )

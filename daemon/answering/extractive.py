@@ -72,20 +72,20 @@ class ExtractiveGenerator:
         """Cosines [n], 0 .. 1, less for sentences of passages further down."""
         # With its title, a sentence that says "it" still says what it is about.
         texts = [embedding_text(c.source.passage.title, c.text) for c in candidates]
-        asked = self._embed_question([question])[0]  # [d]
-        cosines = np.maximum(self._embed_sentences(texts) @ asked, 0.0)  # [n]
+        question_vector = self._embed_question([question])[0]  # [d]
+        cosines = np.maximum(self._embed_sentences(texts) @ question_vector, 0.0)  # [n]
         weights = np.array([_RANK_WEIGHT**c.rank for c in candidates], dtype=np.float32)
         scores: Float32 = cosines * weights
         return scores
 
 
 def _candidates(passages: Sequence[Ranked]) -> list[_Candidate]:
-    found = [
+    candidates = [
         _Candidate(ranked, rank, position, " ".join(text.split()))
         for rank, ranked in enumerate(passages[:_PASSAGES])
         for position, text in enumerate(sentences(ranked.passage.text))
     ]
-    return found[:_CANDIDATES]
+    return candidates[:_CANDIDATES]
 
 
 def _choose(candidates: Sequence[_Candidate], scores: Float32) -> list[_Candidate]:

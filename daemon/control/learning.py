@@ -129,21 +129,21 @@ class LearningCalls(Calls):
     async def _made(
         self, context: Context, how: str = "", examples: int = 0
     ) -> control.MadePairsReply:
-        found = await self._answered(context, self._pairs.overview(how, examples))
+        overview = await self._answered(context, self._pairs.overview(how, examples))
         return control.MadePairsReply(
             kinds=[
                 control.MadeKind(kind=_KINDS[kind], pairs=pairs, usable=usable)
-                for kind, (pairs, usable) in found.kinds.items()
+                for kind, (pairs, usable) in overview.kinds.items()
             ],
             examples=[
                 control.MadePair(
                     kind=_KINDS[one.how], query=one.query, texts=one.texts, documents=one.documents
                 )
-                for one in found.examples
+                for one in overview.examples
             ],
             learn_from=self._pairs.learn_from,
-            supplied=found.supplied,
-            training_pairs=found.training,
+            supplied=overview.supplied,
+            training_pairs=overview.training,
         )
 
     # ---- evaluation -----------------------------------------------------------------
@@ -211,10 +211,10 @@ def _evaluated(judged: Evaluation) -> control.EvaluateReply:
     )
 
 
-def _figures(found: dict[str, dict[str, Interval]]) -> list[control.Figure]:
+def _figures(intervals: dict[str, dict[str, Interval]]) -> list[control.Figure]:
     return [
         control.Figure(ranking=ranking, metric=metric, mean=f.mean, low=f.low, high=f.high)
-        for ranking, figures in found.items()
+        for ranking, figures in intervals.items()
         for metric, f in figures.items()
     ]
 
@@ -247,11 +247,11 @@ def _learning_reply(around: ServiceContext) -> control.LearningReply:
         fitted=layer.fitted,
     )
     if serving.state is not None:
-        kept = serving.state.facts
+        facts = serving.state.facts
         reply.personal_digest = serving.version
-        reply.own_share = float(kept.get("share", math.nan))
-        reply.untrained = bool(kept.get("untrained", False))
-        reply.carried = bool(kept.get("carried", False))
+        reply.own_share = float(facts.get("share", math.nan))
+        reply.untrained = bool(facts.get("untrained", False))
+        reply.carried = bool(facts.get("carried", False))
     if (report := serving.report) is not None:
         reply.tier, reply.decision, reply.reason = report.tier, report.decision, report.reason
         reply.adaptation_index = math.nan if report.api is None else report.api
@@ -262,8 +262,8 @@ def _serving(around: ServiceContext) -> Serving:
     """What the version that answers has of this site's own: only what its index knows of."""
     collection, personal = around.node.collection, around.settings.retriever.personal
     served = collection.served_digest
-    kept = around.personal.serving(served) if served else None
+    own = around.personal.serving(served) if served else None
     embedded = embedded_by(personal, around.personal.folder, served)
-    answers = kept is not None and collection.indexed_by(embedded)
+    answers = own is not None and collection.indexed_by(embedded)
     report = LAYERS[personal].report(around.personal)
-    return Serving(served, kept if answers else None, report)
+    return Serving(served, own if answers else None, report)

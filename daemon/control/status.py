@@ -104,17 +104,17 @@ class StatusCalls(Calls):
     ) -> control.AcknowledgeBreaksReply:
         """A person has looked; the breaks stay in the log, and are warned of no longer."""
         records = {record.entry: record for record in self._audit.broken}
-        asked = sorted(set(request.entries))
-        if not asked or not records.keys() >= set(asked):
-            unknown = ", ".join(str(entry) for entry in asked if entry not in records)
+        entries = sorted(set(request.entries))
+        if not entries or not records.keys() >= set(entries):
+            unknown = ", ".join(str(entry) for entry in entries if entry not in records)
             cause = f"no break waits to be acknowledged at entry {unknown or '(none was named)'}"
             await refuse(context, cause, "`fedctl status` lists those that do")
         user = await asyncio.to_thread(_user_name, self._actor)
         try:
-            await self._audit.record(self._actor, "acknowledge", "done", breaks=asked, **user)
+            await self._audit.record(self._actor, "acknowledge", "done", breaks=entries, **user)
         except AuditError as error:
             await refuse(context, str(error))
-        return control.AcknowledgeBreaksReply(breaks=[_break(records[entry]) for entry in asked])
+        return control.AcknowledgeBreaksReply(breaks=[_break(records[entry]) for entry in entries])
 
     async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
         """The other sites, as this one sees them."""
@@ -122,11 +122,11 @@ class StatusCalls(Calls):
         peers = node.transport.statistics()
         expiring = warnings(expiries(node.identity, node.trust, peers))
         reply = control.PeersReply(warnings=[*self._broken(), *expiring])
-        for found in await asyncio.to_thread(node.store.evidence):
+        for evidence in await asyncio.to_thread(node.store.evidence):
             reply.accused.add(
-                site=found.site,
-                signed=WORDS[found.kind],
-                first_seen_unix_ms=found.unix_ms,
+                site=evidence.site,
+                signed=WORDS[evidence.kind],
+                first_seen_unix_ms=evidence.unix_ms,
                 remedy=_REMEDY,
             )
         rejected = await asyncio.to_thread(node.store.rejected_rounds)

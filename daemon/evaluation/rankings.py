@@ -71,7 +71,7 @@ def exact(queries: Float32, labels: Int64, vectors: Float32, *, depth: int = DEP
     Where several are as near as the last one, which of them is the last is arbitrary.
     ``queries`` [n, d] and ``vectors`` [m, d] have rows of length 1.
     """
-    found: Labels = []
+    rankings: Labels = []
     count = min(depth, len(labels))
     for start in range(0, len(queries), _QUERIES_AT_ONCE):
         if count == 0:
@@ -79,8 +79,8 @@ def exact(queries: Float32, labels: Int64, vectors: Float32, *, depth: int = DEP
         nearness = queries[start : start + _QUERIES_AT_ONCE] @ vectors.T  # [<= 256, m]
         for row in nearness:
             best = np.argpartition(-row, count - 1)[:count]
-            found.append(labels[best[np.lexsort((labels[best], -row[best]))]].tolist())
-    return found or [[] for _ in queries]
+            rankings.append(labels[best[np.lexsort((labels[best], -row[best]))]].tolist())
+    return rankings or [[] for _ in queries]
 
 
 def weigh_words(library: Library, pairs: Sequence[Pair], dense: Labels) -> float:
@@ -140,18 +140,18 @@ def judged_rankings(
     words_weight: float = USUAL_WORDS_WEIGHT,
 ) -> dict[str, Judged]:
     """Each of `RANKINGS` that is to be had, judged on ``pairs``."""
-    asked = Questions(dense, vanilla, _by_words(library, pairs), words_weight)
+    questions = Questions(dense, vanilla, _by_words(library, pairs), words_weight)
     document_of = {passage.rowid: passage.document_id for passage in library.passages()}
     return {
-        name: judged(found, pairs, document_of)
+        name: judged(labels, pairs, document_of)
         for name, ranking in RANKINGS.items()
-        if (found := ranking(asked)) is not None
+        if (labels := ranking(questions)) is not None
     }
 
 
-def judged(found: Labels, pairs: Sequence[Pair], document_of: dict[int, str]) -> Judged:
+def judged(ranking: Labels, pairs: Sequence[Pair], document_of: dict[int, str]) -> Judged:
     """One ranking, judged. A question without a find ranks below all that could be ranked."""
-    rankings = [_documents(labels[:DEPTH], document_of) for labels in found]
+    rankings = [_documents(labels[:DEPTH], document_of) for labels in ranking]
     scores = judge(rankings, [set(pair.positives) for pair in pairs])
     missed = scores.scores["map"] == 0.0
     lowest = min(DEPTH, len(document_of)) + 1

@@ -283,7 +283,7 @@ def train_decoder(
     weight = torch.from_numpy((counts > 0).astype(np.float32))
     optimiser = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=1e-2)
     chosen_by = torch.from_numpy(disclose(choose.vectors))
-    best, kept, waited, epoch = math.inf, dict(model.state_dict()), 0, 0
+    best, weights, waited, epoch = math.inf, dict(model.state_dict()), 0, 0
     while waited < _PATIENCE and (epoch == 0 or time.monotonic() < deadline):
         model.train()
         seen = torch.from_numpy(disclose(train.vectors))
@@ -303,9 +303,9 @@ def train_decoder(
         epoch, waited = epoch + 1, waited + 1
         if total / len(choose) < best - _BETTER:
             best, waited = total / len(choose), 0
-            kept = {name: value.clone() for name, value in model.state_dict().items()}
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
         report(epoch)
-    model.load_state_dict(kept)
+    model.load_state_dict(weights)
     return Trained(model, epoch, waited < _PATIENCE)
 
 
@@ -391,10 +391,10 @@ def best_found(
     _, name, threshold = max(ranked, key=lambda one: one[0])
     guessed = guesses(attackers[name][1], measure.items, threshold, items)
     true = _truth(test, measure, items)
-    found = measure.count(guessed, true)
+    score = measure.count(guessed, true)
     half = len(guessed) // 2
     moved = measure.count([*guessed[half:], *guessed[:half]], true)
-    return Found(found.f1, found.precision, found.recall, name), moved, guessed
+    return Found(score.f1, score.precision, score.recall, name), moved, guessed
 
 
 def _truth(
@@ -494,7 +494,7 @@ def attack(
     def by_dictionary(seen: Float32) -> Float32:
         return dictionary_scores(seen @ start, centred)
 
-    found = {}
+    results = {}
     for name, kind in kinds.items():
         seen = (view(kind.choose.vectors), view(kind.test.vectors))
 
@@ -514,8 +514,8 @@ def attack(
             _mean_of(attackers["decoder"][1], attackers["dictionary"][1]),
         )
         counted = measures(train, dictionary)
-        found[name] = judged(attackers, counted, kind.choose, kind.test, dictionary)
-    return found, trained.cut_short
+        results[name] = judged(attackers, counted, kind.choose, kind.test, dictionary)
+    return results, trained.cut_short
 
 
 def _standardised(disclose: Disclose, vectors: Float32) -> Disclose:

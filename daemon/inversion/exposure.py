@@ -76,9 +76,9 @@ class AuditOptions:
             raise ExposureError("an epsilon is 0.01 to 1000000")
         if not all(1 <= bits <= 256 for bits in self.bits):
             raise ExposureError("a bucket has 1 to 256 bits")
-        asked = 1 + sum(len(set(some)) for some in (self.noises, self.epsilons, self.bits))
-        if asked > MOST_LEVELS:
-            raise ExposureError(f"{asked} levels are asked about, {MOST_LEVELS} at most")
+        levels = 1 + sum(len(set(some)) for some in (self.noises, self.epsilons, self.bits))
+        if levels > MOST_LEVELS:
+            raise ExposureError(f"{levels} levels are asked about, {MOST_LEVELS} at most")
         if not 0.0 < self.minutes <= MOST_MINUTES:
             raise ExposureError(f"an audit may take up to {MOST_MINUTES:g} minutes")
         if not 0 <= self.show <= MOST_EXAMPLES:
@@ -193,14 +193,14 @@ def near_guessing(level: LevelExposure, exposure: Exposure) -> bool:
 def advice(exposure: Exposure) -> str:
     """What the figures say, in sentences that help to decide."""
     exact = exposure.levels[0]
-    told = [("passages", exact.passages, exposure.guessing_passages)]
+    kinds = [("passages", exact.passages, exposure.guessing_passages)]
     if exposure.questions_unseen:
-        told.append(("questions", exact.questions, exposure.guessing_questions))
+        kinds.append(("questions", exact.questions, exposure.guessing_questions))
     shares = " and ".join(
         f"{_percent(texts.names.recall)} of the names in unseen {kind} "
         f"({_percent(texts.names.precision)} of what it says is right; guessing: "
         f"{_percent(control.names.recall)}, {_percent(control.names.precision)})"
-        for kind, texts, control in told
+        for kind, texts, control in kinds
     )
     said = [f"From exact embeddings this attacker names {shares}, exactly."]
     near = [level for level in exposure.levels if near_guessing(level, exposure)]

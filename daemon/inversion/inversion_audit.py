@@ -81,13 +81,13 @@ def audit_vectors(
     """The audit of texts that are embedded already: passages [n, d], queries [q, d]."""
     material = _material(texts, np.concatenate([vectors, queries]), retriever)
     guessed = attackers.guessing(material.train, material.kinds, material.dictionary)
-    asked = negative_utility.Asked.of(queries, vectors, texts.right, seed=_SEED)
+    questions = negative_utility.Asked.of(queries, vectors, texts.right, seed=_SEED)
     levels = []
     for place, level in enumerate(options.levels):
         before, each = 0.1 + 0.9 * place / len(options.levels), 0.9 / len(options.levels)
         left = options.minutes * 60.0 - (time.monotonic() - started)
         report(ExposureProgress(str(level), before))
-        found, cut_short = attackers.attack(
+        results, cut_short = attackers.attack(
             material.train,
             material.kinds,
             material.dictionary,
@@ -96,9 +96,9 @@ def audit_vectors(
             deadline=time.monotonic() + max(0.0, left) / (len(options.levels) - place),
             report=_epochs(str(level), before, each),
         )
-        kept = negative_utility.kept(asked, level, seed, options.table_noise)
-        examples = _examples(material, found["passages"], options.show)
-        levels.append(_level_exposure(level, found, kept, cut_short, examples))
+        utility = negative_utility.kept(questions, level, seed, options.table_noise)
+        examples = _examples(material, results["passages"], options.show)
+        levels.append(_level_exposure(level, results, utility, cut_short, examples))
     kinds = material.kinds
     done = Exposure(
         passages_known=material.passages_known,
@@ -111,9 +111,9 @@ def audit_vectors(
         delta=DELTA,
         guessing_passages=_texts_exposure(guessed.get("passages")),
         guessing_questions=_texts_exposure(guessed.get("questions")),
-        negatives_asked=len(asked),
+        negatives_asked=len(questions),
         negatives_wanted=negative_utility.WANTED,
-        cosine_at_random=negative_utility.at_random(asked),
+        cosine_at_random=negative_utility.at_random(questions),
         levels=tuple(levels),
         seconds=time.monotonic() - started,
     )
@@ -285,8 +285,8 @@ def _commonest(bags: Iterable[frozenset[str]], most: int) -> list[str]:
 # ---- figures -----------------------------------------------------------------------------------
 
 
-def _share(found: Found | Recovery, attacker: str = "") -> Share:
-    return Share(found.f1, found.precision, found.recall, getattr(found, "attacker", attacker))
+def _share(result: Found | Recovery, attacker: str = "") -> Share:
+    return Share(result.f1, result.precision, result.recall, getattr(result, "attacker", attacker))
 
 
 def _texts_exposure(attacked: Attacked | None) -> TextsExposure:
@@ -297,20 +297,20 @@ def _texts_exposure(attacked: Attacked | None) -> TextsExposure:
 
 def _level_exposure(
     level: Level,
-    found: dict[str, Attacked],
-    kept: tuple[float, float, float],
+    results: dict[str, Attacked],
+    utility: tuple[float, float, float],
     cut_short: bool,
     examples: tuple[ExposedText, ...],
 ) -> LevelExposure:
-    of_passages = found["passages"]
-    overlap, cosine, returned = kept
+    of_passages = results["passages"]
+    overlap, cosine, returned = utility
     return LevelExposure(
         level=str(level),
         epsilon=level.epsilon,
         sigma=level.sigma,
         bits=level.bits,
         passages=_texts_exposure(of_passages),
-        questions=_texts_exposure(found.get("questions")),
+        questions=_texts_exposure(results.get("questions")),
         shuffled=TextsExposure(
             _share(of_passages.shuffled_words, of_passages.words.attacker),
             _share(of_passages.shuffled_telling, of_passages.telling.attacker),
@@ -324,14 +324,14 @@ def _level_exposure(
     )
 
 
-def _examples(material: Material, found: Attacked, count: int) -> tuple[ExposedText, ...]:
+def _examples(material: Material, result: Attacked, count: int) -> tuple[ExposedText, ...]:
     corpus = material.kinds["passages"].test
     made = []
     for text, words, names, (some, called) in zip(
         material.shown[:count],
         corpus.words[:count],
         corpus.names[:count],
-        found.guessed[:count],
+        result.guessed[:count],
         strict=True,
     ):
         made.append(

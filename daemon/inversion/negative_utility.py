@@ -48,7 +48,9 @@ class Asked:
         return np.setdiff1d(np.arange(len(self.passages)), self.right[place])
 
 
-def kept(asked: Asked, level: Level, seed: bytes, table_noise: float) -> tuple[float, float, float]:
+def kept(
+    questions: Asked, level: Level, seed: bytes, table_noise: float
+) -> tuple[float, float, float]:
     """Overlap with the exact nearest, mean true cosine, and number of what is returned.
 
     The first is the share of the exact top 10 that is among the returned, the second a
@@ -56,10 +58,10 @@ def kept(asked: Asked, level: Level, seed: bytes, table_noise: float) -> tuple[f
     ``seed`` names the projections; ``table_noise``: deviation under which passages are
     sorted into buckets (at level `noisy` it is the level's).
     """
-    if not len(asked):
+    if not len(questions):
         return 0.0, 0.0, 0.0
     chance = np.random.Generator(np.random.SFC64(0))
-    queries, table, names, query_names = asked.queries, asked.passages, None, None
+    queries, table, names, query_names = questions.queries, questions.passages, None, None
     if level.kind == "noisy":
         queries = noisy(queries, level.sigma, chance)
         table = noisy(table, level.sigma, chance)
@@ -68,30 +70,30 @@ def kept(asked: Asked, level: Level, seed: bytes, table_noise: float) -> tuple[f
         table = noisy(table, table_noise, chance)
         names, query_names = projections.buckets(table), projections.buckets(queries)
     overlaps, cosines, counts = [], list[float](), []
-    for place in range(len(asked)):
-        allowed = asked.allowed(place)
+    for place in range(len(questions)):
+        allowed = questions.allowed(place)
         if not len(allowed):
             continue
-        candidates = asked.passages[allowed]
-        nearest = _nearest(candidates @ asked.queries[place])
+        candidates = questions.passages[allowed]
+        nearest = _nearest(candidates @ questions.queries[place])
         if names is not None and query_names is not None:
             returned = BucketTable(names[allowed]).draw(query_names[place], WANTED, chance)
         else:
             returned = _nearest(table[allowed] @ queries[place])
         overlaps.append(len(np.intersect1d(nearest, returned)) / len(nearest))
-        cosines.extend((candidates[returned] @ asked.queries[place]).tolist())
+        cosines.extend((candidates[returned] @ questions.queries[place]).tolist())
         counts.append(len(returned))
     if not counts:
         return 0.0, 0.0, 0.0
     return float(np.mean(overlaps)), float(np.mean(cosines)), float(np.mean(counts))
 
 
-def at_random(asked: Asked) -> float:
+def at_random(questions: Asked) -> float:
     """Mean cosine of questions with passages that are not their answers: no hardness at all."""
     totals = [
-        float((asked.passages[asked.allowed(place)] @ asked.queries[place]).mean())
-        for place in range(len(asked))
-        if len(asked.allowed(place))
+        float((questions.passages[questions.allowed(place)] @ questions.queries[place]).mean())
+        for place in range(len(questions))
+        if len(questions.allowed(place))
     ]
     return float(np.mean(totals)) if totals else 0.0
 

@@ -60,7 +60,7 @@ def words(text: str) -> frozenset[str]:
 
 def names(text: str, title: str = "") -> frozenset[str]:
     """The names in a passage and its document's title, in lower case; see above."""
-    found = {match.group() for rule in (_DATE, _QUANTITY, _CODE) for match in rule.finditer(text)}
+    matches = {match.group() for rule in (_DATE, _QUANTITY, _CODE) for match in rule.finditer(text)}
     undated = _DATE.sub(lambda date: "\0" * len(date.group()), text)  # March 2019 is no one's name
     for match in _SPAN.finditer(undated):
         span, start = match.group(), match.start()
@@ -68,10 +68,10 @@ def names(text: str, title: str = "") -> frozenset[str]:
             span = span.partition(" ")[2]
             span = re.sub(r"^(?:(?:of|the|de|la|von|van) )+", "", span)
         if " " in span:
-            found.add(span)
+            matches.add(span)
     if title and len(title.split()) <= _MOST_TITLE_WORDS:
-        found.add(title)
-    plain = (" ".join(name.casefold().split()) for name in found)
+        matches.add(title)
+    plain = (" ".join(name.casefold().split()) for name in matches)
     return frozenset(name for name in plain if 1 < len(name) <= _LONGEST_NAME)
 
 

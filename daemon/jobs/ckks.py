@@ -178,21 +178,21 @@ def encrypt_update(
     finite, when the agreed scale is too small for it, or when what is kept was made
     under another scale, weight, bits or noise, or is damaged.
     """
-    held = _held(round, attempt)
-    bits = held.parameters.packing.bits
+    state = _state(round, attempt)
+    bits = state.parameters.packing.bits
     integers = integers_of(
         update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
     )
     blocks = (
-        held.key.encrypt(row, seeded=seeded) for row in pack(integers, held.parameters.packing)
+        state.key.encrypt(row, seeded=seeded) for row in pack(integers, state.parameters.packing)
     )
     tags = nonce = b""
-    if held.check_key is not None:
+    if state.check_key is not None:
         nonce = os.urandom(NONCE_BYTES)
-        tags = held.check_key.tags(check, exponents, integers, nonce)
-    elif held.tally is not None:
-        held.tally.own(integers)
-    written = write_encrypted(out_path, held.parameters, integers.size, blocks, tags)
+        tags = state.check_key.tags(check, exponents, integers, nonce)
+    elif state.tally is not None:
+        state.tally.own(integers)
+    written = write_encrypted(out_path, state.parameters, integers.size, blocks, tags)
     return Uploaded(written.digest, written.size, nonce)
 
 
@@ -218,16 +218,16 @@ def compare_updates(
     now, while the others can go on without it. Raises CryptoError when fewer than two are
     well-formed.
     """
-    held = _held(round, attempt)
+    state = _state(round, attempt)
     integers = values + FRACTION_INTEGERS
-    sketches = Sketches(held.key, draw_signs(held.parameters.packing.blocks(integers)))
+    sketches = Sketches(state.key, draw_signs(state.parameters.packing.blocks(integers)))
     refused: list[tuple[str, str]] = []
     for site, path, nonce in updates:
-        behind = _tags_behind(held, site)
+        behind = _tags_behind(state, site)
         try:
             if behind:
-                _read_tags(held, site, path, nonce)
-            sketches.add(site, read_encrypted(path, held.parameters, integers, trailer=behind))
+                _read_tags(state, site, path, nonce)
+            sketches.add(site, read_encrypted(path, state.parameters, integers, trailer=behind))
         except CryptoError as error:
             refused.append((site, str(error)))
     sites = tuple(site for site, *_ in updates if site not in dict(refused))
@@ -244,17 +244,17 @@ def decrypt_products(
 
     Raises CryptoError when the question is malformed, or this site is no key holder.
     """
-    found = answer(_held(round, attempt).key, path, len(sites))
-    products = tuple(float(found.products[a, b]) for a in range(len(sites)) for b in range(a + 1))
-    marked = zip(sites, found.imaginary, strict=True)
+    answers = answer(_state(round, attempt).key, path, len(sites))
+    products = tuple(float(answers.products[a, b]) for a in range(len(sites)) for b in range(a + 1))
+    marked = zip(sites, answers.imaginary, strict=True)
     return products, tuple(site for site, imaginary in marked if imaginary)
 
 
 def start_sum(round: int, attempt: int, sizes: Sequence[int], check: Check) -> None:
     """Begin the coordinator's sum of updates of this length, which it will have to prove."""
-    held = _held(round, attempt)
-    held.total = CiphertextSum(held.parameters, sum(sizes) + FRACTION_INTEGERS)
-    held.tally = TagTally(check)
+    state = _state(round, attempt)
+    state.total = CiphertextSum(state.parameters, sum(sizes) + FRACTION_INTEGERS)
+    state.tally = TagTally(check)
 
 
 @reads("the update of {site}")
@@ -264,36 +264,36 @@ def add_update(round: int, attempt: int, site: str, path: Path, nonce: bytes | N
     ``nonce``: the one that the site has signed, which its tags must have. Raises
     CryptoError, the sum unchanged, when one of them is refused.
     """
-    held = _held(round, attempt)
-    total, tally = _sum_of(held, round, attempt)
-    behind = _tags_behind(held, site)
+    state = _state(round, attempt)
+    total, tally = _sum_of(state, round, attempt)
+    behind = _tags_behind(state, site)
     if not behind:
         total.add_file(path, site)
         return
-    tags = _read_tags(held, site, path, nonce)
+    tags = _read_tags(state, site, path, nonce)
     total.add_file(path, site, trailer=behind)
     tally.add(site, tags)
 
 
-def _read_tags(held: _Attempt, site: str, path: Path, nonce: bytes | None) -> Tags:
+def _read_tags(state: _Attempt, site: str, path: Path, nonce: bytes | None) -> Tags:
     """The tags behind an update. Raises CryptoError unless its site has signed these."""
-    holders = held.tally.check.holders if held.tally is not None else ()
-    tags = Tags.parse(read_trailer(path, _tags_behind(held, site)), len(holders))
+    holders = state.tally.check.holders if state.tally is not None else ()
+    tags = Tags.parse(read_trailer(path, _tags_behind(state, site)), len(holders))
     if nonce is not None and tags.nonce != nonce:
         raise CryptoError(f"the tags of {site} are not those that it has signed")
     return tags
 
 
-def _tags_behind(held: _Attempt, site: str) -> int:
+def _tags_behind(state: _Attempt, site: str) -> int:
     """Bytes of the tags behind a site's update."""
-    if held.tally is None or site == held.tally.check.coordinator:
+    if state.tally is None or site == state.tally.check.coordinator:
         return 0
-    return size_of_tags(len(held.tally.check.holders))
+    return size_of_tags(len(state.tally.check.holders))
 
 
 def finish_sum(round: int, attempt: int, out_path: Path) -> Finished:
     """Write the sum for the key holders. Raises CryptoError below two contributors."""
-    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    total, tally = _sum_of(_state(round, attempt), round, attempt)
     written = total.write(out_path)
     return Finished(written.digest, written.size, tally.nonces(total.contributors))
 
@@ -304,21 +304,21 @@ def challenge(round: int, attempt: int, check: Check, claim: Claim) -> bytes:
     Told once: from then on `apply_sum` takes no other sum. Raises CryptoError when
     another was claimed before.
     """
-    held = _held(round, attempt)
+    state = _state(round, attempt)
     claim.check(check)
-    if held.check_key is None:
+    if state.check_key is None:
         raise CryptoError("only a key holder can ask for the proof of a sum")
-    if held.claimed not in (None, (check, claim)):
+    if state.claimed not in (None, (check, claim)):
         raise CryptoError(
             f"{check.coordinator} claims a second sum after it was told the challenge: refused"
         )
-    held.claimed = (check, claim)
-    return held.check_key.challenge(check.site)
+    state.claimed = (check, claim)
+    return state.check_key.challenge(check.site)
 
 
 def answer_challenge(round: int, attempt: int, holder: str, challenge: bytes) -> bytes:
     """At the coordinator: the answer for one key holder. Raises CryptoError."""
-    total, tally = _sum_of(_held(round, attempt), round, attempt)
+    total, tally = _sum_of(_state(round, attempt), round, attempt)
     return tally.answer(total.contributors, holder, challenge)
 
 
@@ -350,14 +350,14 @@ def apply_sum(
     which is one, when it is not what was claimed; VersionError when the parent is
     missing or damaged.
     """
-    held = _held(round, attempt)
-    packing = held.parameters.packing
+    state = _state(round, attempt)
+    packing = state.parameters.packing
     if not 0.0 < total_weight <= packing.contributors:
         raise CryptoError(
             f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
         )
-    integers = _decrypt_sum(held, sum_path, sum(sizes) + FRACTION_INTEGERS)
-    _check_proof(held, sum_path, exponents, integers, answer)
+    integers = _decrypt_sum(state, sum_path, sum(sizes) + FRACTION_INTEGERS)
+    _check_proof(state, sum_path, exponents, integers, answer)
     return apply_integers(
         integers,
         sizes,
@@ -372,24 +372,24 @@ def apply_sum(
     )
 
 
-def _decrypt_sum(held: _Attempt, path: Path, values: int) -> Int64:
-    packing = held.parameters.packing
+def _decrypt_sum(state: _Attempt, path: Path, values: int) -> Int64:
+    packing = state.parameters.packing
     slots = np.empty((packing.blocks(values), packing.slots), dtype=np.complex128)
-    for row, block in zip(slots, read_encrypted(path, held.parameters, values), strict=True):
-        row[:] = held.key.decrypt(block)
+    for row, block in zip(slots, read_encrypted(path, state.parameters, values), strict=True):
+        row[:] = state.key.decrypt(block)
     return unpack(slots, packing, values)
 
 
 def _check_proof(
-    held: _Attempt,
+    state: _Attempt,
     path: Path,
     exponents: Sequence[int],
     integers: Int64,
     answer: bytes,
 ) -> None:
-    if held.claimed is None or held.check_key is None:
+    if state.claimed is None or state.check_key is None:
         raise CryptoError("nothing was claimed of this sum: it was refused")
-    check, claim = held.claimed
+    check, claim = state.claimed
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
     if digest != claim.sum_digest:
@@ -397,11 +397,11 @@ def _check_proof(
             f"the encrypted sum is not the one that {check.coordinator} claimed before it was "
             "told the challenge"
         )
-    held.check_key.verify(check, claim, exponents, integers, answer)
+    state.check_key.verify(check, claim, exponents, integers, answer)
 
 
-def _hold(round: int, attempt: int, held: _Attempt) -> None:
-    _attempts[round, attempt] = held
+def _hold(round: int, attempt: int, state: _Attempt) -> None:
+    _attempts[round, attempt] = state
     for oldest in sorted(_attempts)[:-_ATTEMPTS_HELD]:
         del _attempts[oldest]
 
@@ -411,20 +411,20 @@ def sealing_context(federation: str, at: tuple[int, int], dealer: str, holder: s
     return "\0".join(("hanse-round-key-v1", federation, *map(str, at), dealer, holder)).encode()
 
 
-def _held(round: int, attempt: int) -> _Attempt:
-    held = _attempts.get((round, attempt))
-    if held is None:
+def _state(round: int, attempt: int) -> _Attempt:
+    state = _attempts.get((round, attempt))
+    if state is None:
         raise CryptoError(
             f"no key is held for round {round}, attempt {attempt}: it was forgotten, never came, "
             "or the crypto worker was restarted; the next attempt brings a new one"
         )
-    return held
+    return state
 
 
-def _sum_of(held: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, TagTally]:
-    if held.total is None or held.tally is None:
+def _sum_of(state: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, TagTally]:
+    if state.total is None or state.tally is None:
         raise CryptoError(f"no sum was started for round {round}, attempt {attempt}")
-    return held.total, held.tally
+    return state.total, state.tally
 
 
 # ---- in the daemon's process ---------------------------------------------------
@@ -516,10 +516,10 @@ class CkksJobs(SumJobs):
             for site, nonce in zip(effect.sites, effect.nonces, strict=True)
         ]
         total, products = self._context.shapes.total, state.products
-        asked: Question = await self._run(compare_updates, *effect.at, updates, total, products)
-        for site, reason in asked.refused:
+        made: Question = await self._run(compare_updates, *effect.at, updates, total, products)
+        for site, reason in made.refused:
             log.warning("update refused", peer=site, cause=reason)
-        await self._feed(do.QuestionReady(*effect.at, asked.sites, asked.refused, asked.digest))
+        await self._feed(do.QuestionReady(*effect.at, made.sites, made.refused, made.digest))
 
     async def decrypt(self, state: AttemptState, effect: do.DecryptProducts) -> None:
         """Decrypt the products: these numbers, and nothing else of any update."""
@@ -539,8 +539,8 @@ class CkksJobs(SumJobs):
     async def ask_for_proof(self, state: AttemptState, effect: do.Challenge) -> None:
         """Bind the crypto worker to what was certified; what it then asks is told."""
         claim, check = Claim(effect.sum_digest, effect.nonces), self._check(state.planned)
-        asked = await self._run(challenge, *effect.at, check, claim)
-        await self._feed(do.Challenging(*effect.at, asked))
+        question = await self._run(challenge, *effect.at, check, claim)
+        await self._feed(do.Challenging(*effect.at, question))
 
     async def prove(self, state: AttemptState, effect: do.AnswerChallenge) -> None:
         """Prove the sum to one key holder; one that can't be answered costs only that holder."""

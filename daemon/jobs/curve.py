@@ -99,11 +99,11 @@ def judge_version(
             by_own = kind != SHARED or len(kinds) == 1
             embedded = _embedded_by(spec, model_digest) if by_own else model_digest
             try:
-                found = _found(library, retriever, pairs, spec, index_root, embedded)
+                labels = _found(library, retriever, pairs, spec, index_root, embedded)
             except NotIndexed as error:
                 missing = error
                 continue
-            scored = judged(found, pairs, document_of)
+            scored = judged(labels, pairs, document_of)
             scores.append(VersionScores(kind, own, scored.means(), scored.questions))
     if missing is not None and not scores and not known:
         raise missing
@@ -134,14 +134,14 @@ def _found(
     embedded: bytes,
 ) -> Labels:
     queries = [pair.query for pair in pairs]
-    asked = retriever.embed_queries(
+    vectors = retriever.embed_queries(
         queries, training_data.query_features(library, retriever, queries)
     )
     # What is pinned to the version when the index is made is not known before.
     if retriever.uses_features and not layer_of(spec).pinned_by_index:
         from daemon.evaluation.rankings import exact
 
-        return exact(asked, *training_data.embedded(library, retriever))
+        return exact(vectors, *training_data.embedded(library, retriever))
     from daemon.evaluation.rankings import DEPTH
     from daemon.library import index
 
@@ -150,5 +150,5 @@ def _found(
         opened = index.load_index(path, embedded)
     except index.IndexDamaged as error:
         raise NotIndexed(str(error)) from error
-    labels, _ = opened.search(np.ascontiguousarray(asked), DEPTH)
+    labels, _ = opened.search(np.ascontiguousarray(vectors), DEPTH)
     return [list(row) for row in labels.tolist()]

@@ -138,15 +138,15 @@ def integers_of(
     fed_back = residual_path is not None and noise is None
     check_exponents(sizes, exponents)
     making = Making(sizes, exponents, weight, bits, noise, fed_back)
-    kept = None if kept_path is None else recall(kept_path, making)
-    if kept is None:
-        kept = _made(update_path, sizes, weight, exponents, bits, residual_path, noise)
+    recalled = None if kept_path is None else recall(kept_path, making)
+    if recalled is None:
+        recalled = _made(update_path, sizes, weight, exponents, bits, residual_path, noise)
         if kept_path is not None:
-            keep(kept_path, making, kept)
-    if residual_path is not None and kept.residual is not None:
+            keep(kept_path, making, recalled)
+    if residual_path is not None and recalled.residual is not None:
         # Also when they are sent again: an attempt between may have left its own there.
-        _write_residual(residual_path, kept.residual)
-    return kept.integers
+        _write_residual(residual_path, recalled.residual)
+    return recalled.integers
 
 
 def _made(

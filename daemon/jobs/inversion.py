@@ -42,8 +42,8 @@ def audit_embeddings(
     report(ExposureProgress("texts", 0.0))  # before torch is loaded: people see that it began
     options.check()
     started = time.monotonic()
-    found = embedded_texts(spec, library_path, versions, model_digest)
-    texts, vectors, queries, retriever = found
+    embedded = embedded_texts(spec, library_path, versions, model_digest)
+    texts, vectors, queries, retriever = embedded
     seed = model_digest  # of the projections: public, as it is between sites
     return audit_vectors(texts, vectors, queries, retriever, seed, options, started)
 

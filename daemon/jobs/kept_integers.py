@@ -80,7 +80,7 @@ class Kept:
     residual: Float32 | None
 
 
-def keep(path: Path, making: Making, kept: Kept) -> None:
+def keep(path: Path, making: Making, integers: Kept) -> None:
     """Write them, so that the file is there whole and for good, or not at all.
 
     temp, fsync, rename, fsync of the folder. Raises OSError when the disk can't take it.
@@ -89,7 +89,7 @@ def keep(path: Path, making: Making, kept: Kept) -> None:
     try:
         with partial.open("w+b") as file:
             file.write(bytes(_HEADER.size))
-            arrays = [one for one in (kept.integers, kept.residual) if one is not None]
+            arrays = [one for one in (integers.integers, integers.residual) if one is not None]
             for array in arrays:
                 np.save(file, array, allow_pickle=False)
             content = _digest_behind_header(file)
@@ -112,19 +112,21 @@ def recall(path: Path, making: Making) -> Kept | None:
 
     Raises CryptoError when it was made under anything else, or is damaged.
     """
-    found = _read(path)
-    if found is None:
+    record = _read(path)
+    if record is None:
         return None
-    terms, kept = found
+    terms, integers = record
     if terms != making.digest:
         raise CryptoError(
             f"the integers of this site's update were kept under another scale, weight, bits or "
             f"noise ({path.name}): sent under these they would be another sum, whose difference "
             "from the first tells of the updates; this attempt must fail"
         )
-    if kept.integers.shape != (making.values,) or making.fed_back != (kept.residual is not None):
+    if integers.integers.shape != (making.values,) or making.fed_back != (
+        integers.residual is not None
+    ):
         raise _damaged(path)
-    return kept
+    return integers
 
 
 def kept_residual(path: Path) -> Float32 | None:
@@ -132,8 +134,8 @@ def kept_residual(path: Path) -> Float32 | None:
 
     Raises CryptoError when the file is damaged; one that holds none is not read through.
     """
-    found = _read(path, unless_without_residual=True)
-    return None if found is None else found[1].residual
+    record = _read(path, unless_without_residual=True)
+    return None if record is None else record[1].residual
 
 
 def _read(path: Path, *, unless_without_residual: bool = False) -> tuple[bytes, Kept] | None:

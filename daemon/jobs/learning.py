@@ -190,7 +190,7 @@ def train(
     if own is None and spec.personal_folder:
         store_of(spec, retriever).forget_rounds()
     seed = training_seed(plan.seed, round, site, draw)
-    mean_loss, depth, kept = 0.0, None, PersonalState({})
+    mean_loss, depth, personal = 0.0, None, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, training_pairs(spec, library))  # a weight must be positive
@@ -198,7 +198,7 @@ def train(
             layer.before_training(retriever, before, library, plan)
             pairs = training_set(library, retriever, plan, spec)
             count = len(pairs.positives)
-            held = shared_copies(retriever)
+            anchor = shared_copies(retriever)
             if plan.start_from == "local" and (student := _student(before, plan)) is not None:
                 retriever.load_vector(student)
             retriever.begin(round=round, dropout=plan.dropout, seed=seed)
@@ -208,17 +208,17 @@ def train(
                 plan,
                 seed,
                 lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
-                held,
+                anchor,
             )
-            kept, depth = layer.after_training(
+            personal, depth = layer.after_training(
                 LocalTraining(library, retriever, before, pairs, plan, mean_loss, seed)
             )
     trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
     update = np.append(trained - parent, tail)
-    _check_update(update, count, kept)
+    _check_update(update, count, personal)
     if own is not None and plan.local_epochs > 0:
-        own.keep(round, _with_student(kept, trained, plan))
+        own.keep(round, _with_student(personal, trained, plan))
     _write_update(update_path, update)
     return TrainingResult(mean_loss, count, time.monotonic() - started, depth)
 
@@ -272,16 +272,20 @@ def _student(before: PersonalState | None, plan: TrainingOptions) -> Float32 | N
     return before.arrays.get(_STUDENT)
 
 
-def _with_student(kept: PersonalState, trained: Float32, plan: TrainingOptions) -> PersonalState:
+def _with_student(
+    personal: PersonalState, trained: Float32, plan: TrainingOptions
+) -> PersonalState:
     """What the round leaves behind: the site's layer, and its student where it has one."""
     if plan.start_from == "global":
-        return kept
-    return PersonalState({**kept.arrays, _STUDENT: trained}, {**kept.facts, _RUN: plan.seed})
+        return personal
+    return PersonalState(
+        {**personal.arrays, _STUDENT: trained}, {**personal.facts, _RUN: plan.seed}
+    )
 
 
-def _check_update(update: Float32, num_examples: int, kept: PersonalState) -> None:
+def _check_update(update: Float32, num_examples: int, personal: PersonalState) -> None:
     """What others would have to refuse, this site refuses itself; what it keeps, too."""
-    if not all(np.isfinite(values).all() for values in (update, *kept.arrays.values())):
+    if not all(np.isfinite(values).all() for values in (update, *personal.arrays.values())):
         raise TrainingError(
             "training left values that are not finite: lower the learning rate; no update was made"
         )

@@ -126,22 +126,22 @@ def deal(round: int, attempt: int, contents: Mapping[str, bytes]) -> dict[str, b
 
     Raises CryptoError or IdentityError when a site's keys are refused.
     """
-    held = _held(round, attempt)
-    roster = _roster(held.terms, contents, held.believed)
-    held.state, sealed = _in_step(held, SiteKeys).deal(roster)
-    held.roster = roster
+    state = _state(round, attempt)
+    roster = _roster(state.terms, contents, state.believed)
+    state.state, sealed = _in_step(state, SiteKeys).deal(roster)
+    state.roster = roster
     return sealed
 
 
 def roster_digest(round: int, attempt: int) -> bytes:
     """32 bytes that name the terms, and all keys under which this site has dealt its shares."""
-    return _dealt_under(_held(round, attempt)).digest
+    return _dealt_under(_state(round, attempt)).digest
 
 
 def hold_shares(round: int, attempt: int, sealed: Mapping[str, bytes]) -> None:
     """The shares that others dealt to this site, by sender."""
-    held = _held(round, attempt)
-    held.state = _in_step(held, Dealer).receive(sealed)
+    state = _state(round, attempt)
+    state.state = _in_step(state, Dealer).receive(sealed)
 
 
 def mask_update(
@@ -158,9 +158,9 @@ def mask_update(
     kept_path: Path | None = None,
 ) -> BlobInfo:
     """Quantise and mask this site's update; as `round_crypto.encrypt_update`."""
-    held = _held(round, attempt)
-    contributor = _in_step(held, Contributor)
-    bits = held.terms.bits
+    state = _state(round, attempt)
+    contributor = _in_step(state, Contributor)
+    bits = state.terms.bits
     integers = integers_of(
         update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
     )
@@ -176,7 +176,7 @@ def open_shares(
     Of survivors it is the seed's, of dropouts the mask key's. Raises CryptoError for an
     outcome that may not be opened, and for a second one of the attempt.
     """
-    contributor = _in_step(_held(round, attempt), Contributor)
+    contributor = _in_step(_state(round, attempt), Contributor)
     opened = contributor.open(Attendance(survivors, dropouts))
     return {**opened.seeds, **opened.mask_keys}
 
@@ -210,8 +210,8 @@ def apply_sum(
     when the sum is not the one that was certified, is none, or too few shares fit;
     VersionError when the parent is missing or damaged.
     """
-    held = _held(round, attempt)
-    terms, roster = held.terms, _dealt_under(held)
+    state = _state(round, attempt)
+    terms, roster = state.terms, _dealt_under(state)
     if not 0.0 < total_weight <= len(terms.sites):
         raise CryptoError(f"a total weight lies in (0, {len(terms.sites)}], got {total_weight}")
     masked = _read_sum(sum_path, terms.ring, terms.values, sum_digest)
@@ -312,38 +312,38 @@ def _roster(terms: Agreement, contents: Mapping[str, bytes], believed: Believed)
     return Roster.of(terms, shown, believed.verifier())
 
 
-def _dealt_under(held: _Site) -> Roster:
-    if held.roster is None:
+def _dealt_under(state: _Site) -> Roster:
+    if state.roster is None:
         raise CryptoError("this site has dealt no shares in this attempt: it has no masks to undo")
-    return held.roster
+    return state.roster
 
 
-def _held(round: int, attempt: int) -> _Site:
-    held = _sites.get((round, attempt))
-    if held is None:
+def _state(round: int, attempt: int) -> _Site:
+    state = _sites.get((round, attempt))
+    if state is None:
         raise CryptoError(
             f"no masks are held for round {round}, attempt {attempt}: they were forgotten, or the "
             "crypto worker was restarted; this site has dropped out of the attempt"
         )
-    return held
+    return state
 
 
-def _in_step(held: _Site, kind: type[State]) -> State:
-    if not isinstance(held.state, kind):
+def _in_step(site: _Site, kind: type[State]) -> State:
+    if not isinstance(site.state, kind):
         raise CryptoError(
             f"a step of masking came out of turn: expected {kind.__name__}, this site is at "
-            f"{type(held.state).__name__}"
+            f"{type(site.state).__name__}"
         )
-    return held.state
+    return site.state
 
 
 def _open_sum(round: int, attempt: int) -> MaskedSum:
-    held = _sums.get((round, attempt))
-    if held is None:
+    total = _sums.get((round, attempt))
+    if total is None:
         raise CryptoError(f"no masked sum was started for round {round}, attempt {attempt}")
-    if held.total is None:
+    if total.total is None:
         raise CryptoError("the sum is closed and written: nothing is added to it any more")
-    return held.total
+    return total.total
 
 
 def _write(path: Path, words: Words) -> BlobInfo:

@@ -58,13 +58,13 @@ def near(shelf: Shelf, sender: str, queries: Float32, top_n: int, *, exact: bool
     """
     del sender
     table = _plain(shelf) if exact else _noised(shelf)
-    found = []
+    hits = []
     for start in range(0, len(queries), _QUERIES_AT_ONCE):
         cosines = queries[start : start + _QUERIES_AT_ONCE] @ table.T  # [<= 32, m]
         for row in cosines:
             places = _largest(row, top_n)
-            found.append(table[places if exact else _shuffled(places)])
-    return found
+            hits.append(table[places if exact else _shuffled(places)])
+    return hits
 
 
 @reads("the buckets of {sender}")

@@ -72,14 +72,14 @@ class TrainingOptions(LocalAxes, TrainingAxes):
     def of(cls, plan: pb.TrainingPlan) -> TrainingOptions:
         """What a round's plan asks of a site."""
         axes = {field.name for field in fields(cls)}
-        asked = options_in(plan, axes)
+        choices = options_in(plan, axes)
         if not plan.HasField("learning"):
-            return cls(**asked)
+            return cls(**choices)
         learning = plan.learning
         server = options_in(learning, {field.name for field in fields(ServerOptions)})
         server |= {"rule": options_in(learning, {"aggregate"})["aggregate"]}
         server |= {"learning_rate": learning.server_learning_rate}
-        return cls(**asked, **options_in(learning, axes), server=ServerOptions(**server))
+        return cls(**choices, **options_in(learning, axes), server=ServerOptions(**server))
 
 
 class TrainingProgress(NamedTuple):

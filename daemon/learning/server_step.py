@@ -39,23 +39,23 @@ def step(
         moments = np.zeros((rows, parent.size), dtype=np.float32)
         moments[1:] = options.adam_tau**2
     start, mean = parent.astype(np.float64), mean_update.astype(np.float64)
-    kept = np.zeros((rows, parent.size), dtype=np.float32)
+    state = np.zeros((rows, parent.size), dtype=np.float32)
     if options.rule == "fedavg":
         direction = mean
     elif options.rule == "fedavgm":
-        kept[0] = options.momentum * moments[0].astype(np.float64) + mean
-        direction = kept[0].astype(np.float64)
+        state[0] = options.momentum * moments[0].astype(np.float64) + mean
+        direction = state[0].astype(np.float64)
     else:
         first, second = moments.astype(np.float64)
-        kept[0] = options.momentum * first + (1.0 - options.momentum) * mean
-        kept[1] = options.second_momentum * second + (1.0 - options.second_momentum) * mean * mean
-        root = np.sqrt(kept[1].astype(np.float64)) + options.adam_tau
-        direction = kept[0].astype(np.float64) / root
+        state[0] = options.momentum * first + (1.0 - options.momentum) * mean
+        state[1] = options.second_momentum * second + (1.0 - options.second_momentum) * mean * mean
+        root = np.sqrt(state[1].astype(np.float64)) + options.adam_tau
+        direction = state[0].astype(np.float64) / root
     with np.errstate(over="ignore"):  # what overflows is refused below
         version = (start + options.learning_rate * direction).astype(np.float32)
-    if not (np.isfinite(version).all() and np.isfinite(kept).all()):
+    if not (np.isfinite(version).all() and np.isfinite(state).all()):
         raise LearningError(
             f"the step of {options.rule} is not finite: lower its learning rate, or look for a "
             "site whose updates are too large; the parent version stays"
         )
-    return version, kept if rows else None
+    return version, state if rows else None

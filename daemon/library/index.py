@@ -92,8 +92,8 @@ class DenseIndex:
         if not self.count:
             return [False] * len(labels)
         places = np.searchsorted(self._labels, labels)
-        found: list[bool] = (self._labels.take(places, mode="clip") == labels).tolist()
-        return found
+        present: list[bool] = (self._labels.take(places, mode="clip") == labels).tolist()
+        return present
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""

@@ -75,8 +75,8 @@ def split_text(
 
 def sentences(text: str, *, language: str = "en") -> list[str]:
     """The sentences of ``text`` in order, lines of a list apart, without white space around."""
-    found = (sentence.strip() for sentence in sentencex.segment(language, text))
-    return [sentence for sentence in found if sentence]
+    parts = (sentence.strip() for sentence in sentencex.segment(language, text))
+    return [sentence for sentence in parts if sentence]
 
 
 def passage_ids(document_id: str, texts: Sequence[str]) -> list[str]:

@@ -48,8 +48,8 @@ def search(
     by_meaning, _ = index.search(vector[np.newaxis], depth)
     by_words = library.bm25(question, depth)
     rowids = [rowid for rowid, _ in by_words]
-    held = index.holds(rowids)
-    new = [None if there else rowid for rowid, there in zip(rowids, held, strict=True)]
+    indexed = index.holds(rowids)
+    new = [None if there else rowid for rowid, there in zip(rowids, indexed, strict=True)]
     fused = reciprocal_rank_fusion(
         [by_meaning[0].tolist(), rowids, new], (1.0, words_weight, 1.0 - words_weight)
     )

@@ -240,10 +240,10 @@ class Library:
 
     def passage(self, rowid: int) -> Passage:
         """The passage of that label; LibraryError when it is gone."""
-        found = self.passages_by_rowid([rowid])
-        if rowid not in found:
+        passages = self.passages_by_rowid([rowid])
+        if rowid not in passages:
             raise LibraryError(f"no passage {rowid} in {self._path}: its document has changed")
-        return found[rowid]
+        return passages[rowid]
 
     def passages_by_rowid(self, rowids: Sequence[int]) -> dict[int, Passage]:
         """Passages by label; labels that are gone are left out."""
@@ -318,13 +318,13 @@ class Library:
         endings = ("", *FILE_ENDINGS)
         names = [name + end for name in (wrong_id, wrong_id.rpartition("/")[2]) for end in endings]
         for name in names:
-            found = self._rows(
+            rows = self._rows(
                 "SELECT id FROM document WHERE id = ?1"
                 " OR substr(id, -length(?2)) = ?2 ORDER BY id LIMIT 1",
                 (name, f"/{name}"),
             )
-            if found:
-                return str(found[0][0])
+            if rows:
+                return str(rows[0][0])
         return ""
 
     # ---- features ----------------------------------------------------------------
@@ -381,15 +381,15 @@ class Library:
 
     def query_features(self, encoder_digest: bytes, queries: Sequence[str]) -> dict[str, Float32]:
         """The cached vectors [d] of those queries that have one."""
-        found: dict[str, Float32] = {}
+        features: dict[str, Float32] = {}
         for query in queries:
             rows = self._rows(
                 "SELECT vector FROM query_feature WHERE encoder = ? AND content = ?",
                 (encoder_digest, _query_content(query)),
             )
             if rows:
-                found[query] = np.frombuffer(rows[0][0], dtype="<f4")
-        return found
+                features[query] = np.frombuffer(rows[0][0], dtype="<f4")
+        return features
 
     # ---- words ---------------------------------------------------------------------
 

@@ -42,8 +42,8 @@ def inverse_cloze(
             text = passage.text if whole else rest
             query = " ".join(parts[number].split())
             if usable(query):
-                told = embedding_text(passage.title, text)
-                made.append(Made(query, (told,), (passage.document_id,), "inverse-cloze"))
+                context = embedding_text(passage.title, text)
+                made.append(Made(query, (context,), (passage.document_id,), "inverse-cloze"))
     return merged(made)
 
 
@@ -68,8 +68,8 @@ def keywords(passages: Sequence[Passage], *, words: int = _KEYWORDS) -> list[Mad
         best = set(sorted(weight, key=lambda word: (-weight[word], word))[:words])
         query = " ".join(word for word in dict.fromkeys(one) if word in best)
         if usable(query):
-            told = embedding_text(passage.title, passage.text)
-            made.append(Made(query, (told,), (passage.document_id,), "keywords"))
+            text = embedding_text(passage.title, passage.text)
+            made.append(Made(query, (text,), (passage.document_id,), "keywords"))
     return merged(made)
 
 

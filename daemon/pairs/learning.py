@@ -31,9 +31,9 @@ def to_learn(spec: RetrieverSpec, documents: Sequence[str], supplied: Sequence[s
     """
     if spec.learn_from == "supplied":
         return []
-    asked = {" ".join(query.split()).casefold() for query in supplied}
+    queries = {" ".join(query.split()).casefold() for query in supplied}
     usable = learnable(read(Path(spec.made_pairs)), set(documents))
-    return [pair for pair in merged(usable) if pair.query.casefold() not in asked]
+    return [pair for pair in merged(usable) if pair.query.casefold() not in queries]
 
 
 def training_pairs(spec: RetrieverSpec, library: Library) -> int:
@@ -62,21 +62,25 @@ def training_set(
     )
     if spec.learn_from == "made":
         queries, positives = [], []
-    asked = Texts(queries, training_data.query_features(library, retriever, queries))
-    told = Texts(
+    query_texts = Texts(queries, training_data.query_features(library, retriever, queries))
+    passage_texts = Texts(
         [passage.embedding_text for passage in passages],
         training_data.passage_features(library, retriever, [passage.rowid for passage in passages]),
     )
     none = [np.empty(0, dtype=np.int64) for _ in positives]
     documents = [passage.document_id for passage in passages]
     pairs, sources = _with_made(
-        library, retriever, spec, TrainingSet(asked, told, positives, none), documents
+        library,
+        retriever,
+        spec,
+        TrainingSet(query_texts, passage_texts, positives, none),
+        documents,
     )
     if plan.needs_parent and pairs.positives:
-        asked, told = pairs.queries, pairs.passages
+        query_texts, passage_texts = pairs.queries, pairs.passages
         parent = (
-            retriever.embed_queries(asked.texts, asked.features),
-            retriever.embed_passages(told.texts, told.features),
+            retriever.embed_queries(query_texts.texts, query_texts.features),
+            retriever.embed_passages(passage_texts.texts, passage_texts.features),
         )
         negatives = training_data.hard_negatives(library, passages, pairs, sources, parent, plan)
         pairs = replace(pairs, negatives=negatives, parent=parent)
@@ -111,16 +115,16 @@ def _all_right(pairs: TrainingSet, sources: Sequence[str]) -> list[Rows]:
     rows_of: dict[str, list[int]] = {}
     for row, document in enumerate(sources):
         rows_of.setdefault(answer_of(document), []).append(row)
-    asked = [" ".join(query.split()).casefold() for query in pairs.queries.texts]
+    queries = [" ".join(query.split()).casefold() for query in pairs.queries.texts]
     answers: dict[str, set[str]] = {}
-    for query, rows in zip(asked, pairs.positives, strict=True):
+    for query, rows in zip(queries, pairs.positives, strict=True):
         answers.setdefault(query, set()).update(answer_of(sources[row]) for row in rows)
     # One array a question, however many lines ask it: a thousand lines are not a million rows.
     right = {
         query: np.array(sorted(row for answer in them for row in rows_of[answer]), dtype=np.int64)
         for query, them in answers.items()
     }
-    return [right[query] for query in asked]
+    return [right[query] for query in queries]
 
 
 def _made_features(
@@ -137,6 +141,6 @@ def _made_features(
     here = [n for n, text in enumerate(texts) if text in row_of]
     vectors[here] = known[[row_of[texts[n]] for n in here]]
     # Kept beside those of queries: to the encoder a text is a text.
-    found = training_data.query_features(library, retriever, [texts[n] for n in others])
-    vectors[others] = 0.0 if found is None else found
+    features = training_data.query_features(library, retriever, [texts[n] for n in others])
+    vectors[others] = 0.0 if features is None else features
     return vectors

@@ -49,17 +49,17 @@ def merged(made: Iterable[Made]) -> list[Made]:
 
     A query that two passages answer must not have one of them as a negative.
     """
-    found: dict[str, Made] = {}
+    by_query: dict[str, Made] = {}
     for pair in made:
         key = " ".join(pair.query.split()).casefold()
-        if key not in found:
-            found[key] = replace(pair, query=" ".join(pair.query.split()))
+        if key not in by_query:
+            by_query[key] = replace(pair, query=" ".join(pair.query.split()))
             continue
-        known = dict(zip(found[key].texts, found[key].documents, strict=True))
+        known = dict(zip(by_query[key].texts, by_query[key].documents, strict=True))
         for text, document in zip(pair.texts, pair.documents, strict=True):
             known.setdefault(text, document)
-        found[key] = replace(found[key], texts=tuple(known), documents=tuple(known.values()))
-    return list(found.values())
+        by_query[key] = replace(by_query[key], texts=tuple(known), documents=tuple(known.values()))
+    return list(by_query.values())
 
 
 def write(path: Path, made: Sequence[Made]) -> None:

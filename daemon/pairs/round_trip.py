@@ -40,13 +40,13 @@ def round_trip(
     numbers: dict[str, int] = {}
     number = np.array([numbers.setdefault(text, len(numbers)) for text in corpus], dtype=np.int64)
     first = np.unique(number, return_index=True)[1]  # one row for each different text
-    kept: list[Made] = []
+    passed: list[Made] = []
     for start in range(0, len(made), _QUERIES_AT_ONCE):
         some = made[start : start + _QUERIES_AT_ONCE]
         nearness = queries[start : start + len(some)] @ passages[first].T  # [<= 256, texts]
         for pair, row in zip(some, nearness, strict=True):
             own = [numbers[text] for text in pair.texts if text in numbers]
             if own and int((row > row[own].max()).sum()) < k:
-                kept.append(pair)
-    once = merged(kept)
-    return Filtered(once, repeated=len(kept) - len(once), lost=len(made) - len(kept))
+                passed.append(pair)
+    once = merged(passed)
+    return Filtered(once, repeated=len(passed) - len(once), lost=len(made) - len(passed))

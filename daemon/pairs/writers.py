@@ -145,8 +145,8 @@ class LocalServer:
         finally:
             connection.close()
         if reply.status != http.HTTPStatus.OK:
-            told = data[:200].decode(errors="replace")
-            raise PairError(f"the language model at {self.url} answered {reply.status}: {told}")
+            answer = data[:200].decode(errors="replace")
+            raise PairError(f"the language model at {self.url} answered {reply.status}: {answer}")
         return _content(data, self.url)
 
 

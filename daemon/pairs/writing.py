@@ -93,10 +93,10 @@ def written(
 
 def queries_of(reply: str, count: int = QUERIES) -> list[str]:
     """Up to ``count`` queries out of a reply: one a line, without numbers, bullets and quotes."""
-    found: dict[str, None] = {}
+    queries: dict[str, None] = {}
     for line in reply.splitlines():
         text = _BULLET.sub("", line).strip(_AROUND)
         text = " ".join(text.split())
         if len(text.split()) >= _SHORTEST_WORDS and len(text) <= _LONGEST and usable(text):
-            found.setdefault(text)
-    return list(found)[:count]
+            queries.setdefault(text)
+    return list(queries)[:count]

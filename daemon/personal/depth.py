@@ -128,7 +128,7 @@ def perplexity(documents: Sequence[Sequence[str]]) -> float:
     never seen the first weight goes to the second term.
     """
     known = [text for place, text in enumerate(documents) if place % _HELD_OUT]
-    asked = list(islice(documents, 0, None, _HELD_OUT))
+    test_set = list(islice(documents, 0, None, _HELD_OUT))
     if not known:
         return 1.0
     single = Counter(word for text in known for word in text)
@@ -137,7 +137,7 @@ def perplexity(documents: Sequence[Sequence[str]]) -> float:
     total = max(single.total(), 1)
     even = 1.0 / (len(single) + 1)
     nats, count = 0.0, 0
-    for text in asked:
+    for text in test_set:
         for before, word in pairwise(text):
             chance = _EVEN * even
             if first[before]:
@@ -334,5 +334,5 @@ def observe(
     if decision != "none":
         counters, cooling = (0, 0), options.cooling_rounds
         said += f"; {decision} from {state.tier} to {tier}"
-    kept = replace(state, tier=tier, indices=indices, counters=counters, cooling=cooling)
-    return kept, DepthReport(tier, decision, index, said)
+    advanced = replace(state, tier=tier, indices=indices, counters=counters, cooling=cooling)
+    return advanced, DepthReport(tier, decision, index, said)

@@ -48,15 +48,15 @@ class Validation:
 
     def reciprocal_ranks(self, retriever: Retriever) -> Float64:
         """The same, question by question: [n]."""
-        told = retriever.embed_passages(self.passages.texts, self.passages.features)
-        return self.ranks_against(retriever, told)
+        passages = retriever.embed_passages(self.passages.texts, self.passages.features)
+        return self.ranks_against(retriever, passages)
 
-    def ranks_against(self, retriever: Retriever, told: Float32) -> Float64:
-        """The same, where ``passages`` are embedded already: ``told`` [m, d]."""
-        asked = retriever.embed_queries(self.queries.texts, self.queries.features)
+    def ranks_against(self, retriever: Retriever, passages: Float32) -> Float64:
+        """The same, where ``passages`` are embedded already: ``passages`` [m, d]."""
+        queries = retriever.embed_queries(self.queries.texts, self.queries.features)
         ranks: list[float] = []
-        for start in range(0, len(asked), _QUERIES_AT_ONCE):
-            cosines = asked[start : start + _QUERIES_AT_ONCE] @ told.T  # [<= 256, m]
+        for start in range(0, len(queries), _QUERIES_AT_ONCE):
+            cosines = queries[start : start + _QUERIES_AT_ONCE] @ passages.T  # [<= 256, m]
             for row, right in zip(cosines, self.positives[start:], strict=False):
                 best = row[right].max()
                 # "not below" and not "at least": what is not a number ranks last
@@ -75,12 +75,14 @@ def validation_pairs(library: Library, retriever: Retriever) -> Validation | Non
     )
     if len(positives) < FEWEST:
         return None
-    told = Texts(
+    passage_texts = Texts(
         [passage.embedding_text for passage in passages],
         training_data.passage_features(library, retriever, [p.rowid for p in passages]),
     )
     return Validation(
-        Texts(queries, training_data.query_features(library, retriever, queries)), told, positives
+        Texts(queries, training_data.query_features(library, retriever, queries)),
+        passage_texts,
+        positives,
     )
 
 
@@ -96,11 +98,11 @@ def set_apart(
     if validation is not None:
         return pairs, validation
     fold = folds_by_answer(pairs, _HELD_OUT, seed)[0]
-    held = fold[:_MOST_HELD_OUT]
-    if len(held) < FEWEST or len(pairs.positives) - len(fold) < FEWEST:
+    spared = fold[:_MOST_HELD_OUT]
+    if len(spared) < FEWEST or len(pairs.positives) - len(fold) < FEWEST:
         return pairs, None
-    kept = np.setdiff1d(np.arange(len(pairs.positives)), fold)
-    return subset(pairs, kept), judging(pairs, held)
+    training = np.setdiff1d(np.arange(len(pairs.positives)), fold)
+    return subset(pairs, training), judging(pairs, spared)
 
 
 def folds_by_answer(pairs: TrainingSet, count: int, seed: int) -> list[Rows]:

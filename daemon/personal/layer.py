@@ -127,7 +127,7 @@ class Layer:
     def before_training(
         self,
         retriever: Retriever,
-        kept: PersonalState | None,
+        personal: PersonalState | None,
         library: Library,
         options: TrainingOptions,
     ) -> None:

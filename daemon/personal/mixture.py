@@ -154,13 +154,13 @@ class Mixture(Layer):
         """The share of the site's own in it, and whether it was found for this version."""
         if serving.state is None:
             return [NOTHING_YET]
-        found = serving.state.facts
-        share = f"{float(found.get('share', math.nan)):.0%} of what this site learned alone"
-        what = _UNTRAINED if found.get("untrained") else share
-        told = [("mixture", f"{what}, for version {serving.version.hex()[:12]}")]
+        facts = serving.state.facts
+        share = f"{float(facts.get('share', math.nan)):.0%} of what this site learned alone"
+        what = _UNTRAINED if facts.get("untrained") else share
+        lines = [("mixture", f"{what}, for version {serving.version.hex()[:12]}")]
         if not self.is_finished(serving.state):
-            told.append(("", "as found for an earlier version; found anew when the run is over"))
-        return told
+            lines.append(("", "as found for an earlier version; found anew when the run is over"))
+        return lines
 
     def answers_with(self, made: Personalised) -> str:
         """The share of the site's own in it."""
@@ -195,8 +195,8 @@ def best_share(ranks: Mapping[float, Float64]) -> float:
     """
     usual = ranks[PREFERRED]
     chosen, most = PREFERRED, 0.0
-    for share, found in ranks.items():
-        gain = found - usual
+    for share, values in ranks.items():
+        gain = values - usual
         if gain.size < 2:
             continue
         error = float(gain.std(ddof=1)) / math.sqrt(gain.size)
@@ -257,7 +257,7 @@ class _Alone:
         plan = replace(self._plan, negatives="in_batch", batches="random")
         return training_set(self.library, self.retriever, plan, self.spec)
 
-    def trained(self, kept: Rows | None = None) -> Float32:
+    def trained(self, rows: Rows | None = None) -> Float32:
         """What these rows of the pairs teach, or all; the retriever is left with it."""
         from daemon.learning.retriever.training import fit
 
@@ -265,7 +265,7 @@ class _Alone:
         for number in range(1, self.rounds + 1):
             plan, seed = self._plan.in_round(number), seed_for(number, self.model_digest)
             pairs = training_set(self.library, self.retriever, plan, self.spec)
-            pairs = pairs if kept is None else subset(pairs, kept)
+            pairs = pairs if rows is None else subset(pairs, rows)
             self.retriever.begin(round=number, dropout=plan.dropout, seed=seed)
             self.loss = fit(self.retriever, pairs, self._plan, seed, self._on_epoch)
             # As a round ends: where what is exchanged is a projection, the next begins from it.
@@ -318,28 +318,28 @@ def _in_turn(own: _Alone, shared: Float32) -> _Judged:
         return stays
     seed = seed_for(0, own.model_digest)
     if count >= FEWEST * _SPARED:
-        held = folds_by_answer(pairs, _SPARED, seed)[:1]
+        folds = folds_by_answer(pairs, _SPARED, seed)[:1]
     else:
-        held = [rows for rows in folds_by_answer(pairs, _FOLDS, seed) if len(rows)]
+        folds = [rows for rows in folds_by_answer(pairs, _FOLDS, seed) if len(rows)]
     # Where nearly all questions have one answer, nothing is left on one of the sides.
-    learned, judging_it = count - max(map(len, held)), sum(map(len, held))
+    learned, judging_it = count - max(map(len, folds)), sum(map(len, folds))
     if min(learned, judging_it) < _EITHER_SIDE:
         return stays
-    own.parts = len(held) + (len(held) > 1)
+    own.parts = len(folds) + (len(folds) > 1)
     before, after, vector = nothing, nothing, shared
-    for rows, kept in _parts(held, count):
-        vector = own.trained(kept)
+    for rows, rest in _parts(folds, count):
+        vector = own.trained(rest)
         after = np.append(after, judging(pairs, rows).reciprocal_ranks(own.retriever))
         own.retriever.load_vector(shared)
         before = np.append(before, judging(pairs, rows).reciprocal_ranks(own.retriever))
     if not near_enough(before, after):
         return _Judged(vector, 0.0, before, after)
-    if len(held) > 1:
+    if len(folds) > 1:
         vector = own.trained()
     return _Judged(vector, PREFERRED, before, after)
 
 
-def _parts(held: list[Rows], count: int) -> Iterator[tuple[Rows, Rows]]:
+def _parts(folds: list[Rows], count: int) -> Iterator[tuple[Rows, Rows]]:
     """Rows to judge by, and all others."""
-    for rows in held:
+    for rows in folds:
         yield rows, np.setdiff1d(np.arange(count), rows)

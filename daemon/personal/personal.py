@@ -134,22 +134,22 @@ class PersonalStore:
         return self.folder / f"version-{model_digest.hex()}.safetensors"
 
     def _rounds(self) -> list[tuple[int, Path]]:
-        found = []
+        rounds = []
         for path in self.folder.glob("round-*.safetensors"):
             number = path.stem.removeprefix("round-")
             if number.isdecimal():
-                found.append((int(number), path))
-        return sorted(found)
+                rounds.append((int(number), path))
+        return sorted(rounds)
 
     def _read(self, path: Path) -> PersonalState | None:
         """None when it belongs to another retriever; LearningError when it is damaged."""
         try:
             with safe_open(path, framework="numpy") as file:
-                told = file.metadata() or {}
-                if told.get("shape_digest") != self._shape:
+                metadata = file.metadata() or {}
+                if metadata.get("shape_digest") != self._shape:
                     return None
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads(told.get("facts", "{}"))
+            facts = json.loads(metadata.get("facts", "{}"))
         except (OSError, SafetensorError, ValueError) as error:
             raise LearningError(
                 f"cannot read this site's personal parameters {path}: {error}; delete the file "
@@ -202,10 +202,10 @@ def sweep(folder: Path) -> None:
 
 def report_of(state: PersonalState | None) -> DepthReport | None:
     """What was last decided, and why."""
-    told = None if state is None else state.facts.get("report")
-    if told is None:
+    report = None if state is None else state.facts.get("report")
+    if report is None:
         return None
     try:
-        return DepthReport(**told)
+        return DepthReport(**report)
     except TypeError as error:
-        raise LearningError(f"a personal file says {told!r} of its tier: {error}") from error
+        raise LearningError(f"a personal file says {report!r} of its tier: {error}") from error

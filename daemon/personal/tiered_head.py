@@ -66,12 +66,12 @@ class TieredHead(Layer):
     def before_training(
         self,
         retriever: Retriever,
-        kept: PersonalState | None,
+        personal: PersonalState | None,
         library: Library,
         options: TrainingOptions,
     ) -> None:
         """The layer as the last round left it, or a first one by the site's score."""
-        if not take_up(_tiered(retriever), kept):
+        if not take_up(_tiered(retriever), personal):
             assign(_tiered(retriever), library, options)
 
     def after_training(self, training: LocalTraining) -> tuple[PersonalState, DepthReport | None]:
@@ -161,8 +161,8 @@ def assign(retriever: TieredHeadRetriever, library: Library, options: TrainingOp
 
 def depth_state(state: PersonalState | None, tier: str) -> DepthState:
     """What the scheduler remembered, or the beginning of its memory."""
-    told = None if state is None else state.facts.get("depth")
-    return DepthState(tier) if told is None else DepthState.from_json(told)
+    fields = None if state is None else state.facts.get("depth")
+    return DepthState(tier) if fields is None else DepthState.from_json(fields)
 
 
 def judge(
@@ -205,8 +205,8 @@ def left_behind(
 
 def recall_at(
     retriever: Retriever,
-    asked: Texts,
-    told: Texts,
+    query_texts: Texts,
+    passage_texts: Texts,
     positives: Sequence[Rows],
     seed: int,
 ) -> float | None:
@@ -219,14 +219,14 @@ def recall_at(
         return None
     chance = np.random.Generator(np.random.Philox(key=seed))
     drawn = chance.permutation(count)[:_MOST_ASKED]
-    features = None if asked.features is None else asked.features[drawn]
-    queries = retriever.embed_queries([asked.texts[row] for row in drawn], features)
-    passages = retriever.embed_passages(told.texts, told.features)
-    found = 0
+    features = None if query_texts.features is None else query_texts.features[drawn]
+    queries = retriever.embed_queries([query_texts.texts[row] for row in drawn], features)
+    passages = retriever.embed_passages(passage_texts.texts, passage_texts.features)
+    hits = 0
     for query, row in zip(queries, drawn, strict=True):
         cosines = passages @ query
-        found += int((cosines > cosines[positives[row]].max()).sum()) < _RECALL_AT
-    return found / len(drawn)
+        hits += int((cosines > cosines[positives[row]].max()).sum()) < _RECALL_AT
+    return hits / len(drawn)
 
 
 def _recall(library: Library, retriever: Retriever, split: str, seed: int) -> float | None:
@@ -236,9 +236,9 @@ def _recall(library: Library, retriever: Retriever, split: str, seed: int) -> fl
     passages = [*library.passages(split="train"), *library.passages(split="valid")]
     rows_of = training_data.rows_by_document(passages)
     queries, positives = training_data.usable_pairs(library, split, rows_of)
-    asked = Texts(queries, training_data.query_features(library, retriever, queries))
-    told = Texts(
+    query_texts = Texts(queries, training_data.query_features(library, retriever, queries))
+    passage_texts = Texts(
         [passage.embedding_text for passage in passages],
         training_data.passage_features(library, retriever, [passage.rowid for passage in passages]),
     )
-    return recall_at(retriever, asked, told, positives, seed)
+    return recall_at(retriever, query_texts, passage_texts, positives, seed)

@@ -255,8 +255,8 @@ def _tensors(
     retriever: TieredHeadRetriever, pairs: TrainingSet, embed: Callable[[Float32], Float32]
 ) -> tuple[Tensor, Tensor]:
     """What ``embed`` makes of the queries' and of the passages' features."""
-    asked, told = pairs.queries.features, pairs.passages.features
-    if asked is None or told is None:
+    queries, passages = pairs.queries.features, pairs.passages.features
+    if queries is None or passages is None:
         raise LearningError("a personal layer trains on features: encode the texts first")
     device = retriever.encoder.device
-    return torch.from_numpy(embed(asked)).to(device), torch.from_numpy(embed(told)).to(device)
+    return torch.from_numpy(embed(queries)).to(device), torch.from_numpy(embed(passages)).to(device)

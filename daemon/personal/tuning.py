@@ -176,7 +176,7 @@ def tune(
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.personal_parameters()
     before = retriever.personal_arrays()
-    held = [value.detach().clone() for value in parameters]
+    start = [value.detach().clone() for value in parameters]
     ground = _Ground.of(retriever, pairs, options)
     best = _Best(retriever, validation)
     optimiser, schedule = training.optimiser_of(parameters, count, options)
@@ -195,7 +195,7 @@ def tune(
                 if options.distill != "none":
                     loss = loss + options.kd_weight * _distilled(queries, ground, batch, drawn)
                 if options.proximal:
-                    loss = loss + options.proximal * proximal(parameters, held)
+                    loss = loss + options.proximal * proximal(parameters, start)
 
                 training.check_finite(loss.item(), epoch)
                 optimiser.zero_grad(set_to_none=True)
@@ -220,7 +220,7 @@ class _Ground:
     """What stays the same while queries are tuned: pairs, and their passages embedded [m, d]."""
 
     pairs: TrainingSet
-    told: Float32
+    embeddings: Float32
     content: Rows
     options: TrainingOptions
 
@@ -228,8 +228,8 @@ class _Ground:
     def of(
         cls, retriever: PersonalQueryRetriever, pairs: TrainingSet, options: TrainingOptions
     ) -> _Ground:
-        told = retriever.embed_passages(pairs.passages.texts, pairs.passages.features)
-        return cls(pairs, told, training.content_numbers(pairs.passages), options)
+        embeddings = retriever.embed_passages(pairs.passages.texts, pairs.passages.features)
+        return cls(pairs, embeddings, training.content_numbers(pairs.passages), options)
 
 
 def _contrast(
@@ -248,9 +248,9 @@ def _contrast(
     batch, drawn, explicit = drawn_for
     rows = np.unique(np.concatenate([drawn, explicit]))  # [m'] every candidate once
     hidden = training.also_right(ground.pairs, batch, rows, drawn, ground.content)  # [b, m']
-    candidates = ground.told[rows]  # [m', d] constants
+    candidates = ground.embeddings[rows]  # [m', d] constants
     if foreign is not None:
-        said_too = ground.told[drawn] @ foreign.T > same_above  # [b, f]
+        said_too = ground.embeddings[drawn] @ foreign.T > same_above  # [b, f]
         candidates = np.concatenate([candidates, foreign])
         hidden = np.concatenate([hidden, said_too], axis=1)
     target = torch.from_numpy(np.searchsorted(rows, drawn))  # [b]
@@ -261,7 +261,7 @@ def _contrast(
 
 def _distilled(queries: Tensor, ground: _Ground, batch: Rows, drawn: Rows) -> Tensor:
     """How far a batch's cosines have moved from those of the shared query encoder (KD-GLE)."""
-    right = torch.from_numpy(ground.told[drawn]).to(queries.device)  # [b, d]
+    right = torch.from_numpy(ground.embeddings[drawn]).to(queries.device)  # [b, d]
     teacher = training.teacher_of(ground.pairs, batch, drawn, queries.device)
     distil = kd_pairs if ground.options.distill == "pairs" else kd_matrix
     return distil((queries, right), teacher)
@@ -298,19 +298,19 @@ class _Best:
 
 def _foreign(fetch: Fetch, queries: Tensor) -> Float32:
     """[f, d] What other sites answer to a batch of queries [b, d], each row of length 1."""
-    asked: Float32 = queries.detach().cpu().numpy().astype(np.float32)
-    answers = fetch(asked.copy())
-    width = asked.shape[1]
-    if len(answers) != len(asked) or any(a.ndim != 2 or a.shape[1] != width for a in answers):
+    vectors: Float32 = queries.detach().cpu().numpy().astype(np.float32)
+    answers = fetch(vectors.copy())
+    width = vectors.shape[1]
+    if len(answers) != len(vectors) or any(a.ndim != 2 or a.shape[1] != width for a in answers):
         raise TrainingError(
-            f"expected negatives [n, {width}] for each of {len(asked)} queries: got "
+            f"expected negatives [n, {width}] for each of {len(vectors)} queries: got "
             f"{[a.shape for a in answers]}"
         )
-    found = np.concatenate(answers).astype(np.float32)
-    if not np.isfinite(found).all():
+    negatives = np.concatenate(answers).astype(np.float32)
+    if not np.isfinite(negatives).all():
         raise TrainingError("a negative from another site has a value that is not finite")
     # Noise in a disclosure changes lengths, and info_nce wants cosines; nothing has no direction.
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    kept = lengths[:, 0] > 0.0
-    unit: Float32 = (found[kept] / lengths[kept]).astype(np.float32)
+    lengths = np.linalg.norm(negatives, axis=1, keepdims=True)
+    answered = lengths[:, 0] > 0.0
+    unit: Float32 = (negatives[answered] / lengths[answered]).astype(np.float32)
     return unit

@@ -145,7 +145,7 @@ class AttemptLog:
             log.warning("an attempt is not in the log", cause=str(error))
 
     def _load(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
-        found: dict[int, list[control.Attempt]] = {}
+        attempts: dict[int, list[control.Attempt]] = {}
         if self._db is not None:
             rows = self._db.execute(
                 "SELECT round, seen FROM attempts WHERE round BETWEEN ? AND ?"
@@ -153,8 +153,8 @@ class AttemptLog:
                 (first, last),
             )
             for round_, seen in rows:
-                found.setdefault(round_, []).append(control.Attempt.FromString(seen))
-        return found
+                attempts.setdefault(round_, []).append(control.Attempt.FromString(seen))
+        return attempts
 
     # ---- reading -------------------------------------------------------------------
 

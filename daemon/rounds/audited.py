@@ -197,8 +197,8 @@ class AuditedTransport(Transport):
         promise = pb.Promise.FromString(signed.body)
         at = (promise.round, promise.attempt)
         if not promise.willing and promise.reason and self._is_new("promise", *at):
-            told = {"round": at[0], "attempt": at[1], "reason": promise.reason}
-            await self._audit.record_or_owe(DAEMON, "plan", "declined", **told)
+            objects = {"round": at[0], "attempt": at[1], "reason": promise.reason}
+            await self._audit.record_or_owe(DAEMON, "plan", "declined", **objects)
 
     async def _plan(self, to: str, answer: pb.PlanAnswer) -> None:
         await self._audit.record_or_owe(
@@ -214,14 +214,14 @@ class AuditedTransport(Transport):
     async def _contribution(self, round_: int, attempt: int, signed: pb.Signed) -> None:
         """What this site answers for in a sum."""
         if self._is_new("contribution", round_, attempt):
-            told = pb.Contribution.FromString(signed.body)
+            contribution = pb.Contribution.FromString(signed.body)
             await self._audit.record_or_owe(
                 DAEMON,
                 "contribution",
                 "signed",
                 round=round_,
                 attempt=attempt,
-                digest=told.upload_digest.hex(),
+                digest=contribution.upload_digest.hex(),
             )
 
     async def _stated(self, message: pb.Stated) -> None:
@@ -253,16 +253,16 @@ class AuditedTransport(Transport):
 
     async def _applied(self, round_: int, attempt: int, signed: pb.Signed) -> None:
         """Which version this site has made of a sum that it opened."""
-        told = pb.Applied.FromString(signed.body)
-        if self._is_new("applied", told.root_digest):
+        applied = pb.Applied.FromString(signed.body)
+        if self._is_new("applied", applied.root_digest):
             await self._audit.record_or_owe(
                 DAEMON,
                 "applied",
                 "signed",
                 round=round_,
                 attempt=attempt,
-                statement=told.root_digest.hex(),
-                digest=told.model_digest.hex(),
+                statement=applied.root_digest.hex(),
+                digest=applied.model_digest.hex(),
             )
 
     async def _failed(self, message: pb.AttemptFailed) -> None:

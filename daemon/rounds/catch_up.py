@@ -201,19 +201,19 @@ class CatchUp:
         arriving = self.folders.arriving
         await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self.shapes))
         reasons: list[str] = []
-        asked: dict[asyncio.Task[None], str] = {}
-        held = -1
+        calls: dict[asyncio.Task[None], str] = {}
+        size = -1
         try:
-            while sites or asked:
-                before, held = held, await asyncio.to_thread(_held, arriving, digest)
-                if sites and (not asked or held == before):
+            while sites or calls:
+                before, size = size, await asyncio.to_thread(_size_of, arriving, digest)
+                if sites and (not calls or size == before):
                     site = sites.pop(0)
-                    asked[asyncio.create_task(self._pull(transport, site, digest))] = site
+                    calls[asyncio.create_task(self._pull(transport, site, digest))] = site
                 done, _ = await asyncio.wait(
-                    asked, timeout=_NOTHING_CAME_S, return_when=asyncio.FIRST_COMPLETED
+                    calls, timeout=_NOTHING_CAME_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
-                    site = asked.pop(task)
+                    site = calls.pop(task)
                     try:
                         task.result()
                     except (PeerError, VersionError) as error:
@@ -221,9 +221,9 @@ class CatchUp:
                     else:
                         return ""
         finally:
-            for task in asked:
+            for task in calls:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
         return "; ".join(reasons) or "nobody to ask"
 
     async def _pull(self, transport: Transport, site: str, digest: bytes) -> None:
@@ -291,7 +291,7 @@ class CatchUp:
         for site in self._whom_to_ask(effect, transport):
             if site in self._asked:  # one that takes its time holds up no other
                 continue
-            held = len(chain)
+            length = len(chain)
             self._asked.add(site)
             try:
                 await self._extend(chain, site, effect.after, transport)
@@ -304,7 +304,7 @@ class CatchUp:
                 return
             finally:
                 self._asked.discard(site)
-            if len(chain) > held:
+            if len(chain) > length:
                 self.unverified.clear()
                 await self._feed(do.CertificatesArrived(site, tuple(chain)))
 
@@ -326,14 +326,14 @@ class CatchUp:
             first = after + len(chain) + 1
             name = pb.BlobName(kind=pb.CERTIFICATES, round=first)
             packed = await self._pull_history(transport, site, name)
-            found = await asyncio.to_thread(unpack_certificates, packed)
-            if not found:
+            certificates = await asyncio.to_thread(unpack_certificates, packed)
+            if not certificates:
                 return
-            _check_order(found, first, chain[-1].body.model_digest if chain else None)
-            await self._learn_manifests(site, found, transport)
+            _check_order(certificates, first, chain[-1].body.model_digest if chain else None)
+            await self._learn_manifests(site, certificates, transport)
             # In a thread: thousands of signatures must not hold up the daemon.
-            await asyncio.to_thread(self._verify, found)
-            chain += found
+            await asyncio.to_thread(self._verify, certificates)
+            chain += certificates
 
     def _verify(self, certificates: Sequence[pb.Certificate]) -> None:
         for certificate in certificates:
@@ -426,9 +426,9 @@ def _connected_first(sites: Iterable[str], transport: Transport) -> list[str]:
     return sorted(sites, key=lambda site: site not in seen or not seen[site].connected)
 
 
-def _check_order(found: Sequence[pb.Certificate], first: int, parent: bytes | None) -> None:
+def _check_order(certificates: Sequence[pb.Certificate], first: int, parent: bytes | None) -> None:
     """Raises RemoteProtocolError unless each certificate follows the one before."""
-    for round_, certificate in enumerate(found, start=first):
+    for round_, certificate in enumerate(certificates, start=first):
         body = certificate.body
         if body.round != round_ or parent not in (None, body.parent_digest):
             raise RemoteProtocolError(
@@ -448,7 +448,7 @@ def _arriving_name(digest: bytes) -> str:
     return f"version-{digest.hex()}"
 
 
-def _held(folder: Path, digest: bytes) -> int:
+def _size_of(folder: Path, digest: bytes) -> int:
     """Bytes of a version that have arrived so far."""
     size = 0
     for path in folder.glob(f"{_arriving_name(digest)}.*"):

@@ -257,7 +257,7 @@ class Node:
         if isinstance(error, RunRefused) and answer is not None:
             return error
         log.error("the protocol failed on an event", kind=type(event).__name__, exc_info=error)
-        self.report(f"{type(event).__name__} could not be taken: {_told(error)}")
+        self.report(f"{type(event).__name__} could not be taken: {_describe(error)}")
         return self._unable(event, error)
 
     def _unable(self, event: do.Event, error: Exception) -> Exception:
@@ -282,7 +282,7 @@ class Node:
                 return error
             except Exception as error:
                 name = type(effect).__name__
-                self.report(f"{name} failed here: {_told(error)}")
+                self.report(f"{name} failed here: {_describe(error)}")
                 log.exception("an effect was not carried out", effect=name)
                 failed = failed or error
         return failed
@@ -367,7 +367,7 @@ class Node:
         except PeerError as error:
             log.info("message not delivered", peer=to, kind=kind, cause=str(error))
         except Exception as error:  # what can't be sent ends nothing, whatever is wrong with it
-            self.report(f"a {kind} could not be sent to {to}: {_told(error)}")
+            self.report(f"a {kind} could not be sent to {to}: {_describe(error)}")
             log.exception("message not sent: a bug", peer=to, kind=kind)
         passing(f"send.{kind}:after")
         return delivered
@@ -406,13 +406,13 @@ class Node:
             )
             await entered(self._running.attached.audit, effect)
             return
-        told = (
+        text = (
             f"this site's state went back: {effect.told_by} knows that it has {effect.forgotten} "
             f"of round {effect.round}; it goes on behind that. Find out who restored it, or "
             "whether a second daemon runs with this site's key"
         )
-        self.report(told)
-        log.warning(told, peer=effect.told_by, round=effect.round)
+        self.report(text)
+        log.warning(text, peer=effect.told_by, round=effect.round)
         await entered(self._running.attached.audit, effect)
 
     # ---- versions and certificates ---------------------------------------------------
@@ -443,9 +443,9 @@ class Node:
         named = committed.body.statement_digest if committed is not None else b""
         draws = [one.plan.draw for digest, one in _sums_of(self._said) if digest == named]
         draws = draws or folders.kept_draws(effect.round)
-        kept = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
+        path = folders.kept_integers(effect.round, draws[0]) if len({*draws}) == 1 else None
         try:
-            integers.keep_residual(folders.residual, kept)
+            integers.keep_residual(folders.residual, path)
         except CryptoError as error:
             log.warning("what rounding dropped is not fed back", cause=str(error))
 
@@ -461,12 +461,12 @@ class Node:
         if effect.message:
             log.info(effect.phase, round=effect.round, attempt=effect.attempt, cause=effect.message)
         if effect.message and effect.phase in ("failed", "waiting"):
-            told = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
-            self.report(told, round_=effect.round)
+            line = f"round {effect.round} attempt {effect.attempt}: {effect.message}"
+            self.report(line, round_=effect.round)
         for one in effect.report.rejections if effect.report else ():
             if one.site == self.identity.site_id:
-                told = f"round {effect.round} went without our update: {one.reason}"
-                self.report(told, round_=effect.round)
+                line = f"round {effect.round} went without our update: {one.reason}"
+                self.report(line, round_=effect.round)
                 log.warning("our update was rejected", round=effect.round, cause=one.reason)
         run = self.protocol.run
         self.progress.phase(effect, run.target_round if run else 0, self.protocol.head_round)
@@ -554,8 +554,8 @@ class Node:
                 self.catch_up.suspect_head()
             reason = "; ".join(str(cause) for cause in causes)
             log.warning("work failed", phase=phase, round=round_, attempt=attempt, cause=reason)
-            told = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
-            self.report(told, round_=round_)
+            text = f"round {round_} attempt {attempt}, {phase} failed here: {reason}"
+            self.report(text, round_=round_)
             await self.feed(do.WorkFailed(round_, attempt, phase, reason))
         except* Exception:
             log.exception("work failed: a bug", phase=phase, round=round_)
@@ -574,7 +574,7 @@ async def _bounded(effect: do.Effect, work: Awaitable[None]) -> None:
     passing(f"{name}:after")
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}; the site's log has the details"
 
 

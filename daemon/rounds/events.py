@@ -42,10 +42,10 @@ class EventQueue:
     def take_asked(self) -> list[Asked]:
         """Those that somebody waits for, out of the queue; all others stay, in their order."""
         waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
-        for asked in waiting:
-            if asked[1] is None:
-                self._events.put_nowait(asked)
-        return [asked for asked in waiting if asked[1] is not None]
+        for entry in waiting:
+            if entry[1] is None:
+                self._events.put_nowait(entry)
+        return [entry for entry in waiting if entry[1] is not None]
 
     def __len__(self) -> int:
         return self._events.qsize()

@@ -61,8 +61,8 @@ class ManifestGossip:
         before = self._membership.manifest.version
         try:
             signed = await self._pull(site, before + 1)
-            found = await asyncio.to_thread(self._verified, signed)
-            self._membership.adopt(found)
+            manifests = await asyncio.to_thread(self._verified, signed)
+            self._membership.adopt(manifests)
         except (PeerError, ManifestError, StoreError, OSError) as error:
             self._complain(site, str(error))
             return False

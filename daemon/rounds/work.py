@@ -212,8 +212,8 @@ class AttemptWork:
         """
         state, plan = self._state, self._state.planned
         terms = terms_of(plan)
-        kept = self._folders.kept_integers(effect.round, effect.draw)
-        drawn = await asyncio.to_thread(kept.exists)
+        path = self._folders.kept_integers(effect.round, effect.draw)
+        drawn = await asyncio.to_thread(path.exists)
         if plan.scale_exponents and not drawn:
             raise CryptoError(
                 f"the sum of attempt {effect.draw} is to be made again, and this site does not "
@@ -222,7 +222,7 @@ class AttemptWork:
         if not drawn:
             await self._privacy.spend(*effect.at, terms)
         residual = self._residual(plan.training.bits)
-        hiding = Hiding(effect.weight, effect.scale_exponents, residual, terms, kept)
+        hiding = Hiding(effect.weight, effect.scale_exponents, residual, terms, path)
         hidden = await self._of_mode(plan).hide(state, hiding)
         if terms and not drawn:
             await self._readiness.refresh()

@@ -114,17 +114,17 @@ class Curve:
                     known,
                 )
                 await asyncio.to_thread(self._file, version, scores)
-            self._told(version, "")
+            self._note(version, "")
         except curve.NotIndexed:
             # Its index wakes us again; if it was overtaken there will be none.
-            self._told(version, "the newest version has not been indexed yet")
+            self._note(version, "the newest version has not been indexed yet")
         except EvaluationError as error:
-            self._told(version, str(error))
+            self._note(version, str(error))
         except _FAILURES as error:
-            self._told(version, str(error))
+            self._note(version, str(error))
             log.warning("version not judged", round=round_, cause=str(error))
 
-    def _told(self, version: _Version, missing: str) -> None:
+    def _note(self, version: _Version, missing: str) -> None:
         if version == self._head():
             self.missing = missing
 

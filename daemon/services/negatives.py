@@ -84,11 +84,11 @@ class AnsweringDesk:
             self._secret,
         )
         try:
-            found = await self._searched(shelf, sender, request, order.top_n)
+            hits = await self._searched(shelf, sender, request, order.top_n)
         except (IndexDamaged, LibraryError, WorkerCrashed, OSError) as error:
             log.warning("negatives not searched for", peer=sender, cause=str(error))
             raise Declined("this site could not search just now; its log has the cause") from error
-        return reply_of(found)
+        return reply_of(hits)
 
     async def _searched(
         self, shelf: Shelf, sender: str, request: pb.NegativesRequest, top_n: int
@@ -144,22 +144,22 @@ def own_secret(path: Path) -> bytes:
     under fresh noise, and two noised copies tell more than one. Raises OSError.
     """
     try:
-        found = path.read_bytes()
+        secret = path.read_bytes()
     except FileNotFoundError:
-        found = secrets.token_bytes(_SECRET_BYTES)
+        secret = secrets.token_bytes(_SECRET_BYTES)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(found)
+            file.write(secret)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    if len(found) != _SECRET_BYTES:
+    if len(secret) != _SECRET_BYTES:
         raise OSError(
-            f"{path} holds {len(found)} bytes, {_SECRET_BYTES} were written: restore it, or "
+            f"{path} holds {len(secret)} bytes, {_SECRET_BYTES} were written: restore it, or "
             "delete it to draw fresh noise"
         )
-    return found
+    return secret
 
 
 # ---- asking ----------------------------------------------------------------------
@@ -232,8 +232,8 @@ class Asking:
         self.steps += 1
         sites = self._sites() if self.options.ask else []
         requests = self._requests(item) if sites else []
-        found = await asyncio.gather(*(self._ask(site, requests) for site in sites))
-        heard = [answers for answers in found if answers is not None]
+        replies = await asyncio.gather(*(self._ask(site, requests) for site in sites))
+        heard = [answers for answers in replies if answers is not None]
         if not heard:
             self.unanswered += 1
             if self.unanswered == 1:
@@ -247,8 +247,8 @@ class Asking:
     def _reasons(self) -> dict[str, str]:
         if not self.options.ask:
             return {"cause": "this site asks nobody: negatives.ask is false"}
-        told = [f"{site}: {seen.reason}" for site, seen in self.peers.items() if seen.reason]
-        return {"cause": "; ".join(told) or "no peer is connected"}
+        reasons = [f"{site}: {seen.reason}" for site, seen in self.peers.items() if seen.reason]
+        return {"cause": "; ".join(reasons) or "no peer is connected"}
 
     def _sites(self) -> list[str]:
         """Chosen once, and again when one of them drops out: the fewer see a query the better."""

@@ -147,8 +147,8 @@ class Personaliser:
     async def _after_a_run(self, digest: bytes) -> None:
         await self._collection.until_served(digest)
         store = PersonalStore(Path(self._chosen.spec.personal_folder), self._chosen.shape_digest)
-        kept = await asyncio.to_thread(store.serving, digest)
-        finished = kept is not None and layer_of(self._chosen.spec).is_finished(kept)
+        serving = await asyncio.to_thread(store.serving, digest)
+        finished = serving is not None and layer_of(self._chosen.spec).is_finished(serving)
         if self._turn.locked() or finished:
             return
         await self._audit.record(DAEMON, "personalise", "begun", digest=digest.hex())
@@ -291,7 +291,7 @@ async def _as_messages(
 
 def last_step(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
     """What came of it."""
-    learned, asked = outcome.learned, outcome.asked
+    learned, asking = outcome.learned, outcome.asked
     return control.PersonaliseProgress(
         epoch=learned.epochs,
         epochs=learned.epochs,
@@ -307,8 +307,8 @@ def last_step(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgr
         judged_in_turn=learned.in_turn,
         untrained=learned.untrained,
         answers_with=layer_of(spec).answers_with(learned),
-        steps=asked.steps,
-        steps_unanswered=asked.unanswered,
+        steps=asking.steps,
+        steps_unanswered=asking.unanswered,
         peers=[
             control.Exchanged(
                 site=site,
@@ -318,7 +318,7 @@ def last_step(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgr
                 missed=seen.missed,
                 reason=seen.reason,
             )
-            for site, seen in sorted(asked.peers.items())
+            for site, seen in sorted(asking.peers.items())
         ],
         seconds=learned.seconds,
     )

@@ -186,8 +186,8 @@ class AuditLog:
                 self._try_again = time.monotonic() + _PAUSE_S
                 refusal = self._unwritable(error)
                 if not self.trouble:
-                    told = "audit log not written: what must be in it is refused"
-                    log.error(told, cause=str(error))  # noqa: TRY400  an outside cause
+                    reason = "audit log not written: what must be in it is refused"
+                    log.error(reason, cause=str(error))  # noqa: TRY400  an outside cause
                 self.trouble = str(refusal)
                 raise refusal from error
             if self.trouble:
@@ -230,16 +230,16 @@ class AuditLog:
     def _open(self) -> None:
         """Find the end of the log, and account for what a crash or a person did to it."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = segments(self._folder)
+        paths = segments(self._folder)
         # The last one may have been begun and no more: the one before has the last entry then.
         # Where there are breaks, the entries that record them may be anywhere.
         again = self._verified and not self._chain.records
         chain, at_head = Chain(), is_at(None, self._noted)
-        for entry in walk(found[-2:] if again else found, chain, torn_end=True):
+        for entry in walk(paths[-2:] if again else paths, chain, torn_end=True):
             at_head = at_head or is_at(entry, self._noted)
         self._chain, self._verified = chain, True
-        self._path = found[-1] if found else segment(self._folder, 1)
-        whole = not found or _ends_with_a_line(self._path)
+        self._path = paths[-1] if paths else segment(self._folder, 1)
+        whole = not paths or _ends_with_a_line(self._path)
         self._file = _opened(self._path)
         if not whole:
             _write_all(self._file, b"\n")
@@ -267,8 +267,8 @@ class AuditLog:
             end.why = lost.why if lost is not None and not chain.altered else end.why
             chain.breaks.append(end)
             read_over(chain)
-        if found := end or lost:
-            breaks.append(found)
+        if broken := end or lost:
+            breaks.append(broken)
         if not breaks:
             return
         chain.seq, chain.head = old

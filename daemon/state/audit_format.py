@@ -162,10 +162,10 @@ def _record(entry: Mapping[str, Any]) -> BreakRecord | None:
 
     Whoever can write the log can write this, too; it must not break what shows it.
     """
-    told, digests = entry["objects"], entry["objects"].get("digests")
-    texts = {"time": entry["time"], **{name: told.get(name) for name in ("file", "why")}}
-    numbers = {name: told.get(name) for name in ("line", "breaks", "first")}
-    hashes = {name: told.get(name) for name in ("head", "state")}
+    objects, digests = entry["objects"], entry["objects"].get("digests")
+    texts = {"time": entry["time"], **{name: objects.get(name) for name in ("file", "why")}}
+    numbers = {name: objects.get(name) for name in ("line", "breaks", "first")}
+    hashes = {name: objects.get(name) for name in ("head", "state")}
     formed = (
         all(isinstance(text, str) and text.isprintable() for text in texts.values())
         and sum(len(text) for text in texts.values()) < 1000
@@ -212,8 +212,8 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def segments(folder: Path) -> list[Path]:
     """The segments of a log, oldest first."""
-    found = sorted((int(m[1]), p) for p in folder.glob("*") if (m := _SEGMENT.fullmatch(p.name)))
-    return [path for _, path in found]
+    numbered = sorted((int(m[1]), p) for p in folder.glob("*") if (m := _SEGMENT.fullmatch(p.name)))
+    return [path for _, path in numbered]
 
 
 def segment(folder: Path, number: int) -> Path:
@@ -293,9 +293,9 @@ def _follow(
     chain: Chain, entry: Mapping[str, Any], path: Path, number: int, lost: Path | None
 ) -> None:
     """Go on with ``entry``, which may be the first behind a break; ``lost``: a segment before."""
-    found = break_before(chain, (entry["seq"], entry["previous"]), path, number, lost)
-    if found is not None:
-        chain.breaks.append(found)
+    broken = break_before(chain, (entry["seq"], entry["previous"]), path, number, lost)
+    if broken is not None:
+        chain.breaks.append(broken)
         read_over(chain)
     chain.first = chain.first or entry["seq"]
     chain.seq, chain.head = entry["seq"], bytes.fromhex(entry["hash"])
@@ -392,8 +392,8 @@ def is_at(entry: Mapping[str, Any] | None, head: Head | None) -> bool:
         return True
     if entry is None:
         return False
-    told = entry["objects"].get("head") if entry["action"] == BROKEN else None
-    return head[1].hex() in (entry["hash"], entry["previous"], told)
+    recorded = entry["objects"].get("head") if entry["action"] == BROKEN else None
+    return head[1].hex() in (entry["hash"], entry["previous"], recorded)
 
 
 def lost_end(head: Head, chain: Chain, path: Path) -> Break:

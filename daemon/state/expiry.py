@@ -65,10 +65,10 @@ def expiries(
     return ours, authority, *theirs
 
 
-def warnings(found: Iterable[Expiry], now: datetime | None = None) -> list[str]:
+def warnings(certificates: Iterable[Expiry], now: datetime | None = None) -> list[str]:
     """What people should know of these now."""
     moment = now or datetime.now(UTC)
-    return [text for one in found if (text := one.warning(moment))]
+    return [text for one in certificates if (text := one.warning(moment))]
 
 
 class ExpiryWatch:

@@ -52,6 +52,6 @@ def _forget(state: Path) -> int:
     with closing(Store(state / "state.sqlite3")) as store:
         # First this site's integers of the round: those that were in a sum must be in no
         # other one. Without them it draws anew, and books that.
-        if (kept := state / "kept").exists():
-            shutil.rmtree(kept)
+        if (folder := state / "kept").exists():
+            shutil.rmtree(folder)
         return store.forget_round()

@@ -226,18 +226,18 @@ class Membership:
         self._take(self.manifest, self._signed)
         self._see_current()
 
-    def adopt(self, found: Sequence[tuple[FederationManifest, bytes]]) -> None:
+    def adopt(self, manifests: Sequence[tuple[FederationManifest, bytes]]) -> None:
         """Put the newest of these in force.
 
         Raises ManifestError when it is not newer than ours, StoreError.
         """
-        manifest, signed = max(found, key=lambda one: one[0].version, default=(None, b""))
+        manifest, signed = max(manifests, key=lambda one: one[0].version, default=(None, b""))
         if manifest is None or not manifest.newer_than(self.manifest):
             raise ManifestError(
                 f"expected a manifest newer than {self.manifest.version}, there is none"
             )
         # A round goes over one step at a time: those between are needed, too.
-        self.learn([text for _, text in found])
+        self.learn([text for _, text in manifests])
         self._take(manifest, signed)
 
     def _take(self, manifest: FederationManifest, signed: bytes) -> None:

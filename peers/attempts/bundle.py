@@ -357,8 +357,8 @@ def derive_plan(bundle: Bundle, ground: Ground) -> pb.Plan:
         if why_not := objection(training, len(willing)):
             raise PlanFails(why_not)
         most = training.max_num_examples
-        told = {site: min(one.num_examples, most) for site, one in willing.items()}
-        examples = clipped(told, manifest.tolerated)
+        counts = {site: min(one.num_examples, most) for site, one in willing.items()}
+        examples = clipped(counts, manifest.tolerated)
         plan.full_weight = max(examples.values())
         if known := [one.complexity for one in willing.values() if one.complexity]:
             plan.least_complexity, plan.most_complexity = min(known), max(known)

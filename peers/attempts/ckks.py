@@ -80,8 +80,8 @@ class KeyCoordinator(CoordinatorSteps):
         """Why the key that is here is not the one that was signed; empty when it is."""
         if self._commitment is None:
             return ""
-        told = pb.KeyCommitment.FromString(self._commitment.body)
-        if told.public_digest == self._public_digest:
+        commitment = pb.KeyCommitment.FromString(self._commitment.body)
+        if commitment.public_digest == self._public_digest:
             return ""
         return f"the key dealer {self.plan.key_dealer} sent another key than it signed"
 
@@ -103,10 +103,10 @@ class KeyCoordinator(CoordinatorSteps):
         if self._commitment is not None:
             return
         signed = message.commitment
-        told = read(self._keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, signed, self._manifest)
+        commitment = read(self._keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, signed, self._manifest)
         dealer = signed.site == sender == self.plan.key_dealer
         must_be(dealer, sender, "commits itself to a key that it does not deal")
-        same = told.plan_digest == digest_of(self.plan)
+        same = commitment.plan_digest == digest_of(self.plan)
         must_be(same, sender, "deals a key for another plan")
         self._commitment = signed
 
@@ -175,12 +175,12 @@ class KeyParticipant(ParticipantSteps):
 
     def _commit(self, event: do.KeyDealt) -> list[do.Effect]:
         """We have made the round's key: commit ourselves to it, for all to compare."""
-        told = pb.KeyCommitment(
+        commitment = pb.KeyCommitment(
             plan_digest=digest_of(self.plan),
             public_digest=event.public_digest,
             secret_digest=event.secret_digest,
         )
-        signed = sign(self.keys, Kind.KEY_COMMITMENT, told)
+        signed = sign(self.keys, Kind.KEY_COMMITMENT, commitment)
         message = pb.KeyCommitted(round=event.round, attempt=event.attempt, commitment=signed)
         return [do.Send(self.plan.coordinator, message)]
 
@@ -205,8 +205,10 @@ class KeyParticipant(ParticipantSteps):
         if not (self.may_open and self.context_digest):
             return
         commitment = statement.commitment
-        told = read(self.keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, self.manifest)
-        same = told.secret_digest == self.context_digest
+        committed = read(
+            self.keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, self.manifest
+        )
+        same = committed.secret_digest == self.context_digest
         must_be(same, self.plan.key_dealer, "dealt us another key than it signed")
 
     @property
@@ -266,8 +268,8 @@ class Ckks(Mode):
     ) -> None:
         """The dealer has signed a key for this plan."""
         plan, commitment = statement.plan, statement.commitment
-        told = read(keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, manifest)
-        dealt = commitment.site == plan.key_dealer and told.plan_digest == digest_of(plan)
+        committed = read(keys, Kind.KEY_COMMITMENT, pb.KeyCommitment, commitment, manifest)
+        dealt = commitment.site == plan.key_dealer and committed.plan_digest == digest_of(plan)
         must_be(dealt, plan.coordinator, "states no key")
 
     def coordinator(

@@ -95,8 +95,8 @@ class Tally:
         if known is None or self.certificate is None:
             return None
         signed = message.applied
-        told = pb.Applied.FromString(signed.body)  # read by peers/rounds/protocol.py
-        must_be(told.root_digest == known.digest, sender, "applied another sum")
+        applied = pb.Applied.FromString(signed.body)  # read by peers/rounds/protocol.py
+        must_be(applied.root_digest == known.digest, sender, "applied another sum")
         self.applied.setdefault(sender, signed)
         body, count = self._most()
         if count < self.proving:
@@ -122,8 +122,8 @@ class Tally:
 
     def prove(self, lock: pb.Lock) -> None:
         """This is what is voted for from now on."""
-        held = read_lock(lock, self.keys, self.manifest_of)
-        self._value = value_of(held, self.ground.manifest)
+        proven = read_lock(lock, self.keys, self.manifest_of)
+        self._value = value_of(proven, self.ground.manifest)
 
     def voted(self, vote: pb.Vote, own: str) -> list[pb.Vote]:
         """A verified vote: equal ones of a quorum, with our own, once there are.
@@ -254,14 +254,14 @@ class Coordination(Preparing):
             return []
         signed = message.contribution
         kind, manifest = Kind.CONTRIBUTION, self.ground.manifest
-        told = read(self.keys, kind, pb.Contribution, signed, manifest)
+        contribution = read(self.keys, kind, pb.Contribution, signed, manifest)
         must_be(signed.site == sender, sender, "brings another site's contribution")
         agreed = (self.plan_digest, scale_digest(self._gathered.exponents))
-        if (told.plan_digest, told.scale_digest) != agreed:
+        if (contribution.plan_digest, contribution.scale_digest) != agreed:
             return self.update_refused(sender, "contributes to another plan or scale", now)
-        if len(told.nonce) != mode_of(self._plan).tag_bytes(self._plan, sender):
+        if len(contribution.nonce) != mode_of(self._plan).tag_bytes(self._plan, sender):
             return self.update_refused(sender, "signed tags that prove nothing", now)
-        return self._joined(sender, self._gathered.signed(sender, signed, told), now)
+        return self._joined(sender, self._gathered.signed(sender, signed, contribution), now)
 
     def update_arrived(self, event: do.UpdateArrived, now: float) -> list[do.Effect]:
         """An update is here, whole; its owner's word on it may be still to come."""
@@ -329,14 +329,14 @@ class Coordination(Preparing):
             sender,
             "holds no key and can have decrypted nothing",
         )
-        told = read(self.keys, Kind.PRODUCTS, pb.Products, signed, self.ground.manifest)
-        must_be(told.question_digest == question.digest, sender, "answers another question")
+        products = read(self.keys, Kind.PRODUCTS, pb.Products, signed, self.ground.manifest)
+        must_be(products.question_digest == question.digest, sender, "answers another question")
         answers = self._gathered.answered(signed, robust.answers_needed(self._plan))
         if not answers:
             return []
         try:
             exponent = max(self._gathered.exponents)
-            chosen = robust.choose(self._plan, question.message, told, exponent)
+            chosen = robust.choose(self._plan, question.message, products, exponent)
         except ValueError as error:
             raise AttemptFails(str(error)) from error
         self._gathered.select(chosen)
@@ -486,7 +486,7 @@ class Coordination(Preparing):
             return self._go(now)
         if self.phase == "plan":
             heard = {site: answer.accepted for site, answer in self._answers.items()}
-            heard |= {site: signed is not None for site, signed in self._told.told.items()}
+            heard |= {site: signed is not None for site, signed in self._reporting.signed.items()}
             absent = sorted(set(self.participants) - heard.keys())
             self._refusals |= dict.fromkeys(absent, "did not answer the plan")
             self._need(sum(heard.values()), "took the plan")

@@ -170,11 +170,11 @@ class Participation:
         if self._reported is not None:
             return []
         self._reported = exponents
-        told = pb.Exponents(plan_digest=self.plan_digest, scale_exponents=exponents)
+        report = pb.Exponents(plan_digest=self.plan_digest, scale_exponents=exponents)
         message = pb.Trained(
             round=self.plan.round,
             attempt=self.plan.attempt,
-            exponents=sign(self.keys, Kind.EXPONENTS, told),
+            exponents=sign(self.keys, Kind.EXPONENTS, report),
         )
         return [do.Send(self.coordinator, message), *self._encrypt_when_ready()]
 
@@ -200,7 +200,7 @@ class Participation:
 
     def scale(self, scaled: Scaled) -> list[do.Effect]:
         """What all have told is known: the scale follows from it."""
-        ours = scaled.told.get(self.site)
+        ours = scaled.reports.get(self.site)
         if self._exponents is not None or not self._reported or ours is None:
             return []  # the attempt goes on without us
         must_be(ours == self._reported, self.coordinator, "passes on exponents that are not ours")
@@ -230,13 +230,13 @@ class Participation:
         """The update is on its way: sign what it is, for whom and on which scale."""
         if self._contribution is not None or self._exponents is None:
             return []
-        told = pb.Contribution(
+        contribution = pb.Contribution(
             plan_digest=self.plan_digest,
             scale_digest=scale_digest(self._exponents),
             upload_digest=event.upload_digest,
             nonce=event.nonce,
         )
-        self._contribution = sign(self.keys, Kind.CONTRIBUTION, told)
+        self._contribution = sign(self.keys, Kind.CONTRIBUTION, contribution)
         message = pb.Contributed(
             round=event.round, attempt=event.attempt, contribution=self._contribution
         )
@@ -265,8 +265,8 @@ class Participation:
                 return []
             self._question = known
             at = (self.plan.round, self.plan.attempt)
-            asked = do.DecryptProducts(*at, contributors, known.message.sum_digest)
-            return [self._progress("select"), asked]
+            decryption = do.DecryptProducts(*at, contributors, known.message.sum_digest)
+            return [self._progress("select"), decryption]
         if self._opening.known is not None or not self._steps.opens(contributors):
             return []
         effects = self._opening.certified(known)
@@ -277,12 +277,12 @@ class Participation:
         """Sign the numbers, and tell them."""
         if self._question is None:
             return []
-        told = pb.Products(
+        answer = pb.Products(
             question_digest=self._question.digest,
             products=event.products,
             imaginary=event.imaginary,
         )
-        signed = sign(self.keys, Kind.PRODUCTS, told)
+        signed = sign(self.keys, Kind.PRODUCTS, answer)
         message = pb.Compared(round=event.round, attempt=event.attempt, products=signed)
         return [do.Send(self.coordinator, message)]
 

@@ -79,7 +79,7 @@ class Gathering:
     _uploads: dict[str, bytes] = field(default_factory=dict)
     _promised: dict[str, pb.Contribution] = field(default_factory=dict)
     _here: set[str] = field(default_factory=set)
-    _told: dict[str, pb.Signed] = field(default_factory=dict)
+    _product_answers: dict[str, pb.Signed] = field(default_factory=dict)
     _comparing: bool = False
     _selected: bool = False
     _finishing: bool = False
@@ -162,9 +162,9 @@ class Gathering:
 
     def answered(self, signed: pb.Signed, needed: int) -> list[pb.Signed]:
         """A key holder's answer; as many equal ones as are needed, once there are."""
-        self._told.setdefault(signed.site, signed)
-        told = self._told.values()
-        equal = [one for one in told if one.body == signed.body]
+        self._product_answers.setdefault(signed.site, signed)
+        answers = self._product_answers.values()
+        equal = [one for one in answers if one.body == signed.body]
         if len(equal) >= needed:
             self.answers = sorted(equal, key=lambda one: one.site)
             return self.answers
@@ -204,8 +204,8 @@ class Gathering:
 
     def rejections(self) -> list[pb.Rejection]:
         """What the round's report tells of those who were kept out."""
-        told = sorted(self.rejected.items())
-        return [pb.Rejection(site=site, reason=reason) for site, reason in told]
+        reasons = sorted(self.rejected.items())
+        return [pb.Rejection(site=site, reason=reason) for site, reason in reasons]
 
 
 @dataclass
@@ -306,7 +306,7 @@ class Preparing:
             raise AttemptFails(f"the key dealer {sender} failed to {reason}")
         if sender not in self.participants:
             return []
-        self._told.told[sender] = None
+        self._reporting.signed[sender] = None
         left = self._steps_without(sender, now)
         return [*left, *(self._all_planned(now) or self._scale_if_all_trained(now))]
 
@@ -356,7 +356,7 @@ class Preparing:
 
     def _all_planned(self, now: float) -> list[do.Effect]:
         """Every participant has answered the plan, or has failed since."""
-        heard = self._answers.keys() | self._told.told.keys()
+        heard = self._answers.keys() | self._reporting.signed.keys()
         if self.phase != "plan" or not heard >= set(self.participants):
             return []
         return self._begin_training(now)
@@ -429,16 +429,16 @@ class Preparing:
 
     def trained(self, sender: str, message: pb.Trained, now: float) -> list[do.Effect]:
         """A participant has trained, or says that it could not."""
-        if self.plan is None or sender not in self.participants or sender in self._told.told:
+        if self.plan is None or sender not in self.participants or sender in self._reporting.signed:
             return []
-        self._told.trained(sender, message)
+        self._reporting.trained(sender, message)
         if not message.HasField("exponents"):
             self._refusals[sender] = message.reason
         return self._all_planned(now) or self._scale_if_all_trained(now)
 
     def _scale_if_all_trained(self, now: float) -> list[do.Effect]:
         agreed = {site for site, answer in self._answers.items() if answer.accepted}
-        waiting = agreed - set(self._told.told)
+        waiting = agreed - set(self._reporting.signed)
         if self.phase == "train" and self._can_add and not waiting:
             return self._scale(now)
         return []
@@ -447,19 +447,19 @@ class Preparing:
         """Pass on what all have told: one fixed-point scale follows from it."""
         if not self._can_add:
             raise AttemptFails(f"no round key came from the key dealer {self._plan.key_dealer}")
-        told = self._told.of(self._steps.able)
-        self._need(len(told), "have trained")
+        reports = self._reporting.of(self._steps.able)
+        self._need(len(reports), "have trained")
         try:
-            exponents, rejected = self._told.scale(told)
+            exponents, rejected = self._reporting.scale(reports)
         except ValueError as error:
             raise AttemptFails(str(error)) from error
         self._reject(rejected)
         self._gathered.left_out = len(rejected)
-        asked = sorted(set(told) - set(rejected))
-        self._need(len(asked), "can contribute")
-        self._gathered.ask(asked, exponents)
+        sites = sorted(set(reports) - set(rejected))
+        self._need(len(sites), "can contribute")
+        self._gathered.ask(sites, exponents)
         self._enter("aggregate", now, self.timing.phase(self.attempt))
-        message = pb.Scale(round=self.round, attempt=self.attempt, exponents=list(told.values()))
+        message = pb.Scale(round=self.round, attempt=self.attempt, exponents=list(reports.values()))
         # To all who promised: who is not asked learns that the attempt goes on.
         return [do.Send(site, message) for site in sorted(self._promises)]
 
@@ -486,7 +486,7 @@ class Preparing:
         return self._mode
 
     @property
-    def _told(self) -> Reports:
+    def _reporting(self) -> Reports:
         if self._reports is None:
             raise AssertionError(f"phase {self.phase} without a plan")
         return self._reports
@@ -516,7 +516,7 @@ class Preparing:
             raise AttemptFails(f"{count} sites {what}, the plan needs {minimum}{self._why_not()}")
 
     def _untold(self) -> set[str]:
-        return set(self.participants) - set(self._told.told)
+        return set(self.participants) - set(self._reporting.signed)
 
     def _why_not(self) -> str:
         reasons = dict(self._refusals)

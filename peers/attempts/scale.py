@@ -38,27 +38,27 @@ class Reports:
     ground: Ground
     keys: Keys
     plan: pb.Plan
-    told: dict[str, pb.Signed | None] = field(default_factory=dict)
+    signed: dict[str, pb.Signed | None] = field(default_factory=dict)
     _exponents: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def trained(self, sender: str, message: pb.Trained) -> None:
         """A participant has trained, or says that it could not."""
         if not message.HasField("exponents"):
-            self.told[sender] = None
+            self.signed[sender] = None
             return
         signed = message.exponents
-        told = read(self.keys, Kind.EXPONENTS, pb.Exponents, signed, self.ground.manifest)
+        report = read(self.keys, Kind.EXPONENTS, pb.Exponents, signed, self.ground.manifest)
         must_be(signed.site == sender, sender, "reports another site's training")
-        same = told.plan_digest == digest_of(self.plan)
+        same = report.plan_digest == digest_of(self.plan)
         must_be(same, sender, "trained for another plan")
-        self.told[sender] = signed
-        self._exponents[sender] = tuple(told.scale_exponents)
+        self.signed[sender] = signed
+        self._exponents[sender] = tuple(report.scale_exponents)
 
     def of(self, sites: Collection[str] | None) -> dict[str, pb.Signed]:
         """What was told, by site, sorted; of these sites only, if they are given."""
         return {
             site: signed
-            for site, signed in sorted(self.told.items())
+            for site, signed in sorted(self.signed.items())
             if signed is not None and (sites is None or site in sites)
         }
 
@@ -75,7 +75,7 @@ class Scaled:
     whose updates nobody takes, by the exponents that they signed, and why.
     """
 
-    told: Mapping[str, tuple[int, ...]]
+    reports: Mapping[str, tuple[int, ...]]
     exponents: tuple[int, ...]
     left_out: Mapping[str, str]
 
@@ -85,19 +85,19 @@ def read_scale(message: pb.Scale, plan: pb.Plan, ground: Ground, keys: Keys) -> 
 
     Raises RemoteProtocolError, CertificateError unless participants have signed it of this plan.
     """
-    told: dict[str, tuple[int, ...]] = {}
+    reports: dict[str, tuple[int, ...]] = {}
     participants = {one.site for one in plan.participants}
     plan_digest = digest_of(plan)
     for signed in message.exponents:
         one = read(keys, Kind.EXPONENTS, pb.Exponents, signed, ground.manifest)
         right = one.plan_digest == plan_digest and signed.site in participants
         must_be(right, plan.coordinator, f"passes on what {signed.site} told of another plan")
-        told[signed.site] = tuple(one.scale_exponents)
+        reports[signed.site] = tuple(one.scale_exponents)
     try:
-        exponents, left_out = scale_of(plan, told)
+        exponents, left_out = scale_of(plan, reports)
     except ValueError as error:
         raise RemoteProtocolError(f"{plan.coordinator}: {error}") from error
-    return Scaled(told, exponents, left_out)
+    return Scaled(reports, exponents, left_out)
 
 
 def scale_of(
@@ -127,29 +127,31 @@ def common_scale(
     """
     if not reports:
         raise ValueError("no site reports the scale of its update")
-    told = {site: tuple(exponents) for site, exponents in reports.items()}
-    rejected = _unlike(plan, told)
-    told = {site: exponents for site, exponents in told.items() if site not in rejected}
-    rejected |= wild(plan, told)
-    kept = (exponents for site, exponents in told.items() if site not in rejected)
-    largest = tuple(max(column) for column in zip(*kept, strict=True))
+    exponents_of = {site: tuple(exponents) for site, exponents in reports.items()}
+    rejected = _unlike(plan, exponents_of)
+    exponents_of = {
+        site: exponents for site, exponents in exponents_of.items() if site not in rejected
+    }
+    rejected |= wild(plan, exponents_of)
+    remaining = (exponents for site, exponents in exponents_of.items() if site not in rejected)
+    largest = tuple(max(column) for column in zip(*remaining, strict=True))
     return ((max(largest),) * len(largest) if is_robust(plan.training) else largest), rejected
 
 
-def _unlike(plan: pb.Plan, told: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+def _unlike(plan: pb.Plan, exponents_of: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Sites that report what can't belong to the vector that most report of."""
-    groups = _commonest([len(exponents) for exponents in told.values()])
-    found = {
+    groups = _commonest([len(exponents) for exponents in exponents_of.values()])
+    reasons = {
         site: f"it reports {len(exponents)} parameter groups, most sites {groups}: update it"
-        for site, exponents in told.items()
+        for site, exponents in exponents_of.items()
         if len(exponents) != groups
     }
     if not plan.noise_multiplier:
-        return found
-    rest = {site: exponents for site, exponents in told.items() if site not in found}
+        return reasons
+    rest = {site: exponents for site, exponents in exponents_of.items() if site not in reasons}
     same = _commonest(list(rest.values()))
     reason = "it differs from most sites about the scale of the same noise: update it"
-    return found | {site: reason for site, exponents in rest.items() if exponents != same}
+    return reasons | {site: reason for site, exponents in rest.items() if exponents != same}
 
 
 def _commonest(values: Sequence[_V]) -> _V:

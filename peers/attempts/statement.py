@@ -172,17 +172,17 @@ def read_contributions(
     lead = statement.plan.coordinator
     plan, scale = digest_of(statement.plan), scale_digest(statement.scale_exponents)
     participants = {one.site for one in statement.plan.participants}
-    found: dict[str, pb.Contribution] = {}
+    contributions: dict[str, pb.Contribution] = {}
     for signed in statement.contributions:
         site = signed.site
-        told = read(keys, Kind.CONTRIBUTION, pb.Contribution, signed, manifest, past=past)
+        contribution = read(keys, Kind.CONTRIBUTION, pb.Contribution, signed, manifest, past=past)
         must_be(site in participants, lead, f"sums an update of {site}, which takes no part")
-        agreed = (told.plan_digest, told.scale_digest) == (plan, scale)
+        agreed = (contribution.plan_digest, contribution.scale_digest) == (plan, scale)
         must_be(agreed, lead, f"sums an update that {site} made for something else")
-        tagged = len(told.nonce) == mode_of(statement.plan).tag_bytes(statement.plan, site)
+        tagged = len(contribution.nonce) == mode_of(statement.plan).tag_bytes(statement.plan, site)
         must_be(tagged, lead, f"shows tags of {site} that prove nothing")
-        found[site] = told
-    return found
+        contributions[site] = contribution
+    return contributions
 
 
 def scale_digest(exponents: Sequence[int]) -> bytes:
@@ -240,11 +240,11 @@ def check_selection(
     compared = {one.site: one for one in question.message.contributions}
     same = all(compared.get(one.site) == one for one in statement.contributions)
     must_be(same, lead, "sums another update than was compared")
-    kept = tuple(one.site for one in statement.contributions)
+    contributors = tuple(one.site for one in statement.contributions)
     must_be(
-        kept == chosen.kept,
+        contributors == chosen.kept,
         lead,
-        f"sums the updates of {list(kept)}; by their dot products it would be those of "
+        f"sums the updates of {list(contributors)}; by their dot products it would be those of "
         f"{list(chosen.kept)}",
     )
     return chosen.rejected

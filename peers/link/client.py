@@ -319,10 +319,10 @@ class PeerLink:
         overwrites it (https://github.com/grpc/grpc/issues/36066).
         """
         async with asyncio.timeout(self._timeouts.frame_s):
-            told = dict(await call.initial_metadata()).get(GO_AHEAD)
-        if told is None:
+            value = dict(await call.initial_metadata()).get(GO_AHEAD)
+        if value is None:
             raise asyncio.InvalidStateError("the call is over")
-        digits = str(told)
+        digits = str(value)
         if not (digits.isdecimal() and len(digits) < 20 and sent <= int(digits) <= total):
             raise RemoteProtocolError(
                 f"it wants an object of {total} bytes from byte {digits[:40]!r} on; "
@@ -333,31 +333,31 @@ class PeerLink:
     async def _pull_rest(
         self, name: pb.BlobName, partial: PartialFile, limit: int
     ) -> ReceivedObject:
-        held = await partial.held()
-        if held > limit:
+        offset = await partial.held()
+        if offset > limit:
             await partial.discard()
-            held = 0
+            offset = 0
         try:
-            return await self._pull_once(name, partial, held, limit)
+            return await self._pull_once(name, partial, offset, limit)
         except (RemoteProtocolError, grpc.aio.AioRpcError) as error:
             if isinstance(error, RemoteProtocolError) or _beyond_end(error):
                 await partial.discard()
-            if not held or not (isinstance(error, DigestMismatch) or _beyond_end(error)):
+            if not offset or not (isinstance(error, DigestMismatch) or _beyond_end(error)):
                 raise
         # What was held is not the beginning of this object: it was another's, or damaged.
         return await self._pull_rest(name, partial, limit)
 
     async def _pull_once(
-        self, name: pb.BlobName, partial: PartialFile, held: int, limit: int
+        self, name: pb.BlobName, partial: PartialFile, offset: int, limit: int
     ) -> ReceivedObject:
         request = pb.PullRequest(
             federation_id=self.identity.federation_id,
             sender=self.identity.site_id,
             name=name,
-            offset=held,
+            offset=offset,
         )
         raw = _serialised(request)
-        call = self._pull(raw, timeout=self._deadline(limit - held))
+        call = self._pull(raw, timeout=self._deadline(limit - offset))
         self._contacts.sent(self.peer.id, raw)
         try:
             async with aclosing(self._arriving(call)) as incoming:
@@ -439,42 +439,42 @@ class PeerLink:
             return PeerUnreachable(f"{site} moved no frame for {self._timeouts.frame_s:g} s")
         if not isinstance(error, grpc.aio.AioRpcError):
             return ConnectionBroken(f"the connection to {site} was closed here ({error})")
-        code, told = error.code(), one_line(error.details() or "no reason given")
+        code, details = error.code(), one_line(error.details() or "no reason given")
         if code is grpc.StatusCode.UNAVAILABLE:
             return ConnectionBroken(
-                f"{site} cannot be reached at {self.peer.address}: {self._why(told)}"
+                f"{site} cannot be reached at {self.peer.address}: {self._why(details)}"
             )
         if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
-            return PeerUnreachable(f"{site} did not answer in time ({told})")
+            return PeerUnreachable(f"{site} did not answer in time ({details})")
         if code is grpc.StatusCode.NOT_FOUND:
-            return BlobUnknown(f"{site}: {told}")
-        if code is grpc.StatusCode.UNIMPLEMENTED or "message larger than max" in told:
-            return RemoteProtocolError(f"{site} misbehaves: {told}")
-        if code is grpc.StatusCode.INTERNAL and "error from Core" in told:
+            return BlobUnknown(f"{site}: {details}")
+        if code is grpc.StatusCode.UNIMPLEMENTED or "message larger than max" in details:
+            return RemoteProtocolError(f"{site} misbehaves: {details}")
+        if code is grpc.StatusCode.INTERNAL and "error from Core" in details:
             # Which of the two it was, grpc.aio does not say (see `_go_ahead`). The next try
             # goes on where this one ended; if it is refused, it learns why.
             return ConnectionBroken(
                 f"{site} ended the transfer early, or the connection to it broke; its log says why"
             )
         if (busy_s := _retry_after_s(error)) is not None:
-            return PeerBusy(f"{site} refused: {told}", busy_s)
-        return PeerRefused(f"{site} refused: {told}")
+            return PeerBusy(f"{site} refused: {details}", busy_s)
+        return PeerRefused(f"{site} refused: {details}")
 
-    def _why(self, told: str) -> str:
+    def _why(self, details: str) -> str:
         """The likely cause, where the TLS library is not allowed to say it."""
         if self.identity.not_after <= datetime.now(UTC):
             return (
                 f"our own certificate expired on {self.identity.not_after:%Y-%m-%d}: have it "
                 "renewed (`fedctl ca sign`, `fedctl site install`)"
             )
-        if "CERTIFICATE_VERIFY_FAILED" in told or "Hostname Verification" in told:
-            return f"whoever answers there cannot prove to be {self.peer.id!r} ({told})"
-        if "Socket closed" in told or "reset by peer" in told:
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+            return f"whoever answers there cannot prove to be {self.peer.id!r} ({details})"
+        if "Socket closed" in details or "reset by peer" in details:
             return (
                 "it closed the connection while it was being set up; it may not accept our "
-                f"certificate (its log says so), or it is stopping ({told})"
+                f"certificate (its log says so), or it is stopping ({details})"
             )
-        return told
+        return details
 
 
 def _open_channel(identity: Identity, peer: ManifestSite, keepalive: Keepalive) -> Any:
@@ -502,8 +502,8 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """When the peer would take the call, if it says so; what it says is bounded."""
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return None
-    told = _trailing(error, RETRY_AFTER)
-    return int(told) / 1000 if told.isdecimal() and len(told) < 8 else None
+    value = _trailing(error, RETRY_AFTER)
+    return int(value) / 1000 if value.isdecimal() and len(value) < 8 else None
 
 
 def _shut_out(error: Exception) -> int | None:
@@ -511,8 +511,8 @@ def _shut_out(error: Exception) -> int | None:
     denied = grpc.StatusCode.PERMISSION_DENIED
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() is not denied:
         return None
-    told = _trailing(error, SHUT_OUT)
-    return int(told) if told.isdecimal() and len(told) < 20 else None
+    value = _trailing(error, SHUT_OUT)
+    return int(value) if value.isdecimal() and len(value) < 20 else None
 
 
 def _trailing(error: grpc.aio.AioRpcError, key: str) -> str:

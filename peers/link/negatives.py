@@ -170,19 +170,19 @@ def select(
         far = float("inf")
 
         def distance(name: str) -> float:
-            found = latencies[name]
-            return far if found is None else found
+            latency = latencies[name]
+            return far if latency is None else latency
 
         return sorted(names, key=distance)[:count]
     return names
 
 
-def nearest(query: Float32, found: Sequence[Float32], top_n: int) -> Float32:
+def nearest(query: Float32, embeddings: Sequence[Float32], top_n: int) -> Float32:
     """The ``top_n`` of all sites' embeddings that are nearest to a query [d] (Eq. 8): [n, d].
 
     Nearest first. Of equal ones each counts once: two sites may hold the same passage.
     """
-    every = np.concatenate([*found, np.zeros((0, len(query)), np.float32)])
+    every = np.concatenate([*embeddings, np.zeros((0, len(query)), np.float32)])
     every = np.unique(every, axis=0)
     order = np.argsort(-(every @ query), kind="stable")[:top_n]
     return every[order]

@@ -67,9 +67,9 @@ class OpenCalls:
         return sorted(ended)
 
 
-def _address(told: str) -> Address | None:
+def _address(text: str) -> Address | None:
     """ "ipv4:10.0.0.7:4711" or "ipv6:%5B::1%5D:4711", as grpc says it; None: none of ours."""
-    family, _, rest = unquote(told).partition(":")
+    family, _, rest = unquote(text).partition(":")
     host, _, port = rest.rpartition(":")
     if family not in ("ipv4", "ipv6") or not port.isdecimal():
         return None
@@ -117,9 +117,9 @@ class _Own:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return False
             here, there = connection.getsockname(), connection.getpeername()
-            found = here[1] == port and (_host(there[0]), there[1]) in peers
-            if found:
+            matches = here[1] == port and (_host(there[0]), there[1]) in peers
+            if matches:
                 connection.shutdown(socket.SHUT_RDWR)
-            return found
+            return matches
         finally:
             connection.detach()

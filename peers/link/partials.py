@@ -104,9 +104,9 @@ class Partials:
     def sweep(self, wanted: Callable[[str, pb.BlobName, int], bool]) -> None:
         """Forget what has waited for long, or is no longer ``wanted`` (site, name, total)."""
         now = self._clock()
-        for key, kept in list(self._kept.items()):
-            too_old = now - kept.since > self._bounds.kept_s
-            if too_old or not wanted(kept.site, kept.name, kept.beginning.total):
+        for key, partial in list(self._kept.items()):
+            too_old = now - partial.since > self._bounds.kept_s
+            if too_old or not wanted(partial.site, partial.name, partial.beginning.total):
                 self._forget(key)
 
     async def _supersede(self, key: _Key) -> None:
@@ -115,20 +115,20 @@ class Partials:
             await under_way.released.wait()
 
     def _taken(self, key: _Key, first: pb.PushFrame) -> Beginning | None:
-        kept = self._kept.pop(key, None)
-        if kept is None:
+        partial = self._kept.pop(key, None)
+        if partial is None:
             return None
-        if kept.beginning.is_of(first.frame, first.total_bytes):
-            return kept.beginning
-        kept.beginning.discard()
+        if partial.beginning.is_of(first.frame, first.total_bytes):
+            return partial.beginning
+        partial.beginning.discard()
         return None
 
-    def _keep(self, key: _Key, kept: _Kept) -> None:
-        if not kept.beginning.size or not kept.beginning.sound:
-            kept.beginning.discard()
+    def _keep(self, key: _Key, partial: _Kept) -> None:
+        if not partial.beginning.size or not partial.beginning.sound:
+            partial.beginning.discard()
             return
-        self._kept[key] = kept
-        of_this_peer = [k for k, other in self._kept.items() if other.site == kept.site]
+        self._kept[key] = partial
+        of_this_peer = [k for k, other in self._kept.items() if other.site == partial.site]
         for oldest in of_this_peer[: -self._bounds.of_a_peer]:
             self._forget(oldest)
         while sum(k.beginning.size for k in self._kept.values()) > self._bounds.bytes_in_all:

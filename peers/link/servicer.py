@@ -432,20 +432,20 @@ class Servicer:
         limit = BLOB_BYTES[first.name.kind]
         try:
             async with self.partials.receiving(site, first) as beginning:
-                held = beginning.size
-                if held:
-                    rest.wait_for_the_next(held / _DIGESTED_A_SECOND)
-                await go_ahead(held or len(first.frame.data))
-                async with aclosing(_frames_of(None if held else first, rest)) as incoming:
+                offset = beginning.size
+                if offset:
+                    rest.wait_for_the_next(offset / _DIGESTED_A_SECOND)
+                await go_ahead(offset or len(first.frame.data))
+                async with aclosing(_frames_of(None if offset else first, rest)) as incoming:
                     return await beginning.receive(incoming, limit=limit)
         except Superseded as error:
             raise Refusal(Reason.DECLINED, str(error)) from error
         except DigestMismatch as error:
-            if not held or rest.frames > 2:  # what came now is damaged, not what was held
+            if not offset or rest.frames > 2:  # what came now is damaged, not what was held
                 raise
             raise Refusal(
                 Reason.BEYOND_END,
-                f"the {held} bytes held here are not the beginning of this {called(first.name)}: "
+                f"the {offset} bytes held here are not the beginning of this {called(first.name)}: "
                 "push it again, from its start",
             ) from error
 

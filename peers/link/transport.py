@@ -289,8 +289,8 @@ class Transport:
     def who_has_newer_manifests(self) -> dict[str, int]:
         """Peers that told of a newer manifest than ours, and its version; the newest first."""
         ours = self._servicer.membership.manifest.version
-        told = {site: seen.manifest_version for site, seen in self.statistics().items()}
-        newer = {site: version for site, version in told.items() if version > ours}
+        versions = {site: seen.manifest_version for site, seen in self.statistics().items()}
+        newer = {site: version for site, version in versions.items() if version > ours}
         return dict(sorted(newer.items(), key=lambda item: -item[1]))
 
     async def _persistently(self, to: str, call: Callable[[PeerLink], Awaitable[T]]) -> T:
@@ -335,15 +335,15 @@ class Transport:
             for site in membership.manifest.sites
             if site.enabled and site.id != membership.identity.site_id
         }
-        kept: dict[str, PeerLink] = {}
+        links: dict[str, PeerLink] = {}
         for site, link in self._links.items():
             if wanted.get(site) == link.peer and link.identity == membership.identity:
-                kept[site] = link
+                links[site] = link
             else:
                 self._retired.append(link)
         for site, entry in wanted.items():
-            if site not in kept:
-                kept[site] = PeerLink(
+            if site not in links:
+                links[site] = PeerLink(
                     membership.identity,
                     entry,
                     self._introduction,
@@ -351,7 +351,7 @@ class Transport:
                     self._options.timeouts,
                     self._options.keepalive,
                 )
-        self._links = dict(sorted(kept.items()))
+        self._links = dict(sorted(links.items()))
 
     def _introduction(self) -> pb.HelloRequest:
         membership = self._servicer.membership
@@ -380,25 +380,25 @@ class Transport:
                     greeter.cancel()
 
     async def _greet(self, link: PeerLink) -> None:
-        options, told = self._options.keep_in_touch, ""
+        options, reason = self._options.keep_in_touch, ""
         backoff = Backoff(options.silent_s, options.answering_s, self._chance)
         await asyncio.sleep(self._chance.uniform(0, options.start_s))
         while True:
             pause = jittered(options.answering_s, self._chance)
             try:
                 await link.hello()
-                if told != "":
+                if reason != "":
                     log.info("peer answers", peer=link.peer.id)
-                told = ""
+                reason = ""
                 backoff.reset()
                 self._compare_manifests(link.peer.id)
             except PeerError as error:
                 # Who refuses us will not change its mind within a second.
                 if isinstance(error, PeerUnreachable):
                     pause = backoff.pause()
-                if str(error) != told:
+                if str(error) != reason:
                     log.warning("peer does not answer", peer=link.peer.id, cause=str(error))
-                told = str(error)
+                reason = str(error)
             except Exception:
                 # A bug of ours must not end the keeping in touch, nor go unseen.
                 log.exception("greeting a peer failed", peer=link.peer.id)
@@ -417,8 +417,8 @@ class Transport:
 
     def _compare_manifests(self, site: str) -> None:
         """Told in every greeting, both ways: a newer one is noticed within a heartbeat."""
-        told = self._contacts.statistics(site).manifest_version
-        if told > self._servicer.membership.manifest.version:
+        theirs = self._contacts.statistics(site).manifest_version
+        if theirs > self._servicer.membership.manifest.version:
             self.newer_manifest.set()
 
     async def _keep_tidy(self) -> None:

@@ -115,8 +115,8 @@ def choose(plan: pb.Plan, question: pb.Statement, answer: pb.Products, exponent:
         imaginary=tuple(answer.imaginary),
         weights=[weight[site] for site in sites],
     )
-    told = {site: one_line(reason) for site, reason in chosen.rejected.items()}
-    return Selection(chosen.kept, told)
+    reasons = {site: one_line(reason) for site, reason in chosen.rejected.items()}
+    return Selection(chosen.kept, reasons)
 
 
 # ---- preconditions ----------------------------------------------------------------
@@ -210,8 +210,8 @@ def select(
         names = [sites[place] for place in left]
         among = [[gram[a][b] for b in left] for a in left]
         rejected |= _JUDGES[rule](names, among, max(0, f - len(rejected)), least, blur)
-    kept = tuple(sorted(site for site in sites if site not in rejected))
-    return Selection(kept, rejected)
+    remaining = tuple(sorted(site for site in sites if site not in rejected))
+    return Selection(remaining, rejected)
 
 
 def unweighted(gram: Gram, weights: Sequence[float]) -> list[list[float]]:
@@ -296,15 +296,15 @@ def _multi_krum(
     return _all_but_best(sites, gram, f, max(len(sites) - f - 2, least, 1))
 
 
-def _all_but_best(sites: Sequence[str], gram: Gram, f: int, kept: int) -> dict[str, str]:
+def _all_but_best(sites: Sequence[str], gram: Gram, f: int, count: int) -> dict[str, str]:
     scores = krum_scores(gram, f)
     ranked = sorted(zip(scores, sites, strict=True))  # equal scores: by name, everywhere alike
-    worst = ranked[min(kept, len(ranked)) - 1][0]
+    worst = ranked[min(count, len(ranked)) - 1][0]
     neighbours = _neighbours(len(sites), f)
     return {
         site: f"its squared distances to its {neighbours} nearest updates add up to {score:.3g}, "
         f"those of the worst update kept to {worst:.3g}"
-        for score, site in ranked[kept:]
+        for score, site in ranked[count:]
     }
 
 

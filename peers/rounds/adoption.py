@@ -48,13 +48,13 @@ class Adoption:
 
     def certificates(
         self,
-        found: Sequence[pb.Certificate],
+        certificates: Sequence[pb.Certificate],
         head: do.Durable,
         last: pb.Certificate | None,
         everyone: Sequence[str],
     ) -> do.Effects:
         """A peer sent certificates of rounds that we may have missed, oldest first."""
-        fresh = [c for c in found if c.body.round > head.head_round]
+        fresh = [c for c in certificates if c.body.round > head.head_round]
         known = self._waiting[-1].certificate.body.round if self._waiting else head.head_round
         if not fresh or fresh[-1].body.round <= known:
             return []

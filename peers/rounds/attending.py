@@ -70,8 +70,8 @@ class Attending(Recalling):
         again = bundle.repeated if bundle is not None else None
         if again is None or again.attempt < state.tried:
             return state.tried
-        held = self._held_lock
-        proven = held is not None and held.name.attempt == self.durable.promised
+        lock = self._held_lock
+        proven = lock is not None and lock.name.attempt == self.durable.promised
         return state.tried if proven else self.durable.promised + 1
 
     def _is_alone(self) -> bool:
@@ -104,9 +104,9 @@ class Attending(Recalling):
             incarnation=self._incarnation,
         )
         promised = pb.Promised()
-        if (held := self._held_lock) is not None:
-            promise.lock.CopyFrom(held.name)
-            promised.lock.CopyFrom(held.message)
+        if (lock := self._held_lock) is not None:
+            promise.lock.CopyFrom(lock.name)
+            promised.lock.CopyFrom(lock.message)
         if state.HasField("stated") and self._of_round(Known.parse(state.stated.body)):
             named = pb.Statement.FromString(state.stated.body)
             promise.stated.attempt = named.attempt
@@ -346,8 +346,8 @@ class Attending(Recalling):
             check_ground(known.message, self._ground, bundle.digest, bundle.run_digest)
             named = (known.message.root_digest, known.message.model_digest)
             lock = bundle.lock
-            held = (lock.root.digest, lock.applied.model_digest) if lock is not None else None
-            must_be(named == held, lead, "restates another version than its promises name")
+            locked = (lock.root.digest, lock.applied.model_digest) if lock is not None else None
+            must_be(named == locked, lead, "restates another version than its promises name")
             return
         must_be(bundle.lock is None, lead, "states a new sum where one may be committed")
         check_statement(
@@ -509,7 +509,7 @@ class Attending(Recalling):
         self._manifests.began()
         state.began = state.began or ground.manifest.version
         state.vote.CopyFrom(sign_vote(self._keys.sign, body, attempt))
-        if (held := self._held_lock) is None or held.name.attempt < attempt:
+        if (own := self._held_lock) is None or own.name.attempt < attempt:
             state.lock.CopyFrom(lock.message)
         if not any(one.root_digest == lock.root.digest for one in state.applied):
             state.applied.append(lock.applied)

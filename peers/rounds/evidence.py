@@ -69,12 +69,12 @@ class SignedWords:
 
     def latest_statement(self, site: str, *, question: bool = False) -> pb.Signed | None:
         """The last sum that this site has stated, or restated; or the last question."""
-        found = {
+        statements = {
             about: signed
             for about, signed in self._of(site, pb.TWO_STATEMENTS).items()
             if about[2] == question
         }
-        return found[max(found)] if found else None
+        return statements[max(statements)] if statements else None
 
     def statement(self, site: str, round_: int, attempt: int) -> pb.Signed | None:
         """The sum that this site has stated, or restated, in an attempt."""

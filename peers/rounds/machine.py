@@ -197,21 +197,21 @@ class Machine:
     def _note(self, kind: pb.EvidenceKind.ValueType, signed: pb.Signed) -> None:
         self._accuse(self._heard.note(kind, signed))
 
-    def _accuse(self, found: pb.Evidence | None) -> None:
+    def _accuse(self, proof: pb.Evidence | None) -> None:
         """Keep it, tell people, and pass it on, once a site."""
-        if found is None or found.first.site in self.accused:
+        if proof is None or proof.first.site in self.accused:
             return
-        site = found.first.site
+        site = proof.first.site
         self.accused.add(site)
-        self._emit(do.Accuse(found))
+        self._emit(do.Accuse(proof))
         self._emit(
             *(
-                do.Send(peer, found)
+                do.Send(peer, proof)
                 for peer in self.manifest.enabled_ids
                 if peer not in (self.site, site)
             )
         )
-        self._progress("waiting", message=f"{site} has signed {evidence.WORDS[found.kind]}")
+        self._progress("waiting", message=f"{site} has signed {evidence.WORDS[proof.kind]}")
         if self._ground.coordinator == site and self._active and self._coordination is None:
             self._pace.ended(self._ground.attempt, self._now - self._timing.retry(0))
 

@@ -125,16 +125,16 @@ class ManifestInForce:
     def _why_it_waits(self, last: FederationManifest) -> str:
         """For people: what goes by which manifest, why, and what ends it."""
         newest, current = self.newest, self.current
-        told = f"Manifest {newest.version} is installed: connections go by it. Rounds go by "
+        text = f"Manifest {newest.version} is installed: connections go by it. Rounds go by "
         if any(not known.step_from(current) for known in self._later_ones()):
             before = last if newest.step_from(last) else current
             return (
-                f"{told}{current.version} until one is committed under {current.version} (the last "
+                f"{text}{current.version} until one is committed under {current.version} (the last "
                 f"was under {last.version}): fedctl train --rounds 1. "
                 f"From {before.version} to {newest.version} {newest.changes_from(before)}, more "
                 "than one step, and each half of the sites could commit a round of its own"
             )
-        return f"{told}{current.version}, for {newest.step_from(current)}"
+        return f"{text}{current.version}, for {newest.step_from(current)}"
 
     def of_round(self, version: int) -> FederationManifest | None:
         """A manifest under which something may have been signed in the round under way.

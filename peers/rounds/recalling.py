@@ -105,8 +105,8 @@ class Recalling(RunInForce):
         self._unanswered = set(self._recalling)
         self._ahead.clear()
         self._recall_until = self._now + self._timing.phase(0)
-        asked = pb.Recall(round=self._round)
-        self._emit(*(do.Send(peer, asked) for peer in sorted(self._recalling)))
+        request = pb.Recall(round=self._round)
+        self._emit(*(do.Send(peer, request) for peer in sorted(self._recalling)))
 
     def _on_recall(self, sender: str, message: pb.Recall) -> None:
         """A site that starts asks what it has said; whoever is asked asks back, if it must."""
@@ -192,7 +192,7 @@ class Recalling(RunInForce):
         What can't be read keeps nothing else away: a lock may be of a manifest that our
         state, put back, does not have yet. What it is named by counts then, and we owe it.
         """
-        told: list[tuple[int, str]] = []
+        answers: list[tuple[int, str]] = []
         state = pb.RoundState()
         state.CopyFrom(self.durable.state)
         refused: Exception | None = None
@@ -208,25 +208,27 @@ class Recalling(RunInForce):
         ]
         for take in takes:
             try:
-                told += take()
+                answers += take()
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
         self._keep_unread(state, sender, message, refused=refused is not None)
         if _is_hidden(self.durable.state, state):
             # The attempt under way goes by a promise that does not tell: we do nothing in it.
-            told.append((self.durable.promised + 1, "named a lock or a sum in an earlier promise"))
-        attempts = [attempt for attempt, _ in told]
+            answers.append(
+                (self.durable.promised + 1, "named a lock or a sum in an earlier promise")
+            )
+        attempts = [attempt for attempt, _ in answers]
         promised = max([self.durable.promised, self._locked_in(state), *attempts])
         self._make_whole(state, promised)
-        if told or promised > self.durable.promised:
+        if answers or promised > self.durable.promised:
             self._drop()
             self._ground = self._ground_of(promised)
             self._since = max(self._since, promised + 1)
             self._pace.restarted(self._now)  # nobody should wait for our part in it
         if state != self.durable.state or promised > self.durable.promised:
             self._persist(replace(self.durable, promised=promised, state=state))
-        if told:
-            self._emit(do.WentBack(self._round, sender, max(told, key=lambda one: one[0])[1]))
+        if answers:
+            self._emit(do.WentBack(self._round, sender, max(answers, key=lambda one: one[0])[1]))
         if refused is not None:
             raise refused
 
@@ -242,9 +244,9 @@ class Recalling(RunInForce):
             unread[sender] = message
         elif unread.get(sender) == message:
             del unread[sender]
-        kept = [pb.Unread(site=site, remembered=unread[site]) for site in sorted(unread)]
+        entries = [pb.Unread(site=site, remembered=unread[site]) for site in sorted(unread)]
         del state.unread[:]
-        state.unread.extend(kept)
+        state.unread.extend(entries)
 
     def _read_again(self) -> None:
         """Another manifest is here: what could not be read without it may be read now."""
@@ -256,17 +258,17 @@ class Recalling(RunInForce):
 
     def _make_whole(self, state: pb.RoundState, promised: int) -> None:
         """A promise that was told is repeated with what it names, or not at all."""
-        kept = state.promise
-        promise = pb.Promise.FromString(kept.promise.body)
-        held = self._lock_in(state)
-        if promise.HasField("lock") and not kept.HasField("lock") and held is not None:
-            kept.lock.CopyFrom(held)
-        if promise.HasField("stated") and not kept.HasField("stated"):
-            kept.stated.CopyFrom(state.stated)
+        own = state.promise
+        promise = pb.Promise.FromString(own.promise.body)
+        lock = self._lock_in(state)
+        if promise.HasField("lock") and not own.HasField("lock") and lock is not None:
+            own.lock.CopyFrom(lock)
+        if promise.HasField("stated") and not own.HasField("stated"):
+            own.stated.CopyFrom(state.stated)
         whole = (
             promise.attempt == promised
-            and (not promise.HasField("lock") or self._names(promise.lock, kept.lock))
-            and (not promise.HasField("stated") or name_of(kept.stated) == promise.stated.digest)
+            and (not promise.HasField("lock") or self._names(promise.lock, own.lock))
+            and (not promise.HasField("stated") or name_of(own.stated) == promise.stated.digest)
         )
         if not whole:
             state.ClearField("promise")
@@ -274,25 +276,25 @@ class Recalling(RunInForce):
     def _read(self, lock: pb.Lock) -> HeldLock | None:
         """None: there is none of this round, or it is of a manifest that is not here yet."""
         try:
-            held = read_lock(lock, self._keys, self._manifests.of_round)
-            self._must_be_of_round(held, self.site)
+            lock_read = read_lock(lock, self._keys, self._manifests.of_round)
+            self._must_be_of_round(lock_read, self.site)
         except (RemoteProtocolError, CertificateError):
             return None
-        return held
+        return lock_read
 
     def _names(self, named: pb.LockName, lock: pb.Lock) -> bool:
-        held = self._read(lock)
-        return held is not None and held.name == named
+        lock_read = self._read(lock)
+        return lock_read is not None and lock_read.name == named
 
     def _take_promise(
-        self, state: pb.RoundState, sender: str, told: pb.Promised
+        self, state: pb.RoundState, sender: str, answer: pb.Promised
     ) -> list[tuple[int, str]]:
         """What it names must not be hidden by our next one, however old it is."""
-        if not told.promise.ByteSize():
+        if not answer.promise.ByteSize():
             return []
         kind, manifest = Kind.PROMISE, self.manifest
-        promise = read(self._keys, kind, pb.Promise, told.promise, manifest, past=True)
-        must_be(told.promise.site == self.site, sender, "remembers another's promise")
+        promise = read(self._keys, kind, pb.Promise, answer.promise, manifest, past=True)
+        must_be(answer.promise.site == self.site, sender, "remembers another's promise")
         if promise.round != self._round:
             return []
         if promise.HasField("lock"):
@@ -303,11 +305,11 @@ class Recalling(RunInForce):
         if not state.began or promise.manifest_version < state.began:
             state.began = promise.manifest_version
         self._manifests.began_under(promise.manifest_version)
-        promised, kept = self.durable.promised, state.promise.promise.body
-        contradicts = promise.attempt == promised and told.promise.body != kept
+        promised, own = self.durable.promised, state.promise.promise.body
+        contradicts = promise.attempt == promised and answer.promise.body != own
         if promise.attempt < promised or (promise.attempt == promised and not contradicts):
             return []
-        state.promise.CopyFrom(told)
+        state.promise.CopyFrom(answer)
         return [(promise.attempt, f"promised attempt {promise.attempt}")]
 
     def _take_vote(
@@ -335,15 +337,17 @@ class Recalling(RunInForce):
         state.vote.CopyFrom(vote)
         return [(vote.attempt, f"voted in attempt {vote.attempt}")]
 
-    def _take_lock(self, state: pb.RoundState, sender: str, told: pb.Lock) -> list[tuple[int, str]]:
+    def _take_lock(
+        self, state: pb.RoundState, sender: str, answer: pb.Lock
+    ) -> list[tuple[int, str]]:
         """That which we have named or voted by, and lack; or a later one of anybody's."""
-        if not told.ByteSize():
+        if not answer.ByteSize():
             return []
-        lock = read_lock(told, self._keys, self._manifests.of_round)
+        lock = read_lock(answer, self._keys, self._manifests.of_round)
         self._must_be_of_round(lock, sender)
         attempt = lock.name.attempt
         if self._locked_in(state) + 1 < state.lock_named <= attempt + 1:
-            state.lock.CopyFrom(told)
+            state.lock.CopyFrom(answer)
         return []
 
     def _must_be_of_round(self, lock: HeldLock, sender: str) -> None:
@@ -379,14 +383,14 @@ class Recalling(RunInForce):
         return [(attempt, f"signed a statement in attempt {attempt}")]
 
 
-def _is_hidden(before: pb.RoundState, told: pb.RoundState) -> bool:
+def _is_hidden(before: pb.RoundState, answer: pb.RoundState) -> bool:
     """Whether the promise that we go by says less than an earlier one, told of late."""
     promise = pb.Promise.FromString(before.promise.promise.body)
     locked = promise.lock.attempt + 1 if promise.HasField("lock") else 0
     summed = promise.stated.attempt + 1 if promise.HasField("stated") else 0
     # A lock of this attempt was voted for behind the promise.
-    hides_lock = locked < told.lock_named <= promise.attempt
-    return hides_lock or summed < told.sum_named <= promise.attempt
+    hides_lock = locked < answer.lock_named <= promise.attempt
+    return hides_lock or summed < answer.sum_named <= promise.attempt
 
 
 def _add_version(state: pb.RoundState, version: int) -> None:

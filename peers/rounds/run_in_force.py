@@ -113,8 +113,8 @@ class RunInForce(Machine):
     @property
     def _usual(self) -> int:
         """The number that runs have reached, by what more sites have told than may lie."""
-        told = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
-        return max(0, reached(told, self.manifest.tolerated))
+        generations = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
+        return max(0, reached(generations, self.manifest.tolerated))
 
     def _is_far(self, run: pb.Run) -> bool:
         return runs.is_far(run, self._usual)

@@ -97,9 +97,9 @@ def most(message: str, name: str) -> int:
     return int(bounds.of(message, name).most)
 
 
-def refuse(path: str, found: str, expected: str) -> RemoteProtocolError:
+def refuse(path: str, value: str, expected: str) -> RemoteProtocolError:
     """The error for a field: its path, what was found, what was expected."""
-    return RemoteProtocolError(f"{path} is {found}; expected {expected}")
+    return RemoteProtocolError(f"{path} is {value}; expected {expected}")
 
 
 def number(low: int, high: int = COUNT_MAX) -> Rule:

@@ -124,13 +124,13 @@ class _Intake:
     """Takes the frames of one object in order and refuses everything else."""
 
     def __init__(
-        self, sink: BinaryIO, digest: hashlib._Hash, held: int, limit: int, total: int | None
+        self, sink: BinaryIO, digest: hashlib._Hash, offset: int, limit: int, total: int | None
     ) -> None:
         self._sink = sink
         self._total = total
         self._limit = limit if total is None else min(limit, total)
         # These two move together, when a frame has been written.
-        self.size, self.digest = held, digest
+        self.size, self.digest = offset, digest
         self.whole = False
         self.writing = False
 
@@ -283,10 +283,10 @@ class PartialFile:
         """Go on where the last transfer ended; ``incoming`` starts at offset `held()`."""
         file = await asyncio.to_thread(open, self._part, "a+b")
         with file:
-            held = await self.held()
+            offset = await self.held()
             file.seek(0)
-            digest = await _digest_of(file, held)
-            intake = _Intake(file, digest, held, limit, None)
+            digest = await _digest_of(file, offset)
+            intake = _Intake(file, digest, offset, limit, None)
             whole = await intake.take_all(incoming)
         await asyncio.to_thread(self._part.replace, self._path)
         return ReceivedObject(intake.size, whole, path=self._path)

@@ -84,8 +84,8 @@ _ROUND = rule_for("Prepare", "round")
 def _frame(path: str, frame: pb.Frame) -> None:
     # Full frames, so that a slow sender can't keep us for longer than its object is large.
     if len(frame.data) != FRAME_BYTES and not frame.last:
-        found = f"{len(frame.data)} bytes"
-        raise refuse(f"{path}.data", found, f"{FRAME_BYTES} bytes in all frames but the last")
+        size = f"{len(frame.data)} bytes"
+        raise refuse(f"{path}.data", size, f"{FRAME_BYTES} bytes in all frames but the last")
 
 
 def _blob_name(path: str, name: pb.BlobName) -> None:

@@ -69,8 +69,8 @@ def answers_of(request: pb.NegativesRequest, reply: pb.NegativesReply) -> list[F
         raise refuse(f"{path}.counts", str(max(reply.counts)), f"0 .. top_n = {request.top_n}")
     total = sum(reply.counts)
     if len(reply.embeddings) != _VALUE * request.dimension * total:
-        found = f"{len(reply.embeddings)} bytes"
-        raise refuse(f"{path}.embeddings", found, f"{total} rows of {request.dimension} float32")
+        size = f"{len(reply.embeddings)} bytes"
+        raise refuse(f"{path}.embeddings", size, f"{total} rows of {request.dimension} float32")
     vectors = _units(f"{path}.embeddings", reply.embeddings, request.dimension)
     ends = np.cumsum(reply.counts)
     return np.split(vectors, ends[:-1])
@@ -90,8 +90,8 @@ def _request(path: str, request: pb.NegativesRequest) -> None:
         _units(f"{path}.queries", request.queries, request.dimension)
     most = most_queries(request.dimension, request.top_n)
     if count_of(request) > most:
-        found = f"{count_of(request)} times, of {request.dimension} values"
-        raise refuse(f"{path}.top_n", f"{request.top_n}, {found}", "a reply of 1 MiB at most")
+        shape = f"{count_of(request)} times, of {request.dimension} values"
+        raise refuse(f"{path}.top_n", f"{request.top_n}, {shape}", "a reply of 1 MiB at most")
 
 
 def _rows(path: str, raw: bytes, width: int) -> None:
@@ -125,8 +125,8 @@ def _reply(path: str, reply: pb.NegativesReply) -> None:
         return
     dimension, rest = divmod(len(reply.embeddings), _VALUE * total)
     if rest or not 1 <= dimension <= MAX_DIMENSION:
-        found = f"{len(reply.embeddings)} bytes"
-        raise refuse(f"{path}.embeddings", found, f"{total} rows of float32, as counts say")
+        size = f"{len(reply.embeddings)} bytes"
+        raise refuse(f"{path}.embeddings", size, f"{total} rows of float32, as counts say")
     _units(f"{path}.embeddings", reply.embeddings, dimension)
 
 

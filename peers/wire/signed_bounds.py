@@ -82,8 +82,8 @@ def _statement(path: str, statement: pb.Statement) -> None:
     has = traits_of(statement.plan.training.mode)
     (_DIGEST if has.roster else _NOTHING)(f"{path}.roster_digest", statement.roster_digest)
     if statement.HasField("commitment") is not has.dealt:
-        found = "missing" if has.dealt else "set"
-        raise refuse(f"{path}.commitment", found, "one with a round key")
+        presence = "missing" if has.dealt else "set"
+        raise refuse(f"{path}.commitment", presence, "one with a round key")
     if statement.question_digest:
         _DIGEST(f"{path}.question_digest", statement.question_digest)
 

@@ -227,7 +227,7 @@ class Round:
 
     def decrypted(self, total: CiphertextSum) -> Int64:
         total.write(self.folder / "sum")
-        return round_crypto._decrypt_sum(round_crypto._held(*HOLDER), self.folder / "sum", VALUES)
+        return round_crypto._decrypt_sum(round_crypto._state(*HOLDER), self.folder / "sum", VALUES)
 
 
 def begun(folder: Path, parameters: CkksParameters = PARAMETERS) -> Round:
@@ -547,7 +547,7 @@ def test_an_update_that_is_not_encrypted(honest: Round, monkeypatch: pytest.Monk
 
 def hold(context: bytes, *, secret: bool) -> RoundKey:
     round_crypto.hold_context(*SUMMING, context, secret=secret, contributors=3, bits=16)
-    return round_crypto._held(*SUMMING).key
+    return round_crypto._state(*SUMMING).key
 
 
 def test_a_secret_context_where_the_coordinator_expects_the_public_one(

@@ -129,8 +129,8 @@ def verify(
 
 def _plain(record: BreakRecord) -> dict[str, Any]:
     names = ("entry", "file", "line", "why", "breaks", "head", "acknowledged_by")
-    told = {name: getattr(record, name) for name in names}
-    return told | {"found": record.time, "acknowledged": record.acknowledged_at}
+    plain = {name: getattr(record, name) for name in names}
+    return plain | {"found": record.time, "acknowledged": record.acknowledged_at}
 
 
 def _verified(paths: list[Path], beside: Head | None, noted: bytes | None = None) -> Chain:
@@ -228,10 +228,10 @@ def acknowledge(
     """
     waiting = run(_waiting(session, entries or []))
     if not yes:
-        told = "; ".join(waiting.values())
+        texts = "; ".join(waiting.values())
         confirm(
             session,
-            f"The audit log is not what was written: {told}. Acknowledged, it is warned of no "
+            f"The audit log is not what was written: {texts}. Acknowledged, it is warned of no "
             "more, with your name beside it",
             f"Have you looked at {'it' if len(waiting) == 1 else 'each'}, and acknowledge it?",
             "nothing was acknowledged",
@@ -247,11 +247,11 @@ async def _waiting(session: Session, entries: list[int]) -> dict[int, str]:
     """By entry, the breaks that were named, or all that wait, in words."""
     async with connected(socket_path(session)) as daemon:
         reply = await asked_status(daemon)
-    found = {one.entry: f"{_break_in_words(one)}; entry {one.entry}" for one in reply.audit_breaks}
-    if not entries and not found:
+    breaks = {one.entry: f"{_break_in_words(one)}; entry {one.entry}" for one in reply.audit_breaks}
+    if not entries and not breaks:
         raise CommandError("no break of the audit log waits to be acknowledged")
     # Status tells the oldest 20 only; whether another one waits, the daemon knows.
-    return {entry: found.get(entry, f"entry {entry}") for entry in entries or found}
+    return {entry: breaks.get(entry, f"entry {entry}") for entry in entries or breaks}
 
 
 async def _acknowledge(session: Session, entries: list[int]) -> list[AuditBreak]:
@@ -346,19 +346,19 @@ def _segments(session: Session, state_dir: Path | None, files: list[Path] | None
         if files:
             return sorted(files, key=number_of)
         folder = (state_dir or _configured(session)) / "audit"
-        found = segments(folder)
+        paths = segments(folder)
     except AuditError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
         raise _unreadable(error) from error
-    if not found:
+    if not paths:
         raise CommandError(
             f"no audit log in {folder}",
             "Name the daemon's folder (--state-dir) or settings (--config); it is the daemon's "
             "user or root who may read it",
             exit_code=Exit.USAGE,
         )
-    return found
+    return paths
 
 
 def _configured(session: Session) -> Path:
@@ -457,8 +457,8 @@ def embeddings(
     request = AuditEmbeddingsRequest(
         noises=noise or [], epsilons=epsilon or [], bits=bits or [], minutes=minutes, show=show
     )
-    found = run(_attacked(session, request))
-    session.result(as_plain(found), lambda console: _show_exposure(console, found))
+    exposure = run(_attacked(session, request))
+    session.result(as_plain(exposure), lambda console: _show_exposure(console, exposure))
 
 
 async def _attacked(session: Session, request: AuditEmbeddingsRequest) -> EmbeddingsAudit:
@@ -489,28 +489,29 @@ async def _attacked(session: Session, request: AuditEmbeddingsRequest) -> Embedd
     )
 
 
-def _show_exposure(console: Console, found: EmbeddingsAudit) -> None:
+def _show_exposure(console: Console, exposure: EmbeddingsAudit) -> None:
     console.print(
-        f"Attacked: {found.passages_unseen} passages and {found.questions_unseen} questions on "
-        f"{found.subjects_unseen} subjects, by attackers that were trained on "
-        f"{found.passages_known} passages of others in {duration(found.seconds)} and have a "
-        f"dictionary of {found.dictionary_words} words and {found.dictionary_names} names. "
-        f"Model version {short(found.model_digest.hex())}."
+        f"Attacked: {exposure.passages_unseen} passages and "
+        f"{exposure.questions_unseen} questions on "
+        f"{exposure.subjects_unseen} subjects, by attackers that were trained on "
+        f"{exposure.passages_known} passages of others in {duration(exposure.seconds)} and have a "
+        f"dictionary of {exposure.dictionary_words} words and {exposure.dictionary_names} names. "
+        f"Model version {short(exposure.model_digest.hex())}."
     )
-    console.print(_exposure_table(found))
+    console.print(_exposure_table(exposure))
     console.print(_LEGEND, style="dim")
-    if any(level.cut_short for level in found.levels):
+    if any(level.cut_short for level in exposure.levels):
         console.print("* more --minutes would have made a stronger attacker.", style="dim")
     console.print()
-    console.print(plain_text(found.advice))
-    for level in found.levels:
+    console.print(plain_text(exposure.advice))
+    for level in exposure.levels:
         for example in level.examples:
             _show_example(console, level.level, example)
 
 
-def _exposure_table(found: EmbeddingsAudit) -> Table:
-    asked = found.questions_unseen > 0
-    of_questions = (">questions: F1", ">telling", ">names") if asked else ()
+def _exposure_table(exposure: EmbeddingsAudit) -> Table:
+    with_questions = exposure.questions_unseen > 0
+    of_questions = (">questions: F1", ">telling", ">names") if with_questions else ()
     table = columns(
         "disclosed",
         ">passages: F1 (P/R)",
@@ -520,22 +521,22 @@ def _exposure_table(found: EmbeddingsAudit) -> Table:
         ">overlap",
         ">cosine",
     )
-    guessing = _questions(found.guessing_questions) if asked else []
+    guessing = _questions(exposure.guessing_questions) if with_questions else []
     table.add_row(
         "(guessing)",
-        *_passages(found.guessing_passages),
+        *_passages(exposure.guessing_passages),
         *guessing,
         "",
-        f"{found.cosine_at_random:.2f}",
+        f"{exposure.cosine_at_random:.2f}",
     )
-    if found.levels:
-        others = _passages(found.levels[0].shuffled)
+    if exposure.levels:
+        others = _passages(exposure.levels[0].shuffled)
         table.add_row("(other texts)", *others, *[""] * len(guessing), "", "")
-    for level in found.levels:
+    for level in exposure.levels:
         table.add_row(
             plain_text(level.level + ("*" if level.cut_short else "")),
             *_passages(level.passages),
-            *(_questions(level.questions) if asked else []),
+            *(_questions(level.questions) if with_questions else []),
             f"{level.overlap:.2f}",
             f"{level.cosine:.2f}",
         )

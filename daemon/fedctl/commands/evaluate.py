@@ -139,21 +139,21 @@ async def judge(
     return step.result
 
 
-def _wanted(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+def _wanted(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     """The metrics to show, of those there are; raises CommandError for one that isn't."""
     names = list(dict.fromkeys(known))
-    if not asked:
+    if not wanted:
         return [name for name in SHOWN if name in names]
-    if "all" in asked:
+    if "all" in wanted:
         return names
-    for name in asked:
+    for name in wanted:
         if name not in names:
             raise CommandError(
                 f"there is no metric {name!r}",
                 f"Use 'all' or some of: {', '.join(names)}",
                 exit_code=Exit.USAGE,
             )
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(wanted))
 
 
 def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None:
@@ -229,8 +229,8 @@ def _history_table(console: Console, reply: LearningCurveReply, wanted: Sequence
         table = columns(">round", "version", "kind", ">questions", *names)
         for (round_, digest, kind), row in rows.items():
             cells = (f"{row[name]:.3f}" if name in row else "" for name in wanted)
-            told = (str(round_), short(digest.hex()), _kind(kind), str(row["asked"]))
-            table.add_row(*told, *cells)
+            row_cells = (str(round_), short(digest.hex()), _kind(kind), str(row["asked"]))
+            table.add_row(*row_cells, *cells)
         console.print(table)
         for line in _curves(rows, wanted):
             console.print(line)

@@ -121,5 +121,5 @@ def _judged(last: PersonaliseProgress) -> str:
 
 
 def _exchanged(peer: Exchanged) -> str:
-    told = f"answered {peer.answered} of {peer.asked} queries with {peer.embeddings} embeddings"
-    return f"{told}; {visible(peer.reason)}" if peer.reason else told
+    text = f"answered {peer.answered} of {peer.asked} queries with {peer.embeddings} embeddings"
+    return f"{text}; {visible(peer.reason)}" if peer.reason else text

@@ -57,10 +57,8 @@ def rounds(
     limit: Annotated[int, typer.Option(min=0, help="Only the newest so many; 0 means all.")] = 20,
 ) -> None:
     """List the committed rounds, oldest first; `rounds show N` tells one in full."""
-    found = [
-        plain_round(r.certificate, r.report) for r in run(_rounds(session, limit=limit)).rounds
-    ]
-    session.result({"rounds": found}, lambda console: _show_rounds(console, found))
+    rows = [plain_round(r.certificate, r.report) for r in run(_rounds(session, limit=limit)).rounds]
+    session.result({"rounds": rows}, lambda console: _show_rounds(console, rows))
 
 
 @rounds_app.command("show")
@@ -76,13 +74,13 @@ def rounds_show(
         plain: dict[str, Any] = {"round": number, "attempts": attempts}
         session.result(plain, lambda console: _show_open(console, plain))
         return
-    found = next((r for r in reply.rounds if r.certificate.body.round == number), None)
-    if found is None:
+    round_ = next((r for r in reply.rounds if r.certificate.body.round == number), None)
+    if round_ is None:
         raise CommandError(
             f"round {number} is not committed here", "`fedctl rounds` lists those that are"
         )
-    plain = plain_round(found.certificate, found.report)
-    plain["attempts"] = [plain_attempt(attempt) for attempt in found.attempts]
+    plain = plain_round(round_.certificate, round_.report)
+    plain["attempts"] = [plain_attempt(attempt) for attempt in round_.attempts]
     session.result(plain, lambda console: _show_round(console, plain))
 
 
@@ -177,8 +175,8 @@ def _attempts_table(attempts: list[dict[str, Any]]) -> Table:
 
 def _how_it_ended(attempt: dict[str, Any]) -> tuple[object, ...]:
     """What attempts in a row have in common that are shown as one; coordinators take turns."""
-    told = ("outcome", "phase", "reason")
-    return (*(attempt[name] for name in told), *attempt["contributors"])
+    names = ("outcome", "phase", "reason")
+    return (*(attempt[name] for name in names), *attempt["contributors"])
 
 
 async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> RoundsReply:
@@ -189,21 +187,21 @@ async def _rounds(session: Session, *, first: int = 0, limit: int = 0) -> Rounds
         return await daemon.Rounds(request, timeout=ANSWER_WITHIN_S)
 
 
-def _show_rounds(console: Console, found: list[dict[str, Any]]) -> None:
-    if not found:
+def _show_rounds(console: Console, rows: list[dict[str, Any]]) -> None:
+    if not rows:
         console.print("No round is committed yet; `fedctl train --rounds 1` starts one.")
         return
-    console.print(rounds_table(found))
-    if any(item["seconds"] for item in found):
-        console.print(phases_table(found))
+    console.print(rounds_table(rows))
+    if any(item["seconds"] for item in rows):
+        console.print(phases_table(rows))
 
 
-def rounds_table(found: list[dict[str, Any]]) -> Table:
+def rounds_table(rows: list[dict[str, Any]]) -> Table:
     """Who made each round, and of what."""
     table = columns(
         ">round", ">attempt", "coordinator", "key dealer", "contributors", "version", ">loss"
     )
-    for item in found:
+    for item in rows:
         loss = item["mean_loss"]
         table.add_row(
             str(item["round"]),
@@ -223,11 +221,11 @@ def _who(item: dict[str, Any]) -> str:
     return f"{contributors} (rejected: {rejected})" if rejected else contributors
 
 
-def phases_table(found: list[dict[str, Any]]) -> Table:
+def phases_table(rows: list[dict[str, Any]]) -> Table:
     """The seconds of each round's phases, as its coordinator saw them."""
-    phases = list(dict.fromkeys(phase for item in found for phase in item["seconds"]))
+    phases = list(dict.fromkeys(phase for item in rows for phase in item["seconds"]))
     table = columns(">round", *(f">{phase}" for phase in phases), ">seconds")
-    for item in found:
+    for item in rows:
         spent = item["seconds"]
         # The key is dealt while others train: a span of its own, no part of the sum.
         total = sum(seconds for phase, seconds in spent.items() if phase != "key")

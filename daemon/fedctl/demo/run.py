@@ -233,7 +233,7 @@ async def _story(
         steps.done("ingest", f"{passages} passages ingested, embedded and indexed")
         before = await asyncio.gather(*(judge(stub) for stub in stubs))
         steps.done("evaluate_before", "evaluated before training")
-        asked = await _ask_each(stubs, corpora)
+        answers = await _ask_each(stubs, corpora)
         steps.done("ask_before", "asked each site a question")
         await _train(session, stubs, rounds)
         steps.done("train", f"{rounds} rounds trained, and every site answers with the result")
@@ -242,7 +242,7 @@ async def _story(
         outcome.answers = [
             SiteAnswer(corpus.site, corpus.question, corpus.answered_in, *replies)
             for corpus, *replies in zip(
-                corpora, asked, await _ask_each(stubs, corpora), strict=True
+                corpora, answers, await _ask_each(stubs, corpora), strict=True
             )
         ]
         statuses = await asyncio.gather(*(_status(stub) for stub in stubs))
@@ -285,7 +285,7 @@ async def _rounds(stub: ControlAsyncStub) -> list[dict[str, Any]]:
     from proto.control_pb2 import RoundsRequest
 
     reply = await stub.Rounds(RoundsRequest(), timeout=30)
-    return [plain_round(found.certificate, found.report) for found in reply.rounds]
+    return [plain_round(one.certificate, one.report) for one in reply.rounds]
 
 
 async def _ingest(

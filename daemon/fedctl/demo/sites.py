@@ -212,13 +212,13 @@ def free_ports(count: int) -> list[int]:
     one for whoever calls somebody meanwhile.
     """
     lowest = int(_OUTGOING.read_text().split()[0])
-    found: list[int] = []
+    ports: list[int] = []
     for port in secrets.SystemRandom().sample(range(lowest // 2, lowest), lowest // 2):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise CommandError(f"no {count} free ports on this machine", "Stop what listens on so many.")
 
 

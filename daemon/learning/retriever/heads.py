@@ -37,8 +37,8 @@ class Dropout:
         """[...] -> [...], each value 0 with the rate's probability, else x / (1 - rate)."""
         if self._rate == 0.0:
             return x
-        kept = torch.rand(x.shape, generator=self._generator) >= self._rate
-        return x * kept.to(x.device, x.dtype) / (1.0 - self._rate)
+        mask = torch.rand(x.shape, generator=self._generator) >= self._rate
+        return x * mask.to(x.device, x.dtype) / (1.0 - self._rate)
 
 
 class ResidualHead(nn.Module):

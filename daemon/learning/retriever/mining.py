@@ -85,19 +85,19 @@ def _wrong(
     Compared with the answers a few at a time, for a question may have thousands of them.
     """
     others = candidates[~np.isin(answers[candidates], answers[right])]
-    kept: Rows = others[:0]
+    wrong: Rows = others[:0]
     for start in range(0, len(others), _COMPARED_AT_ONCE):
         some = others[start : start + _COMPARED_AT_ONCE]
         to_positive = (passages[some] @ passages[right].T).max(axis=1)  # [<= 64]
-        kept = np.concatenate([kept, some[to_positive <= NEAR_DUPLICATE]])
-        if len(kept) >= count:
+        wrong = np.concatenate([wrong, some[to_positive <= NEAR_DUPLICATE]])
+        if len(wrong) >= count:
             break
-    return kept[:count]
+    return wrong[:count]
 
 
 def _nearest(similarity: Float32, count: int) -> Rows:
     """Rows of the greatest similarities, greatest first; equal ones by row."""
     count = min(count, len(similarity))
-    found = np.argpartition(-similarity, count - 1)[:count]
-    order = np.lexsort((found, -similarity[found]))
-    return found[order].astype(np.int64)
+    nearest = np.argpartition(-similarity, count - 1)[:count]
+    order = np.lexsort((nearest, -similarity[nearest]))
+    return nearest[order].astype(np.int64)

@@ -77,7 +77,7 @@ def fit(
     check_enough(count)
     chance = np.random.Generator(np.random.Philox(key=seed))
     parameters = retriever.parameters()
-    held = shared_copies(retriever) if anchor is None else anchor
+    start = shared_copies(retriever) if anchor is None else anchor
     optimiser, schedule = optimiser_of(parameters, count, options)
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
@@ -102,7 +102,7 @@ def fit(
                 distil = kd_pairs if options.distill == "pairs" else kd_matrix
                 loss = loss + options.kd_weight * distil(local, teacher)
             if options.proximal:
-                loss = loss + options.proximal * proximal(retriever.shared_parameters(), held)
+                loss = loss + options.proximal * proximal(retriever.shared_parameters(), start)
 
             check_finite(loss.item(), epoch)
             optimiser.zero_grad(set_to_none=True)

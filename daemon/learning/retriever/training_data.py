@@ -122,7 +122,7 @@ def hard_negatives(
     row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
     ranked = []
     for query, right in zip(pairs.queries.texts, pairs.answers, strict=True):
-        found = library.bm25(query, candidates_for(count, right))
-        rows = [row_of[rowid] for rowid, _ in found if rowid in row_of]
+        hits = library.bm25(query, candidates_for(count, right))
+        rows = [row_of[rowid] for rowid, _ in hits if rowid in row_of]
         ranked.append(np.array(rows, dtype=np.int64))
     return filter_ranked(ranked, parent[1], documents, pairs.answers, count)

@@ -192,5 +192,5 @@ def _string(key: str, value: object) -> str:
 
 def _split_of_name(name: str) -> str:
     """``pairs_test.jsonl`` is test; a name that says nothing is train."""
-    found = _PAIRS_NAME.search(name.lower())
-    return _SPLITS[found.group(1)] if found else "train"
+    match = _PAIRS_NAME.search(name.lower())
+    return _SPLITS[match.group(1)] if match else "train"

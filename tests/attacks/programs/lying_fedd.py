@@ -385,7 +385,7 @@ def changes_the_sum() -> None:
     def keeping_blocks(
         round: int, attempt: int, site: str, path: Path, nonce: bytes | None = None
     ) -> None:
-        held = ckks._held(round, attempt)
+        held = ckks._state(round, attempt)
         assert held.total is not None
         values, behind = held.total._values, ckks._tags_behind(held, site)
         blocks[site] = list(read_encrypted(path, held.parameters, values, trailer=behind))
@@ -393,7 +393,7 @@ def changes_the_sum() -> None:
 
     def finishing(round: int, attempt: int, out_path: Path) -> Finished:
         finished = finish_sum(round, attempt, out_path)
-        held = ckks._held(round, attempt)
+        held = ckks._state(round, attempt)
         assert held.total is not None
         total, written = held.total, BlobInfo(finished.digest, finished.size)
         if victim := lying("drops", "two-sums"):
@@ -409,7 +409,7 @@ def changes_the_sum() -> None:
 
     def answering(round: int, attempt: int, holder: str, challenge: bytes) -> bytes:
         victim = lying("two-sums")
-        held = ckks._held(round, attempt)
+        held = ckks._state(round, attempt)
         if not victim or held.tally is None or held.total is None:
             return answer_challenge(round, attempt, holder, challenge)
         check = held.tally.check
