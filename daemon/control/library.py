@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
@@ -24,25 +25,39 @@ class LibraryCalls(Calls):
             await refuse(context, "another ingest is under way", "Wait until it has ended")
         async with self._ingesting, self._audited(context, "ingest") as recorded:
             state = control.IngestProgress()
-            # Their documents may come later in this call. Usually these are few.
-            lost: list[Pair] = []
-            async for request in requests:
-                documents, pairs, errors = _parsed(request)
-                counts = await self._answered(
-                    context, self._node.collection.ingest(documents, pairs)
-                )
-                state.documents_new += counts.new
-                state.documents_changed += counts.changed
-                state.documents_unchanged += counts.unchanged
-                state.pairs += len(pairs)
-                lost += await self._answered(context, self._node.collection.unusable(pairs))
-                recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
-                recorded |= _counted(state)
-                yield _with_errors(state, errors)
-            await self._answered(context, self._count_usable(state, lost))
-            async for step in self._indexed(state, context):
-                yield step
-            await self._node.readiness.refresh()
+            try:
+                async for step in self._ingested(requests, state, recorded, context):
+                    yield step
+            finally:
+                # Who broke off has stored what was read by then: it must not stay unfound.
+                if state.documents_new + state.documents_changed and not state.done:
+                    self._node.collection.refresh()
+
+    async def _ingested(
+        self,
+        requests: AsyncIterator[control.IngestRequest],
+        state: control.IngestProgress,
+        recorded: dict[str, Any],
+        context: Context,
+    ) -> AsyncIterator[control.IngestProgress]:
+        """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
+        # Their documents may come later in this call. Usually these are few.
+        lost: list[Pair] = []
+        async for request in requests:
+            documents, pairs, errors = _parsed(request)
+            counts = await self._answered(context, self._node.collection.ingest(documents, pairs))
+            state.documents_new += counts.new
+            state.documents_changed += counts.changed
+            state.documents_unchanged += counts.unchanged
+            state.pairs += len(pairs)
+            lost += await self._answered(context, self._node.collection.unusable(pairs))
+            recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
+            recorded |= _counted(state)
+            yield _with_errors(state, errors)
+        await self._answered(context, self._count_usable(state, lost))
+        async for step in self._indexed(state, context):
+            yield step
+        await self._node.readiness.refresh()
 
     async def _count_usable(self, state: control.IngestProgress, lost: list[Pair]) -> None:
         """How many pairs have a document here, and of the others what the first may mean."""

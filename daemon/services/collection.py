@@ -133,6 +133,11 @@ class Collection:
         if self.last_error:
             raise LearningError(self.last_error)
 
+    def refresh(self) -> None:
+        """What was stored is embedded in the background, and found then; returns at once."""
+        self._want(self._wanted_digest)
+        self._listeners.changed()
+
     async def recount(self) -> None:
         """Count the training pairs anew: documents, or pairs that were made here, have changed.
 

@@ -261,6 +261,31 @@ async def test_a_build_that_ctrl_c_ended_loses_nothing_that_was_written(
     assert (await fedctl(site, "pairs", "drop", "--all"))[0] == 0
 
 
+async def test_documents_of_an_ingest_that_was_broken_off_are_embedded(
+    live: LiveFederation,
+) -> None:
+    """They are stored, and by words alone they are found at once; by meaning a moment later."""
+    site = live.sites["fir"]
+    late = control.Document(id="fir/late", title="Late", text="Zinc lanterns hang in the loft.")
+    root = site.folder / "state" / "index"
+
+    def indexed() -> int:
+        names = [path.read_text() for path in root.glob("*/index.json")]
+        return max((json.loads(name)["count"] for name in names), default=0)
+
+    async def one_batch_and_no_end() -> AsyncIterator[control.IngestRequest]:
+        yield control.IngestRequest(documents=[late])
+        await asyncio.Event().wait()
+
+    before = indexed()
+    call = site.stub.Ingest(one_batch_and_no_end(), timeout=60)
+    assert (await anext(aiter(call))).documents_new == 1
+    call.cancel()
+    async with asyncio.timeout(60):
+        while indexed() != before + 1:
+            await asyncio.sleep(0.1)
+
+
 async def test_versions_are_judged_beside_the_encoder_before_training(
     live: LiveFederation,
 ) -> None:

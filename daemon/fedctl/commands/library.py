@@ -13,6 +13,7 @@ import typer
 from daemon.fedctl.terminal.connection import asked_status, connected, run, socket_path
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import (
+    CommandError,
     Exit,
     Session,
     as_plain,
@@ -100,7 +101,14 @@ def ingest(
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
     A pair is of use once a document that it names is here; if none is, the exit code is 3, too.
     """
-    ingested = run(_ingest_with_bars(session, paths))
+    try:
+        ingested = run(_ingest_with_bars(session, paths))
+    except KeyboardInterrupt:
+        raise CommandError(
+            "interrupted; what was stored by then stays, and the daemon embeds it by itself",
+            "ingest the same paths again for the rest; what is there already costs nothing",
+            exit_code=Exit.INTERRUPTED,
+        ) from None
     plain = {name: value for name, value in vars(ingested).items() if name != "done"}
     session.result(plain, lambda console: _show(console, ingested))
     for problem in ingested.problems:
