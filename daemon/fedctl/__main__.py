@@ -2,6 +2,6 @@
 
 import sys
 
-from daemon.fedctl import main
+from daemon.fedctl.main import main
 
 sys.exit(main())

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from crypto.identity.site import install, renew_site, sign_request
-from daemon.fedctl import main as fedctl
+from daemon.fedctl.main import main as fedctl
 from proto import control_pb2 as control
 from tests.support.federation import LiveFederation, LiveSite
 

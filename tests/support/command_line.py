@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from daemon.fedctl import main
+from daemon.fedctl.main import main
 from tests.support.canned_daemon import CannedDaemon, canned_daemon
 
 

@@ -52,7 +52,9 @@ if TYPE_CHECKING:
         TextsExposure,
     )
 
-audit_app = typer.Typer(help="The audit log: is it whole? And what could embeddings tell?")
+topic = typer.Typer(
+    name="audit", help="The audit log: is it whole? And what could embeddings tell?"
+)
 
 _StateDir = Annotated[
     Path | None,
@@ -69,13 +71,13 @@ _Files = Annotated[
 _DEFAULT_STATE = Path("/var/lib/hanse")
 
 
-@audit_app.callback()
+@topic.callback()
 @command
 def audit(_session: Session) -> None:
     """The audit log: who did what here, and is it whole? And what could embeddings tell?"""
 
 
-@audit_app.command("head")
+@topic.command("head")
 @command
 def head(session: Session, state_dir: _StateDir = None) -> None:
     """Show the last entry's number and hash: note them elsewhere, to verify against."""
@@ -97,7 +99,7 @@ async def _head(session: Session) -> tuple[int, bytes]:
         return reply.audit_entries, reply.audit_head
 
 
-@audit_app.command("verify")
+@topic.command("verify")
 @command
 def verify(
     session: Session,
@@ -206,7 +208,7 @@ def _acknowledged(record: BreakRecord) -> str:
     )
 
 
-@audit_app.command("acknowledge")
+@topic.command("acknowledge")
 @command
 def acknowledge(
     session: Session,
@@ -272,7 +274,7 @@ def _break_in_words(one: AuditBreak) -> str:
     return visible(f"{one.file}, line {one.line}: {one.why}{others}")
 
 
-@audit_app.command("show")
+@topic.command("show")
 @command
 def show(
     session: Session,
@@ -423,7 +425,7 @@ exactly, and how much of what was named is right. Overlap and cosine: what is le
 negatives' use. A bucket is what a question leaves as; passages leave exactly or under noise."""
 
 
-@audit_app.command("embeddings")
+@topic.command("embeddings")
 @command
 def embeddings(
     session: Session,

@@ -15,7 +15,7 @@ from daemon.fedctl.terminal.files import fingerprint, read_file, refusing, write
 from daemon.fedctl.terminal.options import Authority, Out, command
 from daemon.fedctl.terminal.output import Session, tell
 
-ca_app = typer.Typer(help="The federation's authority: make it, and sign sites with it.")
+topic = typer.Typer(name="ca", help="The federation's authority: make it, and sign sites with it.")
 
 
 def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
@@ -36,7 +36,7 @@ def sign_site(
         return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
 
 
-@ca_app.command("init")
+@topic.command("init")
 @command
 def ca_init(
     session: Session,
@@ -64,7 +64,7 @@ def ca_init(
     )
 
 
-@ca_app.command("sign")
+@topic.command("sign")
 @command
 def ca_sign(
     session: Session,
@@ -100,7 +100,7 @@ def ca_sign(
     )
 
 
-@ca_app.command("rotate")
+@topic.command("rotate")
 @command
 def ca_rotate(
     session: Session,
@@ -138,7 +138,7 @@ def ca_rotate(
     )
 
 
-@ca_app.command("adopt")
+@topic.command("adopt")
 @command
 def ca_adopt(
     session: Session,

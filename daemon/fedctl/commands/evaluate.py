@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from proto.control_pb2 import EvaluateProgress, EvaluateReply, LearningCurveReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
+topic = typer.Typer()
+
 SHOWN = ("hit@1", "mrr@10", "recall@10", "ndcg@10")
 # What the daemon names otherwise than people do; the rest is printed as it comes.
 _CALLED = {"bm25": "BM25", "dense": "this version"}
@@ -50,6 +52,7 @@ Metric = Annotated[
 ]
 
 
+@topic.command("eval")
 @command
 def evaluate(
     session: Session,

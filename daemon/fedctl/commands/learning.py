@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import Session, as_plain, facts, plain_text
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import LearningReply
 
+topic = typer.Typer()
 
+
+@topic.command("learning")
 @command
 def learning(session: Session) -> None:
     """Show how this site learns: its recipe, every choice, and its personal layer."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from proto.control_pb2 import AskReply, IngestProgress, IngestRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
+topic = typer.Typer()
+
 BATCH_BYTES = 4 << 20
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
@@ -84,6 +86,7 @@ class Ingested:
 Watcher = Callable[[Ingested], None]
 
 
+@topic.command("ingest")
 @command
 def ingest(
     session: Session,
@@ -237,6 +240,7 @@ def _show(console: Console, ingested: Ingested) -> None:
 # ---- out ------------------------------------------------------------------------
 
 
+@topic.command("ask")
 @command
 def ask(
     session: Session,

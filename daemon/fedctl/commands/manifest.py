@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from peers.wire.manifest import FederationManifest
 
-manifest_app = typer.Typer(help="The signed list of the federation's sites.")
+topic = typer.Typer(name="manifest", help="The signed list of the federation's sites.")
 
 
 def new_manifest(
@@ -150,7 +150,7 @@ def _known(sites: Mapping[str, Any], site: str) -> Any:
     return sites[site]
 
 
-@manifest_app.command("sign")
+@topic.command("sign")
 @command
 def manifest_sign(
     session: Session,
@@ -216,7 +216,7 @@ def manifest_sign(
     session.result(plain, lambda console: _show_manifest(console, plain))
 
 
-@manifest_app.command("show")
+@topic.command("show")
 @command
 def manifest_show(
     session: Session,

@@ -35,12 +35,13 @@ _NONE = {
     "written": "See what the model writes, or raise --top-k.",
 }
 
-pairs_app = typer.Typer(
-    help="Questions made of this site's own documents, to learn from. They never leave it."
+topic = typer.Typer(
+    name="pairs",
+    help="Questions made of this site's own documents, to learn from. They never leave it.",
 )
 
 
-@pairs_app.callback(invoke_without_command=True)
+@topic.callback(invoke_without_command=True)
 @command
 def pairs(session: Session) -> None:
     """Count the pairs that were made, by kind, and those that training uses."""
@@ -48,7 +49,7 @@ def pairs(session: Session) -> None:
     session.result(as_plain(reply), lambda console: _show(console, reply))
 
 
-@pairs_app.command("list")
+@topic.command("list")
 @command
 def pairs_list(session: Session) -> None:
     """Count the pairs that were made, by kind, and those that training uses."""
@@ -56,7 +57,7 @@ def pairs_list(session: Session) -> None:
     session.result(as_plain(reply), lambda console: _show(console, reply))
 
 
-@pairs_app.command("show")
+@topic.command("show")
 @command
 def pairs_show(
     session: Session,
@@ -68,7 +69,7 @@ def pairs_show(
     session.result(as_plain(reply), lambda console: _show(console, reply))
 
 
-@pairs_app.command("build")
+@topic.command("build")
 @command
 def pairs_build(
     session: Session,
@@ -107,7 +108,7 @@ def pairs_build(
     session.result(plain, lambda console: _say_built(console, how, last))
 
 
-@pairs_app.command("drop")
+@topic.command("drop")
 @command
 def pairs_drop(
     session: Session,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from daemon.fedctl.terminal.connection import connected, run, socket_path
 from daemon.fedctl.terminal.options import command, of_plan
 from daemon.fedctl.terminal.output import (
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import Exchanged, PersonaliseProgress
 
+topic = typer.Typer()
 
+
+@topic.command("personalise")
 @command
 def personalise(
     session: Session,

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import PrivacyReply
 
+topic = typer.Typer()
 
+
+@topic.command("privacy")
 @command
 def privacy(
     session: Session,

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from proto.control_pb2 import Attempt, RoundsReply
     from proto.federation_pb2 import Certificate, RoundReport
 
-rounds_app = typer.Typer(help="The committed rounds: who did what, and how long it took.")
+topic = typer.Typer(name="rounds", help="The committed rounds: who did what, and how long it took.")
 
 
-@rounds_app.callback(invoke_without_command=True)
+@topic.callback(invoke_without_command=True)
 @command
 def rounds(
     session: Session,
@@ -61,7 +61,7 @@ def rounds(
     session.result({"rounds": rows}, lambda console: _show_rounds(console, rows))
 
 
-@rounds_app.command("show")
+@topic.command("show")
 @command
 def rounds_show(
     session: Session,
@@ -296,7 +296,7 @@ class Verified:
         }
 
 
-@rounds_app.command("verify")
+@topic.command("verify")
 @command
 def verify(
     session: Session,

@@ -27,7 +27,7 @@ from daemon.fedctl.terminal.files import fingerprint, read_file, refusing
 from daemon.fedctl.terminal.options import Authority, Out, command
 from daemon.fedctl.terminal.output import CommandError, Exit, Session, confirm, short, tell
 
-site_app = typer.Typer(help="This site's key and certificate.")
+topic = typer.Typer(name="site", help="This site's key and certificate.")
 _SETTINGS = Path("/etc/hanse/fedd.toml")
 _WHAT_IT_MEANS = (
     "It forgets what this site has promised, stated, locked and voted in the round under way, and "
@@ -54,7 +54,7 @@ def install_site(directory: Path, certificate: bytes, authority: bytes) -> None:
         install(directory, certificate, authority)
 
 
-@site_app.command("init")
+@topic.command("init")
 @command
 def site_init(
     session: Session,
@@ -79,7 +79,7 @@ def site_init(
     )
 
 
-@site_app.command("install")
+@topic.command("install")
 @command
 def site_install(
     session: Session,
@@ -94,7 +94,7 @@ def site_install(
     tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
 
 
-@site_app.command("show")
+@topic.command("show")
 @command
 def site_show(
     session: Session,
@@ -121,7 +121,7 @@ def _identity(directory: Path) -> dict[str, Any]:
     }
 
 
-@site_app.command("expel")
+@topic.command("expel")
 @command
 def site_expel(
     session: Session,
@@ -186,7 +186,7 @@ def _check_takes_part(manifest: Any, site: str) -> None:
         )
 
 
-@site_app.command("renew")
+@topic.command("renew")
 @command
 def site_renew(
     session: Session,
@@ -213,7 +213,7 @@ def site_renew(
 # ---- a damaged round ------------------------------------------------------------
 
 
-@site_app.command("forget-round")
+@topic.command("forget-round")
 @command
 def site_forget_round(
     session: Session,

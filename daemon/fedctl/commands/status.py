@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import typer
+
 from daemon.fedctl.terminal.connection import (
     ANSWER_WITHIN_S,
     asked_status,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from proto.control_pb2 import PeersReply, StatusReply
 
+topic = typer.Typer()
+
 
 # Numbers of the metrics' units, for people.
 _WRITTEN: dict[metrics.Unit, Callable[[float], str]] = {
@@ -44,6 +48,7 @@ _WRITTEN: dict[metrics.Unit, Callable[[float], str]] = {
 }
 
 
+@topic.command("status")
 @command
 def status(session: Session) -> None:
     """Show the daemon: federation, model version, library, training, health."""
@@ -86,6 +91,7 @@ def _status_table(reply: StatusReply) -> Table:
     return grid
 
 
+@topic.command("peers")
 @command
 def peers(session: Session) -> None:
     """Show the other sites: connected or not, since when not, and why."""

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from proto.control_pb2 import TrainingProgress, TrainReply
     from proto.control_pb2_grpc import ControlAsyncStub
 
+topic = typer.Typer()
+
 REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 
@@ -124,6 +126,7 @@ _ADAPTIVE = {
 # ---- a run ----------------------------------------------------------------------
 
 
+@topic.command("train")
 @command
 def train(
     session: Session,

@@ -28,7 +28,7 @@ from crypto.identity.site import (
     rotate_authority,
     sign_request,
 )
-from daemon.fedctl import main as fedctl
+from daemon.fedctl.main import main as fedctl
 from peers.wire.certificates import sign_vote, verify_certificate
 from peers.wire.errors import PeerUnreachable
 from peers.wire.manifest import ManifestError, parse_signed, signed

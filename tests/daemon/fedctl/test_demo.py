@@ -22,7 +22,6 @@ from rich.console import Console
 
 from config.loading import load
 from crypto.identity.site import Identity, Trust
-from daemon.fedctl import main
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import (
@@ -33,6 +32,7 @@ from daemon.fedctl.demo.sites import (
     find_glossary,
     provision,
 )
+from daemon.fedctl.main import main
 from daemon.fedctl.terminal.output import CommandError, Exit
 from peers.wire.manifest import parse_signed
 from proto.control_pb2 import AskReply, Citation, EvaluateReply, StatusReply

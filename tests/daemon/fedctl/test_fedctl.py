@@ -21,8 +21,8 @@ import pytest
 import typer.main
 
 from config import settings
-from daemon.fedctl import app
 from daemon.fedctl.commands import library
+from daemon.fedctl.main import app
 from daemon.fedctl.terminal.connection import DEFAULT_SOCKET
 from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
@@ -505,7 +505,7 @@ def _process(*words: object) -> subprocess.Popen[str]:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from daemon.fedctl import main; main(['--help']); "
+        "import sys; from daemon.fedctl.main import main; main(['--help']); "
         "heavy = {'grpc', 'torch', 'transformers', 'tenseal', 'hnswlib', 'numpy', "
         "'cryptography', 'pydantic'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fedctl import main
 from daemon.fedctl.commands.evaluate import sparkline
+from daemon.fedctl.main import main
 from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
 from tests.support.canned_daemon import DIGEST, CannedDaemon, canned_daemon

@@ -20,7 +20,7 @@ import pytest
 
 from daemon.control.context import ServiceContext
 from daemon.control.service import ControlService
-from daemon.fedctl import main
+from daemon.fedctl.main import main
 from daemon.inversion import exposure
 from daemon.inversion.exposure import AuditOptions, ExposureError
 from daemon.jobs import learning

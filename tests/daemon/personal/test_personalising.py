@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.fedctl import main
+from daemon.fedctl.main import main
 from daemon.fedctl.terminal.output import Exit
 from daemon.jobs import learning, personal
 from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress

@@ -21,7 +21,7 @@ from typing import Any, get_args
 import pytest
 from google.protobuf.message import Message
 
-from daemon.fedctl import main
+from daemon.fedctl.main import main
 from daemon.rounds.audited import AuditedInbox, AuditedTransport
 from daemon.state import audit as audit_module
 from daemon.state.audit import SEVERAL, Action, AuditLog

@@ -21,7 +21,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from daemon.fedctl import main
+from daemon.fedctl.main import main
 from daemon.state import audit as audit_module
 from daemon.state.audit import AuditLog
 from daemon.state.audit_format import (

@@ -18,7 +18,7 @@ from crypto.identity.site import (
     renew_site,
     sign_request,
 )
-from daemon.fedctl import main as fedctl
+from daemon.fedctl.main import main as fedctl
 from daemon.state.expiry import ExpiryWatch, expiries, warnings
 from daemon.state.membership import Membership
 from daemon.state.store import Store
