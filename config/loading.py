@@ -34,6 +34,7 @@ from config.settings import (
     TrainingSettings,
 )
 from config.tables import Section
+from proto import bounds
 
 # Special tokens that an encoder puts around a text ([CLS] and [SEP]).
 _SPECIAL_TOKENS = 2
@@ -353,6 +354,8 @@ def _answering_problems(
 def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iterator[Problem]:
     """A rule's preconditions on n and f; a plan has n >= min_participants + f sites."""
     rule, f = robust.rule, robust.byzantine_sites
+    modes = bounds.numbers_of(bounds.fields_of("TrainingPlan")["mode"].enum_type)
+    comparable = bounds.traits_of(modes[training.mode]).comparable
     if rule in RULES_ON_VALUES:
         yield Problem(
             "robust.rule",
@@ -360,19 +363,19 @@ def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iter
             "a rule for encrypted updates: norm, krum or multi_krum",
             f"{rule} needs every site's values in the clear; choose another rule",
         )
-    elif robust.required and (rule == "none" or training.mode == "masking"):
+    elif robust.required and (rule == "none" or not comparable):
         yield Problem(
             "robust.required",
             "true",
             'a robust.rule, and training.mode = "ckks"',
             "choose them, or this site refuses the plans that it proposes itself",
         )
-    elif rule != "none" and training.mode == "masking":
+    elif rule != "none" and not comparable:
         yield Problem(
             "robust.rule",
             _toml(rule),
-            '"none" with training.mode = "masking"',
-            "masked updates can't be compared; choose one of the two",
+            f'"none" with training.mode = "{training.mode}"',
+            f"updates hidden by {training.mode} can't be compared; choose one of the two",
         )
     elif rule != "none":
         # n >= 2f + 3 for krum; else n >= 3 and n >= 2f + 2, as 2f + 1 key holders answer

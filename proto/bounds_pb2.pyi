@@ -213,19 +213,23 @@ class ModeTraits(_message.Message):
 
     DEALT_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
+    COMPARABLE_FIELD_NUMBER: _builtins.int
     dealt: _builtins.bool
     """a site deals the key, and signs which"""
     roster: _builtins.bool
     """a digest of all participants' keys"""
+    comparable: _builtins.bool
+    """hidden updates can be compared, which robust rules need"""
     def __init__(
         self,
         *,
         dealt: _builtins.bool = ...,
         roster: _builtins.bool = ...,
+        comparable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dealt", b"dealt", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparable", b"comparable", "dealt", b"dealt", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -240,7 +240,6 @@ class KeyParticipant(ParticipantSteps):
 class Ckks(Mode):
     """Updates are encrypted under a key of the attempt, which its coordinator never has."""
 
-    comparable = True
     orders: ClassVar = {pb.Proof: False}
 
     def dealer(self, coordinator: str, participants: Sequence[str]) -> str:

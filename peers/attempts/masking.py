@@ -330,7 +330,6 @@ class MaskingPart(ParticipantSteps):
 class Masking(Mode):
     """Updates are masked; each contributor takes the masks off the certified sum by itself."""
 
-    comparable = False
     orders: ClassVar = {pb.MaskingOrder: True, pb.Openings: False}
 
     def holders(self, plan: pb.Plan) -> list[str]:

@@ -15,6 +15,7 @@ from peers.attempts.masking import Masking
 from peers.attempts.secure_sum import Mode
 from peers.plans import robust
 from proto import federation_pb2 as pb
+from proto.bounds import traits_of
 
 MODES: Final[Mapping[pb.Mode.ValueType, Mode]] = {pb.CKKS: Ckks(), pb.MASKING: Masking()}
 
@@ -37,7 +38,7 @@ def key_holders(plan: pb.Plan) -> list[str]:
 def objection(training: pb.TrainingPlan, sites: int) -> str:
     """Why the plan's robust rule can't be used among so many; empty when it can."""
     rule, f = robust.RULE_NAMES[training.robust], training.byzantine_sites
-    if robust.is_robust(training) and not MODES[training.mode].comparable:
+    if robust.is_robust(training) and not traits_of(training.mode).comparable:
         return (
             f"the rule {rule} compares encrypted updates, and masked ones can't be compared: "
             "choose training.mode ckks, or no rule"

@@ -34,6 +34,7 @@ from peers.wire.manifest import FederationManifest
 from peers.wire.messages import one_line
 from peers.wire.signing import Keys, Kind, digest_of, must_be, sign
 from proto import federation_pb2 as pb
+from proto.bounds import traits_of
 
 
 @dataclass
@@ -294,7 +295,7 @@ class Participation:
     @property
     def _compares(self) -> bool:
         """Whether this site decrypts what updates are compared by."""
-        return mode_of(self.plan).comparable and self._steps.may_open
+        return traits_of(self.plan.training.mode).comparable and self._steps.may_open
 
     def opened(self, event: do.SumOpened) -> pb.Applied | None:
         """The new version is on our disk: what we sign of it, once."""

@@ -182,11 +182,10 @@ class ParticipantSteps(ABC):
 class Mode(ABC):
     """One way of summing updates that nobody may read.
 
-    ``comparable``: hidden updates can be compared, which robust rules need. ``orders``: what
-    its coordinator passes on to participants, and whether they may be training meanwhile.
+    ``orders``: what its coordinator passes on to participants, and whether they may be
+    training meanwhile.
     """
 
-    comparable: ClassVar[bool]
     orders: ClassVar[Mapping[type[Any], bool]]
 
     def dealer(self, coordinator: str, participants: Sequence[str]) -> str:

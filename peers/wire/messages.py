@@ -37,9 +37,17 @@ from proto import bounds
 from proto import federation_pb2 as pb
 
 PROTOCOL_VERSION: Final = 2
-FEATURES: Final = (
-    *("adapt-full", "adapt-head", "adapt-lora", "adapt-lora-server"),
-    *("ckks", "learning", "masking", "negatives", "privacy", "robust"),
+FEATURES: Final = tuple(
+    sorted(
+        [
+            *(
+                f"adapt-{name.replace('_', '-')}"
+                for name in bounds.names_of(pb.Adapt.DESCRIPTOR).values()
+            ),
+            *bounds.names_of(pb.Mode.DESCRIPTOR).values(),
+            *("learning", "negatives", "privacy", "robust"),
+        ]
+    )
 )
 
 
