@@ -28,9 +28,9 @@ from crypto.quantize import CryptoError
 from daemon.answering.generators import GENERATORS
 from daemon.control.context import ProcessFigures, ServiceContext, Services
 from daemon.control.socket import ControlError, ControlSocket
-from daemon.jobs import ckks, integers
 from daemon.jobs import learning as learning_jobs
-from daemon.jobs.sum_jobs import Credentials
+from daemon.jobs.sums import ckks, integers
+from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.options import LearningError, RetrieverDescription
 from daemon.library.schema import LibraryError
 from daemon.personal.personal import PersonalStore

@@ -72,7 +72,7 @@ class Folders:
 
     ``spool`` is emptied at each start, ``arriving`` is not: what a peer has sent
     half of a version is gone on with after a restart. ``kept`` outlives attempts and
-    restarts, too: this site's integers of the round under way (daemon/jobs/kept_integers.py).
+    restarts, too: this site's integers of the round under way (daemon/jobs/sums/kept_integers.py).
     """
 
     versions: Path

@@ -24,8 +24,8 @@ import structlog
 
 from crypto.identity.site import Identity, IdentityError, Trust
 from crypto.quantize import CryptoError
-from daemon.jobs import integers
-from daemon.jobs.sum_jobs import Credentials, JobContext
+from daemon.jobs.sums import integers
+from daemon.jobs.sums.sum_jobs import Credentials, JobContext
 from daemon.learning.options import LearningError
 from daemon.process.faultpoints import passing
 from daemon.process.tasks import causes_of, logged

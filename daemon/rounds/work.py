@@ -20,11 +20,12 @@ from typing import Any, Final
 import structlog
 
 from crypto.quantize import CryptoError
-from daemon.jobs import integers
 from daemon.jobs import learning as learning_jobs
-from daemon.jobs.ckks import CkksJobs
-from daemon.jobs.masking import MaskingJobs
-from daemon.jobs.sum_jobs import AttemptState, Hiding, JobContext, SumJobs
+from daemon.jobs.sums import integers
+from daemon.jobs.sums.ckks import CkksJobs
+from daemon.jobs.sums.integers import SumTerms
+from daemon.jobs.sums.masking import MaskingJobs
+from daemon.jobs.sums.sum_jobs import AttemptState, Hiding, JobContext, SumJobs
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.workers import Worker
@@ -270,11 +271,18 @@ class AttemptWork:
         state, plan = self._state, self._state.planned
         if state.sum_digest != effect.sum_digest:
             raise RemoteProtocolError("the sum is not the one that was certified")
-        server = TrainingOptions.of(plan.training).server
-        summed = _summed(plan, len(effect.contributors))
-        applied = await self._of_mode(plan).apply(
-            state, effect, self._folders.versions, summed, server
+        shapes = self._context.shapes
+        terms = SumTerms(
+            shapes.sizes,
+            effect.scale_exponents,
+            effect.total_weight,
+            effect.parent_digest,
+            shapes.digest,
+            self._folders.versions,
+            _summed(plan, len(effect.contributors)),
+            TrainingOptions.of(plan.training).server,
         )
+        applied = await self._of_mode(plan).apply(state, effect, terms)
         opened = do.SumOpened(
             *effect.at,
             effect.root_digest,

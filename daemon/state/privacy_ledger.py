@@ -2,7 +2,7 @@
 
 Every update that may have left the site is booked, on disk, before it is
 encrypted: one of an attempt that failed afterwards, too, for nobody knows who has
-seen what. An update that is sent again bit by bit (daemon/jobs/kept_integers.py) tells
+seen what. An update that is sent again bit by bit (daemon/jobs/sums/kept_integers.py) tells
 nothing new, and is booked once. One without noise is booked as such: no epsilon bounds it.
 
 The ledger is a file of its own, beside the state (daemon/state/store.py): a site that

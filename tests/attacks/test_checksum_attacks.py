@@ -31,7 +31,8 @@ from crypto.ckks.sum_proof import (
 )
 from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters
 from crypto.quantize import LOSS_BOUND, CryptoError, pack, quantise_fraction
-from daemon.jobs import ckks
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums.integers import SumTerms
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import read_encrypted, read_trailer, write_encrypted
 from tests.attacks.programs.lattice import short_relation
@@ -152,8 +153,12 @@ class Attempt:
             if not checked:
                 patched.setattr(ckks, "_check_proof", lambda *_: None)
             applied = ckks.apply_sum(
-                *(*self.holder, self.folder / "sum", self.shape.sizes, [EXPONENT]),
-                *(float(len(SITES)), self.parent, self.shape.digest, self.folder),
+                *self.holder,
+                self.folder / "sum",
+                SumTerms(
+                    *(self.shape.sizes, [EXPONENT], float(len(SITES))),
+                    *(self.parent, self.shape.digest, self.folder),
+                ),
                 answer=answer,
             )
         return read_version(self.folder, applied.model_digest, self.shape.digest)
@@ -345,8 +350,12 @@ def test_the_coordinator_claims_one_sum_and_sends_another(tmp_path: Path) -> Non
 
 def apply_as_told(attempt: Attempt, answer: bytes) -> None:
     ckks.apply_sum(
-        *(*attempt.holder, attempt.folder / "sum", attempt.shape.sizes, [EXPONENT], 3.0),
-        *(attempt.parent, attempt.shape.digest, attempt.folder),
+        *attempt.holder,
+        attempt.folder / "sum",
+        SumTerms(
+            *(attempt.shape.sizes, [EXPONENT], 3.0),
+            *(attempt.parent, attempt.shape.digest, attempt.folder),
+        ),
         answer=answer,
     )
 

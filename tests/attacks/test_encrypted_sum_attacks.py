@@ -26,9 +26,9 @@ from crypto.ckks.seal_library import Seal
 from crypto.ckks.sum_proof import size_of_tags
 from crypto.ckks.sums import DealtKey, RoundKey, RunningSum
 from crypto.quantize import FRACTION_INTEGERS, CryptoError, pack, unpack
-from daemon.jobs import ckks as round_crypto
-from daemon.jobs.aggregation import CiphertextSum
-from daemon.jobs.sum_jobs import Credentials, JobContext
+from daemon.jobs.sums import ckks as round_crypto
+from daemon.jobs.sums.aggregation import CiphertextSum
+from daemon.jobs.sums.sum_jobs import Credentials, JobContext
 from daemon.process.workers import Worker
 from daemon.rounds.catch_up import Folders
 from daemon.rounds.events import EventQueue

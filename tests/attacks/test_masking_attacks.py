@@ -516,7 +516,7 @@ def test_limit_at_the_smallest_threshold_a_lying_coordinating_site_wins() -> Non
 
 def test_limit_a_coordinator_adds_to_a_sum_what_it_fixed_before_opening() -> None:
     """As it might have sent it for its own input. It can't choose it by what it then sees:
-    the digest is certified before (tests/daemon/jobs/test_masking.py has what comes after)."""
+    the digest is certified before (tests/daemon/jobs/sums/test_masking.py has what comes after)."""
     crowd, inputs, unmasking = masked_crowd(5)
     assert crowd.total is not None
     crowd.open(unmasking, crowd.terms.sites)

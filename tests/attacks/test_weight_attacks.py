@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from crypto.quantize import LOSS_BOUND
-from daemon.jobs import ckks
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums.integers import SumTerms
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.attempts import bundle, participation, preparing, statement
 from peers.attempts import effects as do
@@ -27,7 +28,7 @@ from peers.rounds import attending
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without
-from tests.daemon.jobs.proofs import LEAD, check_of, proven
+from tests.daemon.jobs.sums.proofs import LEAD, check_of, proven
 from tests.simulation.network import World, plan
 from tests.simulation.network import coordinator as coordinator_of
 
@@ -82,7 +83,8 @@ def version(folder: Path, made: pb.Plan) -> np.ndarray:
     parent, _ = write_version(folder, SHAPE.digest, np.zeros(SHAPE.total, np.float32))
     total = sum(weight.values())
     applied = ckks.apply_sum(
-        *(1, 1, folder / "sum", SHAPE.sizes, [4], total, parent, SHAPE.digest, folder),
+        *(1, 1, folder / "sum"),
+        SumTerms(SHAPE.sizes, [4], total, parent, SHAPE.digest, folder),
         answer=proven((1, 1), (1, 0), check_of("a", "abc"), finished),
     )
     for attempt in (0, 1):

@@ -37,7 +37,7 @@ from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Roster
 from crypto.masking.site import Attendance, OpenedShares
 from crypto.quantize import CryptoError
-from daemon.jobs import ckks
+from daemon.jobs.sums import ckks
 from daemon.process.workers import Worker
 from tests.crypto.masking.masked import Crowd, terms
 

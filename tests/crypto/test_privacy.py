@@ -383,7 +383,7 @@ def test_the_adaptive_schedule_is_equation_2() -> None:
 def test_the_accountant_is_loaded_only_to_account() -> None:
     """Sites without differential privacy do not carry its 100 MiB."""
     program = (
-        "import sys, daemon.jobs.ckks, daemon.state.privacy_ledger, peers.plans.policy;"
+        "import sys, daemon.jobs.sums.ckks, daemon.state.privacy_ledger, peers.plans.policy;"
         "heavy = {'dp_accounting', 'scipy'};"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
         "daemon.state.privacy_ledger.epsilon_of([1.0], 1e-5);"

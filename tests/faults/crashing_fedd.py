@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon import main as fedd
-from daemon.jobs.aggregation import CiphertextSum
+from daemon.jobs.sums.aggregation import CiphertextSum
 
 
 def _crash() -> None:

@@ -41,7 +41,7 @@ _SOURCES = (
     "daemon/personal/serving.py",
     "daemon/personal/tiered_head.py",
     "daemon/library/store.py",
-    "daemon/jobs/ckks.py",
+    "daemon/jobs/sums/ckks.py",
     "peers/link/negatives.py",
     "tests/learning_bench/corpora.py",
     "tests/learning_bench/recipes/exchange.py",

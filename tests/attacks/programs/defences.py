@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from daemon.jobs import ckks
+from daemon.jobs.sums import ckks
 from daemon.state import membership
 from peers.attempts import bundle, participation, preparing, statement
 from peers.attempts import effects as do

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from daemon import main as fedd
-from daemon.jobs import ckks, masking
-from daemon.jobs.ckks import Finished
-from daemon.jobs.integers import NewVersion
+from daemon.jobs.sums import ckks, masking
+from daemon.jobs.sums.ckks import Finished
+from daemon.jobs.sums.integers import NewVersion, SumTerms
 from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
@@ -432,9 +432,10 @@ def makes_a_version_up() -> None:
         applied = apply_sum(*arguments, **named)
         if not lying("hands-out"):
             return applied
-        parent_digest, shape_digest, versions = arguments[10:13]
-        parent, _ = read_whole_version(versions, parent_digest, shape_digest)
-        digest, _ = write_version(versions, shape_digest, parent + np.float32(1.0))
+        (terms,) = [one for one in arguments if isinstance(one, SumTerms)]
+        at = (terms.versions, terms.shape_digest)
+        parent, _ = read_whole_version(terms.versions, terms.parent_digest, terms.shape_digest)
+        digest, _ = write_version(*at, parent + np.float32(1.0))
         return replace(applied, model_digest=digest)
 
     put(masking, "apply_sum", opening)
@@ -466,8 +467,8 @@ def _keep_version(module: Any) -> None:
     @functools.wraps(apply_sum)
     def keeping(round: int, attempt: int, *rest: Any, **named: Any) -> NewVersion:
         applied: NewVersion = apply_sum(round, attempt, *rest, **named)
-        (versions,) = [one for one in rest if isinstance(one, Path) and one.is_dir()]
-        made = versions / f"{applied.model_digest.hex()}.safetensors"
+        (terms,) = [one for one in rest if isinstance(one, SumTerms)]
+        made = terms.versions / f"{applied.model_digest.hex()}.safetensors"
         shutil.copy(made, _folder / f"opened-{round}-{attempt}.safetensors")
         return applied
 

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 
 from daemon import main as fedd
-from daemon.jobs import integers
+from daemon.jobs.sums import integers
 from peers.attempts import bundle, participation, statement
 from peers.attempts import effects as do
 from peers.attempts.coordination import Coordination

@@ -16,7 +16,7 @@ from config.recipes import RECIPES, ServerOptions
 from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
-from daemon.jobs.integers import apply_integers
+from daemon.jobs.sums.integers import SumTerms, apply_integers
 from daemon.learning.options import TrainingOptions
 from daemon.learning.recipes import learning_plan, options_from
 from daemon.state.versions import ShapeManifest, read_whole_version, write_version
@@ -187,8 +187,8 @@ def test_whatever_is_typed_is_taken_or_explained(words: list[str]) -> None:
 
 
 def applied(folder: Path, parent: bytes, server: ServerOptions, integers: Any) -> bytes:
-    terms = (SHAPE.sizes, [0, 0], 16, 2.0, parent, SHAPE.digest, folder, None, server)
-    return apply_integers(np.asarray(integers, dtype=np.int64), *terms).model_digest
+    terms = SumTerms(SHAPE.sizes, [0, 0], 2.0, parent, SHAPE.digest, folder, None, server)
+    return apply_integers(np.asarray(integers, dtype=np.int64), 16, terms).model_digest
 
 
 @pytest.mark.parametrize(("units", "loss"), [(-(2**20), 0.0), (2**20, LOSS_BOUND)])
@@ -199,8 +199,8 @@ def test_a_loss_is_one_whatever_a_contributor_sends_for_it(
     parent, _ = write_version(tmp_path, SHAPE.digest, np.zeros(SHAPE.total, np.float32))
     integers = np.zeros(SHAPE.total + 2, np.int64)
     integers[-2] = units
-    terms = (SHAPE.sizes, [0, 0], 16, 2.0, parent, SHAPE.digest, tmp_path, None)
-    assert apply_integers(integers, *terms).mean_loss == loss
+    terms = SumTerms(SHAPE.sizes, [0, 0], 2.0, parent, SHAPE.digest, tmp_path)
+    assert apply_integers(integers, 16, terms).mean_loss == loss
 
 
 @pytest.mark.parametrize("rule", ["fedavgm", "fedadam"])

@@ -20,9 +20,9 @@ import pytest
 import pytest_asyncio
 
 from crypto.ckks.sums import CryptoError
-from daemon.jobs import ckks
+from daemon.jobs.sums import ckks
 from daemon.process.workers import Worker, WorkerCrashed, reads
-from tests.daemon.jobs.proofs import check_of
+from tests.daemon.jobs.sums.proofs import check_of
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from crypto.identity.names import ID
 from crypto.identity.site import IdentityError, expiry_of, sign_request
-from daemon.jobs.ckks import sealing_context
+from daemon.jobs.sums.ckks import sealing_context
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.histories import pack_manifests, unpack_manifests
 from peers.wire.manifest import FederationManifest, ManifestError, parse_signed, signed

@@ -20,7 +20,7 @@ import numpy as np
 
 from crypto.ckks.sum_proof import NONCE_BYTES, Check, CheckKey, Tags, TagTally
 from crypto.ckks.sums import CryptoError, RoundKey, RunningSum, choose_parameters
-from daemon.jobs.aggregation import CiphertextSum
+from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.state.versions import (
     ShapeManifest,
     VersionError,

@@ -20,13 +20,13 @@ from crypto.masking.roster import Agreement, Roster, Verify, smallest_threshold
 from crypto.masking.site import SiteKeys
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS
-from daemon.jobs import ckks
-from daemon.jobs import integers as integers_
-from daemon.jobs.integers import Summed, apply_integers, measure_update
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums import integers as integers_
+from daemon.jobs.sums.integers import Summed, SumTerms, apply_integers, measure_update
 from daemon.learning.options import TrainingOptions
 from daemon.state.versions import ShapeManifest, largest_file, read_version, write_version
 from tests.crypto.masking.masked import Relay
-from tests.daemon.jobs.proofs import AGREED, LEAD, check_of, proven
+from tests.daemon.jobs.sums.proofs import AGREED, LEAD, check_of, proven
 from tests.support.authority import FEDERATION_ID, Federation
 
 Updates = dict[str, tuple[Path, int]]  # site -> its update's file, how many examples
@@ -142,10 +142,9 @@ def _encrypted(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     summed = scratch / "sum"
     total = ckks.finish_sum(*adding, summed)
     applied = ckks.apply_sum(
-        *(*holder, summed, manifest.sizes, agreed.exponents, agreed.weight),
-        *(agreed.parent, manifest.digest, agreed.versions),
-        Summed(training.noise, 0.0, sites) if training.noise else None,
-        training.options.server,
+        *holder,
+        summed,
+        _terms(agreed, sites),
         answer=proven(holder, adding, check_of(min(updates), updates), total),
     )
     for role in (holder, adding):
@@ -157,6 +156,17 @@ def _encrypted(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
 
 
 # ---- mode masking ----------------------------------------------------------------
+
+
+def _terms(agreed: Agreed, sites: int) -> SumTerms:
+    """What becomes of a sum of so many."""
+    training, manifest = agreed.training, agreed.manifest
+    return SumTerms(
+        *(manifest.sizes, agreed.exponents, agreed.weight),
+        *(agreed.parent, manifest.digest, agreed.versions),
+        Summed(training.noise, 0.0, sites) if training.noise else None,
+        training.options.server,
+    )
 
 
 def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
@@ -197,11 +207,7 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     for contributor in contributors.values():
         unmasking.take(contributor.open(outcome))
     applied = apply_integers(
-        unmasking.finish().astype(np.int64),
-        *(manifest.sizes, agreed.exponents, training.bits, agreed.weight),
-        *(agreed.parent, manifest.digest, agreed.versions),
-        Summed(training.noise, 0.0, len(sites)) if training.noise else None,
-        training.options.server,
+        unmasking.finish().astype(np.int64), training.bits, _terms(agreed, len(sites))
     )
     # The coordinator sends the masked sum, which is as long as an input, to the others.
     sent = 2 * (len(sites) - 1) * uploaded / len(sites)

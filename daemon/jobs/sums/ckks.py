@@ -20,7 +20,6 @@ from typing import ClassVar
 import numpy as np
 import structlog
 
-from config.recipes import ServerOptions
 from crypto.arrays import Int64
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
 from crypto.ckks.sum_proof import (
@@ -45,9 +44,15 @@ from crypto.ckks.sums import (
 from crypto.identity.site import IdentityError
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, pack, unpack
-from daemon.jobs.aggregation import CiphertextSum
-from daemon.jobs.integers import FEDAVG, NewVersion, Summed, Uploaded, apply_integers, integers_of
-from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
+from daemon.jobs.sums.aggregation import CiphertextSum
+from daemon.jobs.sums.integers import (
+    NewVersion,
+    SumTerms,
+    Uploaded,
+    apply_integers,
+    integers_of,
+)
+from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.process.workers import WorkerCrashed, reads
 from peers.attempts import effects as do
 from peers.attempts.ckks import check_of, holders_of
@@ -327,14 +332,7 @@ def apply_sum(
     round: int,
     attempt: int,
     sum_path: Path,
-    sizes: Sequence[int],
-    exponents: Sequence[int],
-    total_weight: float,
-    parent_digest: bytes,
-    shape_digest: bytes,
-    versions: Path,
-    summed: Summed | None = None,
-    server: ServerOptions = FEDAVG,
+    terms: SumTerms,
     *,
     answer: bytes,
 ) -> NewVersion:
@@ -344,7 +342,6 @@ def apply_sum(
     is one IEEE double operation after the other on each value, rounded to
     float32 at the end; nothing is added up in an order that a library or the number
     of threads decides, and nothing is left to a machine's mathematical library.
-    ``summed``: its noise; ``server``: what becomes of the mean.
     ``answer``: the coordinator's, to our `challenge`. Raises CryptoError when the sum is
     malformed, is no sum under this key, or this site is no key holder; UnprovenSum,
     which is one, when it is not what was claimed; VersionError when the parent is
@@ -352,24 +349,13 @@ def apply_sum(
     """
     state = _state(round, attempt)
     packing = state.parameters.packing
-    if not 0.0 < total_weight <= packing.contributors:
+    if not 0.0 < terms.total_weight <= packing.contributors:
         raise CryptoError(
-            f"a total weight lies in (0, {packing.contributors}] here, got {total_weight}"
+            f"a total weight lies in (0, {packing.contributors}] here, got {terms.total_weight}"
         )
-    integers = _decrypt_sum(state, sum_path, sum(sizes) + FRACTION_INTEGERS)
-    _check_proof(state, sum_path, exponents, integers, answer)
-    return apply_integers(
-        integers,
-        sizes,
-        exponents,
-        packing.bits,
-        total_weight,
-        parent_digest,
-        shape_digest,
-        versions,
-        summed,
-        server,
-    )
+    integers = _decrypt_sum(state, sum_path, sum(terms.sizes) + FRACTION_INTEGERS)
+    _check_proof(state, sum_path, terms.exponents, integers, answer)
+    return apply_integers(integers, packing.bits, terms)
 
 
 def _decrypt_sum(state: _Attempt, path: Path, values: int) -> Int64:
@@ -558,25 +544,11 @@ class CkksJobs(SumJobs):
         self,
         state: AttemptState,
         effect: do.ApplySum,
-        versions: Path,
-        summed: Summed | None,
-        server: ServerOptions,
+        terms: SumTerms,
     ) -> NewVersion:
         """Decrypt the proven sum."""
-        shapes = self._context.shapes
         applied: NewVersion = await self._run(
-            apply_sum,
-            *effect.at,
-            state.sum,
-            shapes.sizes,
-            list(effect.scale_exponents),
-            effect.total_weight,
-            effect.parent_digest,
-            shapes.digest,
-            versions,
-            summed,
-            server,
-            answer=effect.answer,
+            apply_sum, *effect.at, state.sum, terms, answer=effect.answer
         )
         return applied
 

@@ -15,9 +15,9 @@ import pytest
 from crypto.identity.site import Identity, IdentityError
 from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
-from daemon.jobs import masking
-from daemon.jobs.integers import NewVersion, measure_update
-from daemon.jobs.masking import Believed
+from daemon.jobs.sums import masking
+from daemon.jobs.sums.integers import NewVersion, SumTerms, measure_update
+from daemon.jobs.sums.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo
 from tests.support.authority import Federation
@@ -127,8 +127,10 @@ class Attempt:
         applied = self.processes[site].run(
             masking.apply_sum,
             *(*self.at, *outcome, opened, self.sum, digest or self.total.digest),
-            *(SIZES, self.exponents, len(outcome[0]) if weight is None else weight),
-            *(parent, SHAPE.digest, versions),
+            SumTerms(
+                *(SIZES, self.exponents, len(outcome[0]) if weight is None else weight),
+                *(parent, SHAPE.digest, versions),
+            ),
         )
         assert isinstance(applied, NewVersion)
         return applied

@@ -1,7 +1,7 @@
 """A site's update as the integers that are hidden and added, and a sum of them as a version.
 
 Jobs of the crypto worker that are the same whatever hides the integers:
-daemon/jobs/ckks.py encrypts them, daemon/jobs/masking.py masks them.
+daemon/jobs/sums/ckks.py encrypts them, daemon/jobs/sums/masking.py masks them.
 
 The exchanged vector is the shared delta and one trailing value, the site's mean
 training loss divided by LOSS_BOUND: so the others only ever see the loss as a
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,7 @@ from crypto.quantize import (
     quantise_fraction,
     scale_exponents,
 )
-from daemon.jobs.kept_integers import Kept, Making, keep, kept_residual, recall
+from daemon.jobs.sums.kept_integers import Kept, Making, keep, kept_residual, recall
 from daemon.learning import server_step
 from daemon.learning.options import LearningError
 from daemon.state.versions import read_whole_version, write_version
@@ -54,7 +54,6 @@ from peers.wire.vectors import BlobInfo
 # honest round (docs/decisions/0010); several times that, so that only a bomb meets it.
 _MEMORY_BYTES = 1 << 30
 _MEMORY_A_VALUE = 128
-FEDAVG = ServerOptions()
 assert TRAILING_INTEGERS == FRACTION_INTEGERS  # noqa: S101  the vector's length is one
 
 
@@ -99,6 +98,25 @@ class Summed:
     terms: NoiseTerms
     quantile: float
     contributors: int
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """What the integers of a sum mean, and what becomes of them.
+
+    ``sizes``: values a parameter group, ``exponents`` its scale; ``total_weight``: what the
+    sum is divided by. The new version is that of ``shape_digest`` made of ``parent_digest``,
+    in the folder ``versions``. ``summed``: the sum's noise; ``server``: what becomes of the mean.
+    """
+
+    sizes: Sequence[int]
+    exponents: Sequence[int]
+    total_weight: float
+    parent_digest: bytes
+    shape_digest: bytes
+    versions: Path
+    summed: Summed | None = None
+    server: ServerOptions = field(default_factory=ServerOptions)
 
 
 def measure_update(
@@ -205,35 +223,24 @@ def agreed_mechanism(noise: NoiseTerms, bits: int, exponents: Sequence[int]) -> 
     return mechanism
 
 
-def apply_integers(
-    integers: Int64,
-    sizes: Sequence[int],
-    exponents: Sequence[int],
-    bits: int,
-    total_weight: float,
-    parent_digest: bytes,
-    shape_digest: bytes,
-    versions: Path,
-    summed: Summed | None,
-    server: ServerOptions = FEDAVG,
-) -> NewVersion:
-    """Make the new version from the exact sum of integers; errors as in
-    `round_crypto.apply_sum`."""
+def apply_integers(integers: Int64, bits: int, terms: SumTerms) -> NewVersion:
+    """Make the new version from the exact sum of integers; errors as of `ckks.apply_sum`."""
+    summed, weight = terms.summed, terms.total_weight
     shared, (units, rest) = integers[:-FRACTION_INTEGERS], integers[-FRACTION_INTEGERS:]
-    mechanism = agreed_mechanism(summed.terms, bits, exponents) if summed else None
-    mean: Float64 = dequantise_sum(shared, sizes, exponents, bits)
-    mean /= total_weight
-    parent, moments = read_whole_version(versions, parent_digest, shape_digest)
+    mechanism = agreed_mechanism(summed.terms, bits, terms.exponents) if summed else None
+    mean: Float64 = dequantise_sum(shared, terms.sizes, terms.exponents, bits)
+    mean /= weight
+    parent, moments = read_whole_version(terms.versions, terms.parent_digest, terms.shape_digest)
     try:
-        version, carried = server_step.step(parent, mean, moments, server)
+        version, carried = server_step.step(parent, mean, moments, terms.server)
     except LearningError as error:
         raise CryptoError(str(error)) from error
-    digest, _ = write_version(versions, shape_digest, version, carried)
+    digest, _ = write_version(terms.versions, terms.shape_digest, version, carried)
     if summed is None or mechanism is None:
         loss = dequantise_fraction_sum(int(units), int(rest), bits)
         # A contributor may send any integer there: what is told is a loss all the same.
-        return NewVersion(digest, min(max(LOSS_BOUND * loss / total_weight, 0.0), LOSS_BOUND))
-    mean_loss = loss_of_sum(int(units), total_weight, mechanism)
+        return NewVersion(digest, min(max(LOSS_BOUND * loss / weight, 0.0), LOSS_BOUND))
+    mean_loss = loss_of_sum(int(units), weight, mechanism)
     if not summed.quantile:
         return NewVersion(digest, mean_loss)
     norm, contributors = summed.terms.clip_norm, summed.contributors

@@ -17,7 +17,7 @@ from crypto.arrays import Int64
 from crypto.ckks import parameters
 from crypto.ckks.sums import CkksParameters, CryptoError, RoundKey, choose_parameters, deal
 from crypto.quantize import FRACTION_INTEGERS, pack, unpack
-from daemon.jobs.aggregation import CiphertextSum
+from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest
 from peers.wire.vectors import BlobInfo, largest_size, read_encrypted, read_trailer, write_encrypted

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 
 from crypto.ckks.sum_proof import Check, Claim
-from daemon.jobs import ckks
-from daemon.jobs.ckks import Finished
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums.ckks import Finished
 
 AGREED = hashlib.sha256(b"the plan").digest()
 LEAD = "lead"

@@ -11,8 +11,8 @@ import pytest
 from crypto.arrays import Float32
 from crypto.ckks.sums import CryptoError, DealtKey, choose_measurable
 from crypto.quantize import LOSS_BOUND
-from daemon.jobs import ckks
-from daemon.jobs.integers import measure_update
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums.integers import SumTerms, measure_update
 from daemon.process.workers import Worker
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest, read_version, write_version
@@ -22,7 +22,7 @@ from peers.plans.robust import Selection
 from peers.plans.weights import weights
 from peers.wire.vectors import largest_size
 from proto import federation_pb2 as pb
-from tests.daemon.jobs.proofs import check_of, proven
+from tests.daemon.jobs.sums.proofs import check_of, proven
 
 SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,))))
 SITES = ("a", "b", "c", "d", "e", "f", "g")
@@ -115,8 +115,9 @@ def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
     total = sum(weight[site] for site in chosen.kept)
     exponents = [exponent] * len(SHAPE.sizes)
     applied = ckks.apply_sum(
-        *(*HOLDER, tmp_path / "sum", SHAPE.sizes, exponents, total, parent, SHAPE.digest),
-        versions,
+        *HOLDER,
+        tmp_path / "sum",
+        SumTerms(SHAPE.sizes, exponents, total, parent, SHAPE.digest, versions),
         answer=proven(HOLDER, COORDINATOR, check_of("b", SITES, "a"), finished),
     )
     mean = sum(weight[site] * vectors[SITES.index(site)].astype(np.float64) for site in chosen.kept)

@@ -11,10 +11,10 @@ import pytest
 from crypto.arrays import Float32
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND, CryptoError
-from daemon.jobs import ckks
-from daemon.jobs.integers import NewVersion, Summed, measure_update
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums.integers import NewVersion, Summed, SumTerms, measure_update
 from daemon.state.versions import ShapeManifest, read_version, write_version
-from tests.daemon.jobs.proofs import LEAD, check_of, proven
+from tests.daemon.jobs.sums.proofs import LEAD, check_of, proven
 
 SHAPE = ShapeManifest("private", (("a", (150, 100)), ("b", (5000,))))
 HOLDER, COORDINATOR = (1, 0), (1, 1)
@@ -59,8 +59,12 @@ def summed(
     finished = ckks.finish_sum(*COORDINATOR, folder / "sum")
     zero, _ = write_version(folder, SHAPE.digest, np.zeros(SHAPE.total, dtype=np.float32))
     applied = ckks.apply_sum(
-        *(*HOLDER, folder / "sum", SHAPE.sizes, exponents, sum(weights), zero),
-        *(SHAPE.digest, folder, Summed(TERMS, 0.0, len(vectors))),
+        *HOLDER,
+        folder / "sum",
+        SumTerms(
+            *(SHAPE.sizes, exponents, sum(weights), zero),
+            *(SHAPE.digest, folder, Summed(TERMS, 0.0, len(vectors))),
+        ),
         answer=proven(HOLDER, COORDINATOR, check_of(sites[0], sites), finished),
     )
     got = read_version(folder, applied.model_digest, SHAPE.digest)

@@ -18,12 +18,12 @@ from crypto.ckks.sum_proof import Claim, UnprovenSum, size_of_tags
 from crypto.ckks.sums import CryptoError, RoundKey, deal, parameters_of
 from crypto.privacy import Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND
-from daemon.jobs import ckks
-from daemon.jobs import integers as integers_
-from daemon.jobs.integers import NewVersion, measure_update
+from daemon.jobs.sums import ckks
+from daemon.jobs.sums import integers as integers_
+from daemon.jobs.sums.integers import NewVersion, SumTerms, measure_update
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
-from tests.daemon.jobs.proofs import LEAD, check_of, proven
+from tests.daemon.jobs.sums.proofs import LEAD, check_of, proven
 
 SHAPE = ShapeManifest("test", (("a", (300, 100)), ("b", (500,)), ("c", (1,))))
 SIZES = SHAPE.sizes
@@ -103,7 +103,8 @@ async def test_three_sites_apply_the_same_bits(tmp_path: Path, bits: int) -> Non
             applied.append(
                 await holder.run(
                     ckks.apply_sum,
-                    *(7, 0, total, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                    *(7, 0, total),
+                    SumTerms(SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
                     answer=answer,
                 )
             )
@@ -118,7 +119,8 @@ async def test_three_sites_apply_the_same_bits(tmp_path: Path, bits: int) -> Non
             with pytest.raises(CryptoError, match="only the round's public key"):
                 await coordinator.run(
                     ckks.apply_sum,
-                    *(7, 0, path, SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
+                    *(7, 0, path),
+                    SumTerms(SIZES, EXPONENTS, sum(WEIGHTS), parent, SHAPE.digest, versions),
                     answer=answer,
                 )
         assert not leaked(tmp_path)
@@ -143,7 +145,7 @@ def check_result(applied: NewVersion, versions: Path, bits: int) -> None:
 
 def test_naming_the_jobs_does_not_load_seal() -> None:
     """The daemon's main process imports this module to say what its worker shall do."""
-    program = "import sys, daemon.jobs.ckks as jobs; assert 'tenseal' not in sys.modules;"
+    program = "import sys, daemon.jobs.sums.ckks as jobs; assert 'tenseal' not in sys.modules;"
     program += "jobs.warm_up(3, 16); assert 'tenseal' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
@@ -178,7 +180,9 @@ def test_the_result_is_the_exact_integer_sum(roles: Path) -> None:
     finished = ckks.finish_sum(*COORDINATOR, roles / "sum")
     zero, _ = write_version(roles, shape.digest, np.zeros(1000, dtype=np.float32))
     applied = ckks.apply_sum(
-        *(*HOLDER, roles / "sum", shape.sizes, [15], 3.0, zero, shape.digest, roles),
+        *HOLDER,
+        roles / "sum",
+        SumTerms(shape.sizes, [15], 3.0, zero, shape.digest, roles),
         answer=proven(HOLDER, COORDINATOR, check_of(SITES[0], SITES), finished),
     )
     got = read_version(roles, applied.model_digest, shape.digest).astype(np.float64)
@@ -339,8 +343,9 @@ def summed(number: int, folder: Path, bits: int) -> bytes:
         ckks.add_update(*coordinator, site, out)
     finished = ckks.finish_sum(*coordinator, folder / "sum")
     applied = ckks.apply_sum(
-        *(*holder, folder / "sum", SIZES, EXPONENTS, sum(WEIGHTS), parent_in(folder)),
-        *(SHAPE.digest, folder),
+        *holder,
+        folder / "sum",
+        SumTerms(SIZES, EXPONENTS, sum(WEIGHTS), parent_in(folder), SHAPE.digest, folder),
         answer=proven(holder, coordinator, check_of(SITES[0], SITES), finished),
     )
     return applied.model_digest
@@ -514,8 +519,9 @@ def apply(
 ) -> NewVersion:
     digest = parent_in(folder / "versions") if parent is None else parent
     return ckks.apply_sum(
-        *(*role, folder / "sum", SIZES, EXPONENTS, weight, digest, SHAPE.digest),
-        folder / "versions",
+        *role,
+        folder / "sum",
+        SumTerms(SIZES, EXPONENTS, weight, digest, SHAPE.digest, folder / "versions"),
         answer=answer,
     )
 

@@ -1,7 +1,7 @@
 """Masked sums at one site: the jobs of its crypto worker, and what the daemon does around.
 
 Jobs are plain functions with plain arguments, run in the crypto worker process, beside
-those of daemon/jobs/ckks.py. Secrets of an attempt live in that process's memory and
+those of daemon/jobs/sums/ckks.py. Secrets of an attempt live in that process's memory and
 nowhere else: when it ends, this site has dropped out of the attempt, and the others
 finish without it. No job signs: the site's identity stays in the daemon's process, where
 `MaskingJobs` signs what they return.
@@ -24,7 +24,6 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import structlog
 
-from config.recipes import ServerOptions
 from crypto.identity.site import IdentityError, Trust
 from crypto.keystream import Ring, Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
@@ -32,15 +31,14 @@ from crypto.masking.roster import KEY_BYTES, Advertisement, Agreement, Roster, V
 from crypto.masking.site import Attendance, Contributor, Dealer, OpenedShares, SiteKeys
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
-from daemon.jobs.integers import (
-    FEDAVG,
+from daemon.jobs.sums.integers import (
     NewVersion,
-    Summed,
+    SumTerms,
     Uploaded,
     apply_integers,
     integers_of,
 )
-from daemon.jobs.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
+from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.process.workers import reads
 from peers.attempts import effects as do
 from peers.attempts.masking import (
@@ -190,20 +188,13 @@ def apply_sum(
     opened: Mapping[str, Mapping[str, bytes]],
     sum_path: Path,
     sum_digest: bytes,
-    sizes: Sequence[int],
-    exponents: Sequence[int],
-    total_weight: float,
-    parent_digest: bytes,
-    shape_digest: bytes,
-    versions: Path,
-    summed: Summed | None = None,
-    server: ServerOptions = FEDAVG,
+    becomes: SumTerms,
 ) -> NewVersion:
     """Take the masks off the certified sum and make the new version from it.
 
     At any site that has dealt shares, in the sum or not. ``opened``: by holder, its
     shares by owner, as they were passed on; ``sum_digest``: SHA-256 of the masked sum.
-    Every site gets the same bits or none, as `round_crypto.apply_sum`: masks follow
+    Every site gets the same bits or none, as of `ckks.apply_sum`: masks follow
     from what was advertised under the roster, whoever's shares they are rebuilt from.
 
     Changes nothing here, so it may be tried again with more shares. Raises CryptoError
@@ -212,8 +203,10 @@ def apply_sum(
     """
     state = _state(round, attempt)
     terms, roster = state.terms, _dealt_under(state)
-    if not 0.0 < total_weight <= len(terms.sites):
-        raise CryptoError(f"a total weight lies in (0, {len(terms.sites)}], got {total_weight}")
+    if not 0.0 < becomes.total_weight <= len(terms.sites):
+        raise CryptoError(
+            f"a total weight lies in (0, {len(terms.sites)}], got {becomes.total_weight}"
+        )
     masked = _read_sum(sum_path, terms.ring, terms.values, sum_digest)
     unmasking = Unmasking(roster, Attendance(survivors, dropouts), masked)
     wrong = _take_shares(unmasking, opened)
@@ -223,18 +216,7 @@ def apply_sum(
         raise CryptoError("; ".join((str(error), *wrong, *_unfit(unmasking)))) from error
     wrong += _unfit(unmasking)
     del masked, unmasking  # its words: no longer needed beside what is made of the integers
-    applied = apply_integers(
-        integers,
-        sizes,
-        exponents,
-        terms.bits,
-        total_weight,
-        parent_digest,
-        shape_digest,
-        versions,
-        summed,
-        server,
-    )
+    applied = apply_integers(integers, terms.bits, becomes)
     return replace(applied, wrong_shares=tuple(wrong))
 
 
@@ -445,12 +427,9 @@ class MaskingJobs(SumJobs):
         self,
         state: AttemptState,
         effect: do.ApplySum,
-        versions: Path,
-        summed: Summed | None,
-        server: ServerOptions,
+        terms: SumTerms,
     ) -> NewVersion:
         """Take the masks off the certified sum."""
-        shapes = self._context.shapes
         applied: NewVersion = await self._run(
             apply_sum,
             *effect.at,
@@ -459,14 +438,7 @@ class MaskingJobs(SumJobs):
             {site: dict(shares) for site, shares in effect.opened.items()},
             state.sum,
             effect.sum_digest,
-            shapes.sizes,
-            effect.scale_exponents,
-            effect.total_weight,
-            effect.parent_digest,
-            shapes.digest,
-            versions,
-            summed,
-            server,
+            terms,
         )
         for cause in applied.wrong_shares:
             log.warning("a share was wrong, and not needed", cause=cause)

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from config.recipes import ServerOptions
 from crypto.identity.site import Identity, Trust
 from crypto.privacy import NoiseTerms
-from daemon.jobs.integers import NewVersion, Summed, Uploaded
+from daemon.jobs.sums.integers import NewVersion, SumTerms, Uploaded
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
@@ -160,9 +159,7 @@ class SumJobs(ABC):
         self,
         state: AttemptState,
         effect: do.ApplySum,
-        versions: Path,
-        summed: Summed | None,
-        server: ServerOptions,
+        terms: SumTerms,
     ) -> NewVersion:
         """Open the certified sum and make the new version from it."""
 
