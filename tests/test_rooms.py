@@ -168,19 +168,6 @@ def test_settings_take_only_their_bounds_from_the_wire() -> None:
     assert taken == {"proto", "proto.bounds"}
 
 
-def test_no_file_of_peers_imports_itself_through_others() -> None:
-    """Wherever in it: what is imported late, or for types alone, counts as well."""
-    names = {f"peers.{path.stem}": path for path in sources("peers")}
-    imported = {
-        name: {one for one, _ in imports(path) if one in names and one != name}
-        for name, path in names.items()
-    }
-    while free := [name for name, of in imported.items() if not of & imported.keys()]:
-        for name in free:
-            del imported[name]
-    assert not imported, "these import one another in a circle, or stand upon one that does"
-
-
 def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:
     forbidden = ("time", "random", "secrets", "os", "asyncio", "socket", "grpc", "threading")
     made_of = parts_of("peers/rounds/protocol.py")
@@ -239,7 +226,6 @@ def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
 
 # What only tests and benchmarks use, and why it is part of the product all the same.
 WITHOUT_A_USE = {
-    "daemon/evaluation/intervals.py: paired_bootstrap": "what `make bench-learning` compares with",
     "daemon/library/store.py: Library.delete_documents": "a command to forget documents comes",
 }
 

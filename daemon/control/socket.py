@@ -38,7 +38,7 @@ class ControlSocket:
         self._group = group
         self._around: ServiceContext | None = None
         self._ingesting = asyncio.Lock()
-        self._doorman = PeerCredentials(self._serve)
+        self._credentials = PeerCredentials(self._serve)
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self, around: ServiceContext) -> None:
@@ -50,7 +50,7 @@ class ControlSocket:
             # which others may enter.
             old = os.umask(0o117)
             try:
-                await self._doorman.start(self._path)
+                await self._credentials.start(self._path)
             finally:
                 os.umask(old)
             if self._group is not None:
@@ -62,7 +62,7 @@ class ControlSocket:
             ) from error
 
     async def _serve(self, uid: int, path: Path) -> None:
-        """A server for one user, behind the doorman. Raises OSError."""
+        """A server for one user, behind what asks who calls. Raises OSError."""
         if self._around is None:
             raise OSError("not serving")
         server = grpc.aio.server(
@@ -86,7 +86,7 @@ class ControlSocket:
         await asyncio.gather(*(server.stop(grace=0.2) for server in self._servers))
         self._servers = []
         if self._around is not None:
-            await self._doorman.stop()
+            await self._credentials.stop()
             self._around = None
             with suppress(FileNotFoundError):
                 await asyncio.to_thread(self._path.unlink)

@@ -37,24 +37,11 @@ class Interval:
     level: float = LEVEL
 
 
-def bootstrap(
-    values: Float64, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
-) -> Interval:
-    """The mean of ``values`` [n], one a question, with its percentile interval.
+def interval_of(values: Float64, means: Float64, level: float) -> Interval:
+    """The mean of ``values`` [n], and where it lies by its resampled means.
 
     Percentiles are order statistics of the resampled means (no interpolation).
-    The same arguments give the same bits. Raises EvaluationError for no values or
-    for some that are not finite.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
-        raise EvaluationError("an interval needs one finite value a question, and at least one")
-    if resamples < 1 or not 0.0 < level < 1.0:
-        raise EvaluationError(f"cannot take {resamples} resamples at level {level}")
-    return _interval(values, resampled_means(values, resamples, seed), level)
-
-
-def _interval(values: Float64, means: Float64, level: float) -> Interval:
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
     # Differences of equal scores sum to rounding errors: those are zero.
@@ -64,35 +51,13 @@ def _interval(values: Float64, means: Float64, level: float) -> Interval:
     return Interval(float(values.mean()), float(low), float(high), p, level)
 
 
-def paired_bootstrap(
-    ours: Float64,
-    theirs: Float64,
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
-) -> Interval:
-    """How much ``ours`` is above ``theirs``, both [n] for the same questions in order.
-
-    An interval that leaves out zero means a difference. Raises EvaluationError as
-    `bootstrap`, and when the two differ in length.
-    """
-    if np.shape(ours) != np.shape(theirs):
-        raise EvaluationError(
-            f"a paired comparison needs the same questions: got {np.shape(ours)} "
-            f"and {np.shape(theirs)} scores"
-        )
-    difference = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
-    return bootstrap(difference, resamples=resamples, level=level, seed=seed)
-
-
 def figures_of(judged: Judged, *, seed: int = 0) -> dict[str, Interval]:
     """Every metric of a judgement with its interval, as an operator is shown them."""
     return _all_at_once(dict(judged.scores), seed)
 
 
 def differences_of(ours: Judged, theirs: Judged, *, seed: int = 0) -> dict[str, Interval]:
-    """How much each metric of ``ours`` is above that of ``theirs``, as `paired_bootstrap`.
+    """How much each metric of ``ours`` is above that of ``theirs``; positive: they are better.
 
     Both are of the same questions in order, which raises EvaluationError otherwise.
     """
@@ -106,33 +71,26 @@ def differences_of(ours: Judged, theirs: Judged, *, seed: int = 0) -> dict[str, 
 
 
 def _all_at_once(columns: dict[str, Float64], seed: int) -> dict[str, Interval]:
-    """`bootstrap` of each column on the draws they have in common, hence drawn once."""
+    """Intervals of all columns on the draws they have in common, hence drawn once."""
     table = np.stack(list(columns.values()), axis=1)  # [n, metrics]
     if not table.size or not np.isfinite(table).all():
         raise EvaluationError("an interval needs one finite value a question, and at least one")
     count = len(table)
     means = np.empty((RESAMPLES, table.shape[1]))
     start = 0
-    for rows in _draws(count, RESAMPLES, seed):
+    for rows in draws(count, RESAMPLES, seed):
         # How often each question was drawn, [r, n]: a mean is then a product.
         cells = np.arange(len(rows))[:, np.newaxis] * count + rows
         times = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(len(rows), count)
         means[start : start + len(rows)] = times.astype(np.float64) @ table / count
         start += len(rows)
     return {
-        name: _interval(values, means[:, column], LEVEL)
+        name: interval_of(values, means[:, column], LEVEL)
         for column, (name, values) in enumerate(columns.items())
     }
 
 
-def resampled_means(values: Float64, resamples: int, seed: int) -> Float64:
-    """Means [resamples] of as many draws of n out of n with replacement."""
-    return np.concatenate(
-        [values[rows].mean(axis=1) for rows in _draws(len(values), resamples, seed)]
-    )
-
-
-def _draws(count: int, resamples: int, seed: int) -> Iterator[Int32]:
+def draws(count: int, resamples: int, seed: int) -> Iterator[Int32]:
     """Rows drawn with replacement, [r, count] at a time until there are ``resamples`` draws."""
     chance = np.random.Generator(np.random.Philox(key=seed))
     at_once = max(1, _DRAWS_AT_ONCE // count)

@@ -1,6 +1,6 @@
 """One attempt as every site sees it: bundle, statement, certificate, proof, vote. PURE.
 
-Also sites that do not train take part in all of it, as witnesses; what a participant does
+Also sites that do not train take part in all of it; what a participant does
 beside is peers/attempts/participation.py.
 """
 
@@ -246,7 +246,7 @@ class Attending(Recalling):
         self._emit(*part.begin())
 
     def _on_scale(self, sender: str, message: pb.Scale) -> None:
-        """What all have told: witnesses need it, too, to know whom it leaves out."""
+        """What all have told: who does not train needs it, too, to know whom it leaves out."""
         if not self._from_lead(sender, message.round, message.attempt):
             return
         if self._plan is not None and self._scaled is None:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from crypto.arrays import Float64
-from daemon.evaluation.intervals import Interval, paired_bootstrap
+from daemon.evaluation.intervals import Interval
 from tests.learning_bench.cells import Cell
+from tests.learning_bench.intervals import paired_bootstrap
 
 Rows = Mapping[str, Sequence[Cell]]  # recipe -> its cells, one a seed
 

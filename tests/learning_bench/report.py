@@ -11,10 +11,11 @@ import numpy as np
 
 from crypto.arrays import Float64
 from crypto.privacy import epsilon_of
-from daemon.evaluation.intervals import Interval, bootstrap, paired_bootstrap
+from daemon.evaluation.intervals import Interval
 from tests.learning_bench import picture
 from tests.learning_bench.cells import Cell, Work
 from tests.learning_bench.claims import checked
+from tests.learning_bench.intervals import bootstrap, paired_bootstrap
 from tests.learning_bench.recipes.tables import ABLATIONS, CONTROLS, SPLIT_NAMES, changed
 
 Cells = Mapping[Work, Cell]

@@ -246,7 +246,7 @@ def ask(
     session: Session,
     question: Annotated[str, typer.Argument(help="In quotes.")],
     top_k: Annotated[
-        int, typer.Option(min=0, max=1000, help="Passages to retrieve; 0: as configured.")
+        int, typer.Option(min=0, max=100, help="Passages to retrieve; 0: as configured.")
     ] = 0,
 ) -> None:
     """Answer a question from this site's documents, with citations."""

@@ -128,7 +128,7 @@ def measure_update(
 ) -> list[int]:
     """Scale exponents of the shared delta, one a group: what `Trained` tells the others.
 
-    ``residual_path`` as in `round_crypto.encrypt_update`. With ``noise`` (and the plan's bits) they
+    ``residual_path`` as in `ckks.encrypt_update`. With ``noise`` (and the plan's bits) they
     follow from the plan and tell nothing. Raises CryptoError when the update is
     missing, of the wrong length, or not finite.
     """
@@ -151,7 +151,7 @@ def integers_of(
     """This site's update as the integers that are hidden and added, whatever hides them.
 
     Of the shared delta, and two of the loss. Arguments, the residual that is written
-    and errors as in `round_crypto.encrypt_update`.
+    and errors as in `ckks.encrypt_update`.
     """
     fed_back = residual_path is not None and noise is None
     check_exponents(sizes, exponents)

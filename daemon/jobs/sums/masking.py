@@ -155,7 +155,7 @@ def mask_update(
     noise: NoiseTerms | None = None,
     kept_path: Path | None = None,
 ) -> BlobInfo:
-    """Quantise and mask this site's update; as `round_crypto.encrypt_update`."""
+    """Quantise and mask this site's update; as `ckks.encrypt_update`."""
     state = _state(round, attempt)
     contributor = _in_step(state, Contributor)
     bits = state.terms.bits

@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.evaluation.evaluation import judge
-from daemon.evaluation.intervals import (
-    bootstrap,
-    differences_of,
-    figures_of,
-    paired_bootstrap,
-    resampled_means,
-)
+from daemon.evaluation.intervals import differences_of, figures_of
 from daemon.learning.options import EvaluationError
+from tests.learning_bench.intervals import bootstrap, paired_bootstrap, resampled_means
 
 
 def test_the_resampled_means_of_three_values_are_those_of_all_27_draws() -> None:
