@@ -79,11 +79,9 @@ def test_the_table_of_recipes_is_the_benchmarks(cells: list[dict[str, Any]]) -> 
 
 def test_the_readmes_figures_of_recipes_are_the_benchmarks(cells: list[dict[str, Any]]) -> None:
     text = (ROOT / "README.md").read_text()
-    said = dict(
-        re.findall(r"^\| `([\w-]+)` \|.*\| (0\.\d{3})(?: \(with a head\))? \|$", text, re.M)
-    )
-    assert set(said) == {"fedavg", "pfedrag", "fede4rag", "fedsearch", "pdd-as2"}
-    whole = {"fedavg": "FedAvg", "pfedrag": "pfedrag"}
+    said = dict(re.findall(r"^\| `([\w-]+)`[^|]*\|[^|]*\| (0\.\d{3})[^|]*\|$", text, re.M))
+    assert set(said) == {"hanse", "fedavg", "pfedrag", "fede4rag", "fedsearch", "pdd-as2"}
+    whole = {"hanse": "hanse", "fedavg": "FedAvg", "pfedrag": "pfedrag"}
     for name, figure in said.items():
         expected = mean_of(cells, whole.get(name, f"{name} (head)"), "pooled")
         assert float(figure) == pytest.approx(expected, abs=0.0006), name

@@ -61,6 +61,7 @@ def ca_init(
         plain,
         f"Next, at each site: fedctl site init DIR --federation {federation} --site ID",
         f"then here: fedctl ca sign site.csr --ca {directory} --out site.crt --site ID",
+        "and once all are known: fedctl manifest sign, whose manifest.json every site gets",
     )
 
 
@@ -97,6 +98,7 @@ def ca_sign(
         plain,
         f"Send {out} and {ca / 'ca.crt'} to the site. There:",
         f"fedctl site install DIR --certificate {out.name} --authority ca.crt",
+        "It also needs manifest.json with this site in it (fedctl manifest sign)",
     )
 
 

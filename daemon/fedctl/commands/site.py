@@ -91,7 +91,11 @@ def site_install(
     install_site(directory, read_file(certificate), read_file(authority))
     plain = _identity(directory)
 
-    tell(session, plain, "Now start fedd, or let a running one reload: systemctl reload fedd")
+    tell(
+        session,
+        plain,
+        "Once manifest.json is here: start fedd, or, if it runs, systemctl reload fedd",
+    )
 
 
 @topic.command("show")
