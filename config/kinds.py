@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -103,45 +104,28 @@ def _as_writer(value: str, info: ValidationInfo) -> str:
     return str(_as_path(value, info))
 
 
-def _as_personal(value: object) -> str:
-    """The name of a layer in the table."""
-    if not isinstance(value, str) or value not in PERSONAL:
-        raise _refuse(
-            f"one of {', '.join(json.dumps(name) for name in PERSONAL)}",
-            f"write for example personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}",
-        )
-    return value
+def _one_of(names: Sequence[str], example: str, *, refused: Sequence[str] = ()) -> BeforeValidator:
+    """One of the names of a table; ``refused``: those that `config.loading` refuses, and why."""
+
+    def check(value: object) -> str:
+        if value not in (*names, *refused):
+            raise _refuse(
+                f"one of {', '.join(json.dumps(name) for name in names)}",
+                f"write for example {example}",
+            )
+        return str(value)
+
+    return BeforeValidator(check)
+
+
+def _names(field: str) -> Sequence[str]:
+    """What the values of an enum of the plan are called."""
+    return (*bounds.names_of(bounds.fields_of("TrainingPlan")[field].enum_type).values(),)
 
 
 # Which updates may be in the sum. Those that need every value in the clear are known, and
 # refused with the reason (`config.loading`).
 RULES_ON_VALUES = ("median", "trimmed_mean")
-_RULES = (*bounds.names_of(bounds.fields_of("TrainingPlan")["robust"].enum_type).values(),)
-
-
-def _as_rule(value: object) -> str:
-    """The name of a robust rule, as the wire has them."""
-    if value not in (*_RULES, *RULES_ON_VALUES):
-        raise _refuse(
-            f"one of {', '.join(json.dumps(name) for name in _RULES)}",
-            'write for example rule = "norm"',
-        )
-    return str(value)
-
-
-_MODES = (*bounds.names_of(bounds.fields_of("TrainingPlan")["mode"].enum_type).values(),)
-
-
-def _as_mode(value: object) -> str:
-    """The name of a secure-sum mode, as the wire has them."""
-    if value not in _MODES:
-        raise _refuse(
-            f"one of {', '.join(json.dumps(name) for name in _MODES)}",
-            'write for example mode = "ckks"',
-        )
-    return str(value)
-
-
 _LEVELS = ("exact", "noisy", "bucket")
 
 
@@ -178,9 +162,10 @@ Bind = Annotated[str, AfterValidator(_as_bind)]
 SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
-PersonalName = Annotated[str, BeforeValidator(_as_personal)]
-RuleName = Annotated[str, BeforeValidator(_as_rule)]
-ModeName = Annotated[str, BeforeValidator(_as_mode)]
+_PERSONAL_EXAMPLE = f"personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}"
+PersonalName = Annotated[str, _one_of(PERSONAL, _PERSONAL_EXAMPLE)]
+RuleName = Annotated[str, _one_of(_names("robust"), 'rule = "norm"', refused=RULES_ON_VALUES)]
+ModeName = Annotated[str, _one_of(_names("mode"), 'mode = "ckks"')]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

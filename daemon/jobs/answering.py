@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from crypto.arrays import Float32
 from daemon.answering.answering import Answered, OpenVersion
 from daemon.answering.generators import USUAL
@@ -29,6 +27,7 @@ from daemon.evaluation.rankings import (
 )
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.index import load_index
 from daemon.library.store import Library, LibraryCounts
 from daemon.personal.personal import embedded_by
@@ -119,7 +118,7 @@ def evaluate(split: str) -> Evaluation:
     version = _opened()
     split, pairs = held_out(version.library, split)
     queries = [pair.query for pair in pairs]
-    frozen = _frozen(version, queries)
+    frozen = frozen_queries(version.library, version.retriever.encoder, queries)
     nearest, _ = version.index.search(_query_vectors(version, queries, frozen), DEPTH)
     labels, vectors = version.library.features(version.retriever.encoder.digest)
     vanilla = None
@@ -162,8 +161,10 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     if len(pairs) < FEWEST_TO_WEIGH:
         return version
     queries = [pair.query for pair in pairs]
-    frozen = _frozen(version, queries) if version.retriever.uses_features else None
-    nearest, _ = version.index.search(version.retriever.embed_queries(queries, frozen), DEPTH)
+    retriever = version.retriever
+    encoder = retriever.encoder if retriever.uses_features else None
+    frozen = frozen_queries(version.library, encoder, queries) if encoder else None
+    nearest, _ = version.index.search(retriever.embed_queries(queries, frozen), DEPTH)
     weight = weigh_words(version.library, pairs, nearest.tolist())
     return replace(version, words_weight=weight, weighed_by=len(pairs))
 
@@ -177,16 +178,6 @@ def _opened() -> OpenVersion:
 @functools.lru_cache(maxsize=1)
 def _retriever(spec: RetrieverSpec) -> Retriever:
     return open_retriever(spec)
-
-
-def _frozen(version: OpenVersion, queries: list[str]) -> Float32:
-    """[n, d] what the encoder alone makes of queries, cached where the learning worker left it."""
-    encoder = version.retriever.encoder
-    known = version.library.query_features(encoder.digest, queries)
-    missing = [query for query in dict.fromkeys(queries) if query not in known]
-    if missing:
-        known.update(zip(missing, encoder.encode(missing), strict=True))
-    return np.stack([known[query] for query in queries])
 
 
 def _query_vectors(version: OpenVersion, queries: list[str], frozen: Float32) -> Float32:

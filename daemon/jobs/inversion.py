@@ -17,6 +17,7 @@ import numpy as np
 from crypto.arrays import Float32
 from daemon.inversion.exposure import AuditOptions, Exposure, ExposureError, ExposureProgress
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.retriever.training_data import frozen_queries
 from daemon.process.workers import report
 
 if TYPE_CHECKING:
@@ -85,7 +86,4 @@ def _query_vectors(library: Library, retriever: Retriever, queries: Sequence[str
         return np.zeros((0, retriever.encoder.dimension), dtype=np.float32)
     if not retriever.uses_features:
         return retriever.embed_queries(queries)
-    known = library.query_features(retriever.encoder.digest, queries)
-    missing = [query for query in dict.fromkeys(queries) if query not in known]
-    known |= dict(zip(missing, retriever.encoder.encode(missing), strict=True)) if missing else {}
-    return retriever.embed_queries([], np.stack([known[query] for query in queries]))
+    return retriever.embed_queries([], frozen_queries(library, retriever.encoder, queries))

@@ -17,6 +17,7 @@ from daemon.library.store import Library, Passage
 from daemon.process.workers import report
 
 if TYPE_CHECKING:
+    from daemon.learning.retriever.encoder import Encoder
     from daemon.learning.retriever.retriever import Retriever
     from daemon.learning.retriever.training import TrainingSet
 
@@ -53,15 +54,25 @@ def query_features(
     """[n, d] frozen features of queries, encoded once and cached in the library."""
     if not retriever.uses_features:
         return None
-    digest = retriever.encoder.digest
-    known = library.query_features(digest, queries)
+    return frozen_queries(library, retriever.encoder, queries, keep=True)
+
+
+def frozen_queries(
+    library: Library, encoder: Encoder, queries: Sequence[str], *, keep: bool = False
+) -> Float32:
+    """[n, d] what the encoder alone makes of queries: those in the library's cache, and the rest.
+
+    ``keep``: what was encoded is put there; the library must be open for writing.
+    """
+    known = library.query_features(encoder.digest, queries)
     missing = [query for query in dict.fromkeys(queries) if query not in known]
     if missing:
-        vectors = retriever.encoder.encode(missing)
-        library.put_query_features(digest, missing, vectors)
+        vectors = encoder.encode(missing)
+        if keep:
+            library.put_query_features(encoder.digest, missing, vectors)
         known.update(zip(missing, vectors, strict=True))
     features = [known[query] for query in queries]
-    return np.stack(features) if features else np.zeros((0, retriever.encoder.dimension), "<f4")
+    return np.stack(features) if features else np.zeros((0, encoder.dimension), "<f4")
 
 
 def passage_features(
