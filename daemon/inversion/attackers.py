@@ -107,7 +107,7 @@ class EmbeddedTexts:
 
 
 @dataclass(frozen=True)
-class Found:
+class BestRecovery:
     """What one measure says of the best attacker: see `recovered.Recovery`."""
 
     f1: float
@@ -124,9 +124,9 @@ class Attacked:
     the texts; ``names``: pooled. ``guessed``: of each text the words and the names guessed.
     """
 
-    words: Found
-    telling: Found
-    names: Found
+    words: BestRecovery
+    telling: BestRecovery
+    names: BestRecovery
     shuffled_words: Recovery
     shuffled_telling: Recovery
     shuffled_names: Recovery
@@ -381,7 +381,7 @@ def best_found(
     choose: EmbeddedTexts,
     test: EmbeddedTexts,
     items: Sequence[str],
-) -> tuple[Found, Recovery, list[frozenset[str]]]:
+) -> tuple[BestRecovery, Recovery, list[frozenset[str]]]:
     """The attacker that is best on ``choose``, on ``test``; its guesses shifted; its guesses."""
     ranked = [
         (f1, name, threshold)
@@ -394,7 +394,7 @@ def best_found(
     score = measure.count(guessed, true)
     half = len(guessed) // 2
     moved = measure.count([*guessed[half:], *guessed[:half]], true)
-    return Found(score.f1, score.precision, score.recall, name), moved, guessed
+    return BestRecovery(score.f1, score.precision, score.recall, name), moved, guessed
 
 
 def _truth(

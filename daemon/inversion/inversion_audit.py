@@ -19,7 +19,7 @@ import numpy as np
 from crypto.arrays import Float32, Rows, UInt8
 from crypto.disclosure import Projections, noisy
 from daemon.inversion import attackers, negative_utility, text_recovery
-from daemon.inversion.attackers import Attacked, Dictionary, EmbeddedTexts, Found, TextKind
+from daemon.inversion.attackers import Attacked, BestRecovery, Dictionary, EmbeddedTexts, TextKind
 from daemon.inversion.exposure import (
     DELTA,
     AuditOptions,
@@ -81,7 +81,7 @@ def audit_vectors(
     """The audit of texts that are embedded already: passages [n, d], queries [q, d]."""
     material = _material(texts, np.concatenate([vectors, queries]), retriever)
     guessed = attackers.guessing(material.train, material.kinds, material.dictionary)
-    questions = negative_utility.Asked.of(queries, vectors, texts.right, seed=_SEED)
+    questions = negative_utility.AuditQuestions.of(queries, vectors, texts.right, seed=_SEED)
     levels = []
     for place, level in enumerate(options.levels):
         before, each = 0.1 + 0.9 * place / len(options.levels), 0.9 / len(options.levels)
@@ -96,7 +96,7 @@ def audit_vectors(
             deadline=time.monotonic() + max(0.0, left) / (len(options.levels) - place),
             report=_epochs(str(level), before, each),
         )
-        utility = negative_utility.kept(questions, level, seed, options.table_noise)
+        utility = negative_utility.utility_of(questions, level, seed, options.table_noise)
         examples = _examples(material, results["passages"], options.show)
         levels.append(_level_exposure(level, results, utility, cut_short, examples))
     kinds = material.kinds
@@ -285,7 +285,7 @@ def _commonest(bags: Iterable[frozenset[str]], most: int) -> list[str]:
 # ---- figures -----------------------------------------------------------------------------------
 
 
-def _share(result: Found | Recovery, attacker: str = "") -> Share:
+def _share(result: BestRecovery | Recovery, attacker: str = "") -> Share:
     return Share(result.f1, result.precision, result.recall, getattr(result, "attacker", attacker))
 
 

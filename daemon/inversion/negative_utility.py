@@ -26,8 +26,8 @@ _MOST_ASKED = 256
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Questions [q, d], passages [n, d], and of each question the passages left out."""
+class AuditQuestions:
+    """AuditQuestions [q, d], passages [n, d], and of each question the passages left out."""
 
     queries: Float32
     passages: Float32
@@ -37,7 +37,9 @@ class Asked:
         return len(self.queries)
 
     @classmethod
-    def of(cls, queries: Float32, passages: Float32, right: Sequence[Rows], *, seed: int) -> Asked:
+    def of(
+        cls, queries: Float32, passages: Float32, right: Sequence[Rows], *, seed: int
+    ) -> AuditQuestions:
         """At most 256 of the questions, drawn by ``seed``."""
         chance = np.random.Generator(np.random.SFC64(seed))
         drawn = chance.permutation(len(queries))[:_MOST_ASKED]
@@ -48,8 +50,8 @@ class Asked:
         return np.setdiff1d(np.arange(len(self.passages)), self.right[place])
 
 
-def kept(
-    questions: Asked, level: Level, seed: bytes, table_noise: float
+def utility_of(
+    questions: AuditQuestions, level: Level, seed: bytes, table_noise: float
 ) -> tuple[float, float, float]:
     """Overlap with the exact nearest, mean true cosine, and number of what is returned.
 
@@ -88,7 +90,7 @@ def kept(
     return float(np.mean(overlaps)), float(np.mean(cosines)), float(np.mean(counts))
 
 
-def at_random(questions: Asked) -> float:
+def at_random(questions: AuditQuestions) -> float:
     """Mean cosine of questions with passages that are not their answers: no hardness at all."""
     totals = [
         float((questions.passages[questions.allowed(place)] @ questions.queries[place]).mean())

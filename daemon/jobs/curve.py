@@ -99,7 +99,7 @@ def judge_version(
             by_own = kind != SHARED or len(kinds) == 1
             embedded = _embedded_by(spec, model_digest) if by_own else model_digest
             try:
-                labels = _found(library, retriever, pairs, spec, index_root, embedded)
+                labels = _hits(library, retriever, pairs, spec, index_root, embedded)
             except NotIndexed as error:
                 missing = error
                 continue
@@ -125,7 +125,7 @@ def _embedded_by(spec: RetrieverSpec, model_digest: bytes) -> bytes:
     return embedded_by(spec.personal, spec.personal_folder, model_digest)
 
 
-def _found(
+def _hits(
     library: Library,
     retriever: Retriever,
     pairs: list[Pair],

@@ -32,7 +32,7 @@ from daemon.process.tasks import causes_of, logged
 from daemon.process.workers import WorkerCrashed
 from daemon.rounds.audited import entered
 from daemon.rounds.catch_up import CatchUp, no_room, too_large
-from daemon.rounds.events import Asked, EventQueue
+from daemon.rounds.events import EventQueue, QueuedEvent
 from daemon.rounds.events import answer as give_answer
 from daemon.rounds.outbox import Outbox, ToPeers, put_in_envelope
 from daemon.rounds.progress import LastError, ProgressBoard
@@ -134,7 +134,7 @@ class Node:
         self._journal = WriteAhead(self.store, self._refuse_waiting)
         self._waiting = ""  # why rounds do not go by the newest manifest, as it was last said
         self._run_over = False
-        self._taken: Asked = do.Tick(), None  # the event whose effects are being carried out
+        self._taken: QueuedEvent = do.Tick(), None  # the event whose effects are being carried out
         self._said = protocol.durable.state  # in the round under way, as it is on the disk
         self._is_running: _Running | None = None
 

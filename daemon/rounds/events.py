@@ -10,7 +10,7 @@ import asyncio
 
 from peers.attempts import effects as do
 
-Asked = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
+QueuedEvent = tuple[do.Event, asyncio.Future[None] | None]  # an event, and who waits for it
 
 _WAITING_AT_MOST = 10_000
 
@@ -19,7 +19,7 @@ class EventQueue:
     """Events in their order."""
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[Asked] = asyncio.Queue(maxsize=_WAITING_AT_MOST)
+        self._events: asyncio.Queue[QueuedEvent] = asyncio.Queue(maxsize=_WAITING_AT_MOST)
 
     async def feed(self, event: do.Event) -> None:
         """Queue an event; returns at once (back-pressure when the queue is full)."""
@@ -31,7 +31,7 @@ class EventQueue:
         await self._events.put((event, answer))
         await answer
 
-    async def next(self, within_s: float) -> Asked:
+    async def next(self, within_s: float) -> QueuedEvent:
         """The next event; a tick when none comes in time (seconds; a lasting wait for ever)."""
         try:
             async with asyncio.timeout(max(0.0, within_s) if within_s < 1e9 else None):
@@ -39,7 +39,7 @@ class EventQueue:
         except TimeoutError:
             return do.Tick(), None
 
-    def take_asked(self) -> list[Asked]:
+    def take_asked(self) -> list[QueuedEvent]:
         """Those that somebody waits for, out of the queue; all others stay, in their order."""
         waiting = [self._events.get_nowait() for _ in range(self._events.qsize())]
         for entry in waiting:

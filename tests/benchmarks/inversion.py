@@ -72,10 +72,10 @@ def with_negatives(
     """A site's figures with the columns of what its negatives keep measured again."""
     spec, library, versions, digest = prepared(source, cache, chosen)
     texts, vectors, queries, _ = embedded_texts(spec, library, versions, digest)
-    asked = negative_utility.Asked.of(queries, vectors, texts.right, seed=0)
+    asked = negative_utility.AuditQuestions.of(queries, vectors, texts.right, seed=0)
     options = AuditOptions(noises=(), epsilons=_EPSILONS, bits=_BITS)
     kept = {
-        (level.epsilon, level.bits): negative_utility.kept(
+        (level.epsilon, level.bits): negative_utility.utility_of(
             asked, level, digest, options.table_noise
         )
         for level in options.levels

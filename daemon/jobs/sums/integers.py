@@ -44,7 +44,7 @@ from crypto.quantize import (
     quantise_fraction,
     scale_exponents,
 )
-from daemon.jobs.sums.kept_integers import Kept, Making, keep, kept_residual, recall
+from daemon.jobs.sums.kept_integers import KeptIntegers, Making, keep, kept_residual, recall
 from daemon.learning import server_step
 from daemon.learning.options import LearningError
 from daemon.state.versions import read_whole_version, write_version
@@ -175,21 +175,21 @@ def _made(
     bits: int,
     residual_path: Path | None,
     noise: NoiseTerms | None,
-) -> Kept:
+) -> KeptIntegers:
     """New integers, and what they leave of the update and of the residual in use."""
     delta, loss = read_update(update_path, sizes)
     if noise is not None:
         mechanism = agreed_mechanism(noise, bits, exponents)
         clipped = clipped_integers(delta, loss, weight, bits, mechanism)
-        return Kept(_noised(clipped, mechanism), None)
+        return KeptIntegers(_noised(clipped, mechanism), None)
     delta = with_residual(delta, residual_path)
     if residual_path is None:
         _check_scale(scale_exponents(delta, sizes, weight), exponents)
     integers = _quantised(delta, loss, sizes, weight, exponents, bits)
     if residual_path is None:
-        return Kept(integers, None)
+        return KeptIntegers(integers, None)
     sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
-    return Kept(integers, (delta - sent).astype(np.float32))
+    return KeptIntegers(integers, (delta - sent).astype(np.float32))
 
 
 def _quantised(

@@ -73,14 +73,14 @@ class Making:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptIntegers:
     """Integers (shape [values]), and the residual that they leave (shape [values - 2])."""
 
     integers: Int32 | Int64
     residual: Float32 | None
 
 
-def keep(path: Path, making: Making, integers: Kept) -> None:
+def keep(path: Path, making: Making, integers: KeptIntegers) -> None:
     """Write them, so that the file is there whole and for good, or not at all.
 
     temp, fsync, rename, fsync of the folder. Raises OSError when the disk can't take it.
@@ -107,7 +107,7 @@ def keep(path: Path, making: Making, integers: Kept) -> None:
         os.close(descriptor)
 
 
-def recall(path: Path, making: Making) -> Kept | None:
+def recall(path: Path, making: Making) -> KeptIntegers | None:
     """What is kept there; None: nothing is.
 
     Raises CryptoError when it was made under anything else, or is damaged.
@@ -138,7 +138,9 @@ def kept_residual(path: Path) -> Float32 | None:
     return None if record is None else record[1].residual
 
 
-def _read(path: Path, *, unless_without_residual: bool = False) -> tuple[bytes, Kept] | None:
+def _read(
+    path: Path, *, unless_without_residual: bool = False
+) -> tuple[bytes, KeptIntegers] | None:
     """Digest of the terms, and what was kept. Nothing is parsed that we did not write so."""
     try:
         with path.open("rb") as file:
@@ -160,7 +162,7 @@ def _read(path: Path, *, unless_without_residual: bool = False) -> tuple[bytes, 
         raise CryptoError(f"the kept integers {path.name} cannot be read: {error}") from error
 
 
-def _arrays(file: BufferedIOBase, path: Path, *, fed_back: bool) -> Kept:
+def _arrays(file: BufferedIOBase, path: Path, *, fed_back: bool) -> KeptIntegers:
     try:
         integers = np.load(file, allow_pickle=False)
         residual = np.load(file, allow_pickle=False) if fed_back else None
@@ -170,7 +172,7 @@ def _arrays(file: BufferedIOBase, path: Path, *, fed_back: bool) -> Kept:
         raise _damaged(path)
     if residual is not None and (residual.dtype, residual.ndim) != (np.dtype(np.float32), 1):
         raise _damaged(path)
-    return Kept(integers, residual)
+    return KeptIntegers(integers, residual)
 
 
 def _digest_behind_header(file: BufferedIOBase) -> bytes:

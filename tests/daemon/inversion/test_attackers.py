@@ -258,7 +258,7 @@ def test_attacker_and_threshold_are_chosen_elsewhere_than_they_are_tested() -> N
         "honest": (right_on_choose, right_on_choose),
     }
     found, moved, guessed = inversion.best_found(attackers, words, choose, test, DICTIONARY.items)
-    assert found == inversion.Found(0.0, 0.0, 0.0, "honest")
+    assert found == inversion.BestRecovery(0.0, 0.0, 0.0, "honest")
     assert guessed == [frozenset("a"), frozenset("b")]
     assert moved.f1 == pytest.approx(0.5), "b's guess, held against the first text"
 
@@ -290,22 +290,23 @@ def unit(rows: int, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float3
 def test_negatives_by_level() -> None:
     passages, queries = unit(400, 1), unit(30, 2)
     right = [np.array([row]) for row in range(30)]
-    asked = negative_utility.Asked.of(queries, passages, right, seed=0)
-    exact = negative_utility.kept(asked, Level("exact"), b"seed", 0.0)
+    asked = negative_utility.AuditQuestions.of(queries, passages, right, seed=0)
+    exact = negative_utility.utility_of(asked, Level("exact"), b"seed", 0.0)
     assert exact[0] == 1.0
     assert exact[2] == 10.0
     cosines = queries @ passages.T
     cosines[np.arange(30), np.arange(30)] = -2.0
     assert exact[1] == pytest.approx(np.sort(cosines, axis=1)[:, -10:].mean(), abs=1e-5)
     little, much = (
-        negative_utility.kept(asked, Level("noisy", sigma), b"seed", 0.0) for sigma in (0.02, 9.0)
+        negative_utility.utility_of(asked, Level("noisy", sigma), b"seed", 0.0)
+        for sigma in (0.02, 9.0)
     )
     assert 0.7 < little[0] < 1.0
     assert much[0] < 0.15
     assert much[1] == pytest.approx(negative_utility.at_random(asked), abs=0.05)
-    bucket = negative_utility.kept(asked, Level("bucket", bits=4), b"seed", 0.0)
+    bucket = negative_utility.utility_of(asked, Level("bucket", bits=4), b"seed", 0.0)
     assert negative_utility.at_random(asked) + 0.1 < bucket[1] < exact[1]
-    drowned = negative_utility.kept(asked, Level("bucket", bits=4), b"seed", 9.0)
+    drowned = negative_utility.utility_of(asked, Level("bucket", bits=4), b"seed", 9.0)
     assert drowned[1] == pytest.approx(negative_utility.at_random(asked), abs=0.05), (
         "buckets of noise"
     )
@@ -315,18 +316,20 @@ def test_negatives_by_level() -> None:
     noised[np.arange(30), np.arange(30)] = -2.0
     found = np.argsort(-noised, axis=1)[:, :10]
     alone = np.mean([len(np.intersect1d(*rows)) / 10 for rows in zip(nearest, found, strict=True)])
-    assert negative_utility.kept(asked, Level("noisy", 0.1), b"seed", 0.0)[0] < alone - 0.05
+    assert negative_utility.utility_of(asked, Level("noisy", 0.1), b"seed", 0.0)[0] < alone - 0.05
 
 
 def test_right_answers_are_no_negatives() -> None:
     passages = unit(3, 1)
-    asked = negative_utility.Asked.of(passages[:1], passages, [np.array([0, 2])], seed=0)
+    asked = negative_utility.AuditQuestions.of(passages[:1], passages, [np.array([0, 2])], seed=0)
     assert asked.allowed(0).tolist() == [1]
-    assert negative_utility.kept(asked, Level("exact"), b"seed", 0.0)[2] == 1.0
-    nothing = negative_utility.Asked.of(passages[:1], passages, [np.array([0, 1, 2])], seed=0)
-    assert negative_utility.kept(nothing, Level("exact"), b"seed", 0.0) == (0.0, 0.0, 0.0)
+    assert negative_utility.utility_of(asked, Level("exact"), b"seed", 0.0)[2] == 1.0
+    nothing = negative_utility.AuditQuestions.of(
+        passages[:1], passages, [np.array([0, 1, 2])], seed=0
+    )
+    assert negative_utility.utility_of(nothing, Level("exact"), b"seed", 0.0) == (0.0, 0.0, 0.0)
     nobody = asked.of(passages[:0], passages, [], seed=0)
-    assert negative_utility.kept(nobody, Level("exact"), b"", 0.0) == (0.0, 0.0, 0.0)
+    assert negative_utility.utility_of(nobody, Level("exact"), b"", 0.0) == (0.0, 0.0, 0.0)
 
 
 # ---- advice ----------------------------------------------------------------------------------
