@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -102,7 +101,7 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._ready = False
         self._started = time.monotonic()
-        self._reload: Callable[[], None] = lambda: None  # nothing to reload before READY
+        self._reloads: asyncio.Queue[None] = asyncio.Queue()
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; everything started is stopped again."""
@@ -135,9 +134,9 @@ class Daemon:
         )
         heartbeat_s = self._settings.rounds.heartbeat_s
         async with asyncio.TaskGroup() as group:
-            running, reloads = asyncio.Event(), asyncio.Queue[None]()
+            running = asyncio.Event()
             tasks = [
-                group.create_task(self._keep_reloading(reloads, node, transport, audit)),
+                group.create_task(self._keep_reloading(node, transport, audit)),
                 group.create_task(self._lag.run()),
                 group.create_task(self._notifier.keep_watchdog_fed()),
                 group.create_task(node.collection.run()),
@@ -165,7 +164,6 @@ class Daemon:
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
             await control.start(self._context(node, workers, audit, curve, personaliser))
             stack.push_async_callback(control.stop)
-            self._reload = lambda: reloads.put_nowait(None)
             self._ready = True
             self._notifier.ready(self._line(node))
             log.info("ready", bind=self._settings.network.bind)
@@ -402,16 +400,18 @@ class Daemon:
             if not self._ready and task is not None:
                 task.cancel()
 
+        def reload() -> None:
+            if self._ready:  # before that all is read anyway
+                self._reloads.put_nowait(None)
+
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload())
+        loop.add_signal_handler(signal.SIGHUP, reload)
 
-    async def _keep_reloading(
-        self, requests: asyncio.Queue[None], node: Node, transport: Transport, audit: AuditLog
-    ) -> None:
+    async def _keep_reloading(self, node: Node, transport: Transport, audit: AuditLog) -> None:
         """One reload after the other, each recorded before it and after it."""
         while True:
-            await requests.get()
+            await self._reloads.get()
             self._notifier.reloading()
             try:
                 await audit.record("signal:HUP", "reload", "begun")

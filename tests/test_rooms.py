@@ -169,7 +169,10 @@ def test_settings_take_only_their_bounds_from_the_wire() -> None:
 
 
 def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:
-    forbidden = ("time", "random", "secrets", "os", "asyncio", "socket", "grpc", "threading")
+    forbidden = (
+        *("time", "random", "numpy.random", "secrets", "os"),
+        *("asyncio", "socket", "grpc", "threading"),
+    )
     made_of = parts_of("peers/rounds/protocol.py")
     assert {
         "peers/attempts/bundle.py",
@@ -182,6 +185,13 @@ def test_the_protocol_touches_neither_clock_nor_chance_nor_network() -> None:
         for imported, line in imports(path)
         if any(within(imported, module) for module in forbidden)
     }
+    wrong |= {
+        f"{name_of(path)}:{node.lineno} asks what time it is"
+        for path in made_of
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("datetime.now", "datetime.utcnow", "datetime.today")
+    }
     assert not wrong
 
 
@@ -192,6 +202,20 @@ def test_a_heavy_dependency_stays_at_home(dependency: str) -> None:
         for path in sources(*ROOMS)
         for imported, line in imports(path)
         if within(imported, dependency) and not name_of(path).startswith(HOMES[dependency])
+    }
+    assert not wrong
+
+
+def test_imports_are_statements_that_say_whole_names() -> None:
+    """Else these tests would not see them."""
+    by_string = ("import_module", "__import__")
+    wrong = {
+        f"{name_of(path)}:{node.lineno}"
+        for path in sources(*ROOMS)
+        for node in nodes(path)
+        if (isinstance(node, ast.ImportFrom) and node.level)
+        or (isinstance(node, ast.Attribute) and node.attr in by_string)
+        or (isinstance(node, ast.Name) and node.id in by_string)
     }
     assert not wrong
 

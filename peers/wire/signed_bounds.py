@@ -86,6 +86,8 @@ def _statement(path: str, statement: pb.Statement) -> None:
         raise refuse(f"{path}.commitment", presence, "one with a round key")
     if statement.question_digest:
         _DIGEST(f"{path}.question_digest", statement.question_digest)
+    if statement.byzantine_sites and statement.kind != pb.QUESTION:
+        raise refuse(f"{path}.byzantine_sites", "set", "left empty but in a question")
 
 
 _OF_A_SUM: Final = frozenset(

@@ -1,7 +1,8 @@
 """The wire's generated code is what the .proto files say, and they say what each field is.
 
 `python -m tests.proto.test_wire` (make proto) writes the generated code again, and adds new fields
-to `wire.txt`: what two sites of different age must agree on.
+to `wire.txt`: what two sites of different age must agree on. What each field may hold it writes to
+`bounds.txt`: there is one place that says it, so a slip there is to be seen in a change.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from crypto.identity import names
 from proto import bounds
 from proto import federation_pb2 as pb
-from proto.bounds import bounds_of, held_by, names_of
+from proto.bounds import bounds_of, held_by, names_of, traits_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "proto").glob("*.proto"))
 BOUNDS = "proto/bounds.proto"
 WIRE = Path(__file__).with_name("wire.txt")
+HOLDS = Path(__file__).with_name("bounds.txt")
 # FileDescriptorProto.message_type and .enum_type, DescriptorProto.field and .nested_type,
 # EnumDescriptorProto.value: source locations are paths of these numbers and positions.
 _MESSAGE, _ENUM, _FIELD, _NESTED, _VALUE = 4, 5, 2, 3, 2
@@ -140,6 +143,27 @@ def test_every_field_says_what_it_may_hold() -> None:
     assert not silent
 
 
+def bounded() -> list[str]:
+    """What each field between sites may hold, and what goes with each mode, a line each."""
+    lines = [
+        f"{name}.{field.name} {text_format.MessageToString(bounds_of(field), as_one_line=True)}"
+        for name, message in sorted(pb.DESCRIPTOR.message_types_by_name.items())
+        for field in message.fields
+    ]
+    for name, enum in sorted(pb.DESCRIPTOR.enum_types_by_name.items()):
+        for value in enum.values:
+            said = traits_of(value.number) if name == "Mode" else held_by(value)
+            text = text_format.MessageToString(said, as_one_line=True)
+            lines.append(f"{name}.{value.name} {text}")
+    return [line.rstrip() for line in lines]
+
+
+def test_every_field_may_hold_what_was_recorded() -> None:
+    """Looser, every site lets more pass; stricter, the words of sites of before are refused."""
+    recorded = HOLDS.read_text(encoding="utf-8").splitlines()
+    assert bounded() == recorded, "if that is meant: run `make proto` and commit what changes"
+
+
 _UNITS = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}
 _TOLD = re.compile(r"(?:\.\.|<=) (-?[\d.]*\d(?:e-?\d+)?)(?: (MiB|GiB))?|(\d+) bytes(?! a )")
 
@@ -181,10 +205,11 @@ def test_every_source_is_checked() -> None:
 
 
 def record() -> None:
-    """Add what is new to `wire.txt`; run in a process of its own, after `generate`."""
+    """Add to `wire.txt`, write `bounds.txt`; run in a process of its own, after `generate`."""
     recorded = WIRE.read_text(encoding="utf-8").splitlines()
     new = [line for line in wire() if line not in recorded]
     WIRE.write_text("".join(f"{line}\n" for line in [*recorded, *new]), encoding="utf-8")
+    HOLDS.write_text("".join(f"{line}\n" for line in bounded()), encoding="utf-8")
 
 
 if __name__ == "__main__":

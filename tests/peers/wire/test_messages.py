@@ -169,6 +169,7 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("Statement", "roster_digest", DIGEST, "roster_digest is 32 bytes; expected 0 bytes"),
     ("Statement", "root_digest", DIGEST, "root_digest is 32 bytes; expected 0 bytes"),
     ("Statement", "question_digest", b"x", "question_digest is 1 bytes; expected 32 bytes"),
+    ("Statement", "byzantine_sites", 1, "byzantine_sites is set; expected left empty but in a"),
     ("Statement", "plan.full_weight", 0, "Statement.plan.full_weight is 0"),
     ("Question", "byzantine_sites", 65, "byzantine_sites is 65"),
     ("Question", "sum_digest", b"", "sum_digest is 0 bytes; expected 32 bytes"),
