@@ -401,7 +401,7 @@ class Daemon:
                 task.cancel()
 
         def reload() -> None:
-            if self._ready:  # before that all is read anyway
+            if self._ready:  # before that there is nothing to reload
                 self._reloads.put_nowait(None)
 
         for number in (signal.SIGTERM, signal.SIGINT):
