@@ -24,9 +24,9 @@ from peers.attempts.preparing import SharedModel
 from peers.link.quotas import Quotas
 from peers.link.transport import Limits
 from peers.plans.policy import Policy
-from peers.rounds.machine import Member, Stored, Verification
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
+from peers.rounds.replica import Member, Replica, Stored, Verification
 from peers.wire.messages import INCARNATION_BYTES
 
 log = structlog.get_logger()
@@ -135,7 +135,7 @@ def protocol_of(
     described: RetrieverDescription,
 ) -> Protocol:
     """The machine of this site's rounds, as its state has it and its settings want it."""
-    return Protocol(
+    here = Replica(
         Member(
             membership.identity.site_id,
             membership.identity.federation_id,
@@ -165,3 +165,4 @@ def protocol_of(
             membership.verify_vote, membership.verify_certificate, membership.manifest_of
         ),
     )
+    return Protocol(here)

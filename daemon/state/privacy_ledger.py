@@ -27,7 +27,7 @@ from daemon.process.faultpoints import passing
 from daemon.process.workers import Worker
 from peers.attempts import effects as do
 from peers.plans.policy import too_dear
-from peers.rounds.attending import MOST_DRAWS
+from peers.rounds.acceptor import MOST_DRAWS
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """

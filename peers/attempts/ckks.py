@@ -241,6 +241,7 @@ class Ckks(Mode):
     """Updates are encrypted under a key of the attempt, which its coordinator never has."""
 
     orders: ClassVar = {pb.Proof: False}
+    answers: ClassVar = (pb.KeyCommitted, pb.Challenge)
 
     def dealer(self, coordinator: str, participants: Sequence[str]) -> str:
         """The next participant behind the coordinator."""

@@ -28,6 +28,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground
@@ -41,6 +42,12 @@ from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import check
 from peers.wire.signing import Keys, Kind, must_be, read, verify
 from proto import federation_pb2 as pb
+
+# What sites tell the coordinator of an attempt, in every secure-sum mode.
+ANSWERS: Final[tuple[type[Any], ...]] = (
+    *(pb.PlanAnswer, pb.Trained, pb.Contributed, pb.Stated, pb.Compared),
+    *(pb.AppliedSum, pb.Vote),
+)
 
 
 @dataclass

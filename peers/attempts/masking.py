@@ -331,6 +331,7 @@ class Masking(Mode):
     """Updates are masked; each contributor takes the masks off the certified sum by itself."""
 
     orders: ClassVar = {pb.MaskingOrder: True, pb.Openings: False}
+    answers: ClassVar = (pb.MaskingAnswer,)
 
     def holders(self, plan: pb.Plan) -> list[str]:
         """There is no key: every participant."""

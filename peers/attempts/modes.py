@@ -19,9 +19,12 @@ from proto.bounds import traits_of
 
 MODES: Final[Mapping[pb.Mode.ValueType, Mode]] = {pb.CKKS: Ckks(), pb.MASKING: Masking()}
 
-# What coordinators pass on, in whichever mode.
-ORDERS: Final[tuple[type[Any], ...]] = tuple(
+# What coordinators pass on, and what sites answer them, in whichever mode.
+MODES_ORDERS: Final[tuple[type[Any], ...]] = tuple(
     {order for mode in MODES.values() for order in mode.orders}
+)
+MODES_ANSWERS: Final[tuple[type[Any], ...]] = tuple(
+    {answer for mode in MODES.values() for answer in mode.answers}
 )
 
 

@@ -183,10 +183,11 @@ class Mode(ABC):
     """One way of summing updates that nobody may read.
 
     ``orders``: what its coordinator passes on to participants, and whether they may be
-    training meanwhile.
+    training meanwhile. ``answers``: what sites tell its coordinator.
     """
 
     orders: ClassVar[Mapping[type[Any], bool]]
+    answers: ClassVar[tuple[type[Any], ...]]
 
     def dealer(self, coordinator: str, participants: Sequence[str]) -> str:
         """Who makes the round's key; nobody where there is none."""

@@ -6,9 +6,10 @@ of the version that it has, and only when that version is on its disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from peers.attempts import effects as do
+from peers.rounds.replica import Replica
 from peers.wire.certificates import check_follows
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
@@ -19,10 +20,8 @@ Commits = tuple[pb.Commit, ...]
 class Adoption:
     """Committed rounds that wait for their version. Methods return effects."""
 
-    def __init__(self, site: str, verify: Callable[[pb.Certificate], None]) -> None:
-        """``verify`` raises CertificateError."""
-        self._site = site
-        self._verify = verify
+    def __init__(self, here: Replica) -> None:
+        self._here = here
         self._waiting: Commits = ()
 
     @property
@@ -30,46 +29,30 @@ class Adoption:
         """Whether a verified commit waits for its version."""
         return bool(self._waiting)
 
-    def committed(
-        self,
-        commit: pb.Commit,
-        head: do.Durable,
-        last: pb.Certificate | None,
-        everyone: Sequence[str],
-    ) -> do.Effects:
-        """The coordinator says that a round is committed; ``last`` is our head's certificate."""
-        round_ = commit.certificate.body.round
-        if round_ <= head.head_round:
+    def committed(self, commit: pb.Commit) -> do.Effects:
+        """The coordinator says that a round is committed."""
+        round_, head = commit.certificate.body.round, self._here.head_round
+        if round_ <= head:
             return []
-        if round_ > head.head_round + 1:
-            voters = [v.site for v in commit.certificate.votes if v.site != self._site]
-            return [do.FetchCertificates(voters[0], head.head_round)] if voters else []
-        return self._adopt_when_here((commit,), head, last, everyone)
+        if round_ > head + 1:
+            voters = [v.site for v in commit.certificate.votes if v.site != self._here.site]
+            return [do.FetchCertificates(voters[0], head)] if voters else []
+        return self._adopt_when_here((commit,))
 
-    def certificates(
-        self,
-        certificates: Sequence[pb.Certificate],
-        head: do.Durable,
-        last: pb.Certificate | None,
-        everyone: Sequence[str],
-    ) -> do.Effects:
+    def certificates(self, certificates: Sequence[pb.Certificate]) -> do.Effects:
         """A peer sent certificates of rounds that we may have missed, oldest first."""
-        fresh = [c for c in certificates if c.body.round > head.head_round]
-        known = self._waiting[-1].certificate.body.round if self._waiting else head.head_round
+        head = self._here.head_round
+        fresh = [c for c in certificates if c.body.round > head]
+        known = self._waiting[-1].certificate.body.round if self._waiting else head
         if not fresh or fresh[-1].body.round <= known:
             return []
-        commits = tuple(pb.Commit(certificate=c) for c in fresh)
-        return self._adopt_when_here(commits, head, last, everyone)
+        return self._adopt_when_here(tuple(pb.Commit(certificate=c) for c in fresh))
 
-    def _adopt_when_here(
-        self,
-        commits: Commits,
-        head: do.Durable,
-        last: pb.Certificate | None,
-        everyone: Sequence[str],
-    ) -> do.Effects:
+    def _adopt_when_here(self, commits: Commits) -> do.Effects:
         """Verify each certificate and the chain from our head, then get the version."""
-        parent, round_ = head.head_digest, head.head_round
+        here = self._here
+        parent, round_ = here.durable.head_digest, here.head_round
+        last = here.head_certificate
         for commit in commits:
             body = commit.certificate.body
             if (body.round, body.parent_digest) != (round_ + 1, parent):
@@ -77,12 +60,13 @@ class Adoption:
                     f"the certificate of round {body.round} does not follow round {round_}"
                 )
             check_follows(commit.certificate, last)
-            self._verify(commit.certificate)
+            here.verification.certificate(commit.certificate)
             last = commit.certificate
             parent, round_ = body.model_digest, body.round
         self._waiting = commits
         voters = [vote.site for vote in commits[-1].certificate.votes]
-        return [do.FetchVersion(parent, sources(self._site, voters, everyone))]
+        likely = sources(here.site, voters, here.manifest.enabled_ids)
+        return [do.FetchVersion(parent, likely)]
 
     def here(self, digest: bytes) -> Commits:
         """A version is on disk: the commits that waited for it, to be adopted now."""

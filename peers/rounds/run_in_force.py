@@ -12,60 +12,72 @@ from dataclasses import replace
 from peers.attempts.bundle import read_run
 from peers.attempts.effects import Send
 from peers.rounds import runs
-from peers.rounds.machine import Machine
 from peers.rounds.pacemaker import reached
+from peers.rounds.replica import Replica
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 
 
-class RunInForce(Machine):
+class RunInForce:
     """The run that is known, and the last one that is over."""
+
+    def __init__(self, here: Replica) -> None:
+        self._here = here
+        self._generations: dict[str, int] = {}  # how far each site's runs are numbered
+        self._answered: dict[str, tuple[bytes, bytes, float]] = {}  # its run, ours, and when
+
+    def new_round(self) -> None:
+        """Who was behind may not be any more: each is answered again."""
+        self._answered.clear()
 
     @property
     def wish(self) -> pb.RunWish:
         """What we know of runs, for peers; the run is empty where there is none."""
-        over = runs.last_over(self.durable, self.manifest)
-        other = over if over != self.durable.signed_run else None
-        return pb.RunWish(run=self.durable.signed_run, over=other)
+        here = self._here
+        over = runs.last_over(here.durable, here.manifest)
+        other = over if over != here.durable.signed_run else None
+        return pb.RunWish(run=here.durable.signed_run, over=other)
 
-    def _new_over(self, sender: str, signed: pb.Signed) -> pb.Run | None:
+    def new_over(self, sender: str, signed: pb.Signed) -> pb.Run | None:
         """What is over elsewhere is over here; the run, where it takes the place of ours."""
-        ours = self.durable.signed_run
-        known = ours, runs.last_over(self.durable, self.manifest)
+        here = self._here
+        ours = here.durable.signed_run
+        known = ours, runs.last_over(here.durable, here.manifest)
         if any(one is not None and one.body == signed.body for one in known):
             return None
         run = self._read_run(sender, signed)
-        if run.target_round > self.head_round:
+        if run.target_round > here.head_round:
             return None  # we are behind; once we are not, it is told again
         if self._is_far(run):
             return None
-        if self._stands_over(run, self.run):
+        if self.stands_over(run, here.run):
             return run
-        if ours is not None and self._stands_over(run, None):
-            self._keep_run(ours, signed)
+        if ours is not None and self.stands_over(run, None):
+            self.keep(ours, signed)
         return None
 
-    def _new_run(self, sender: str, signed: pb.Signed) -> pb.Run | None:
+    def new_run(self, sender: str, signed: pb.Signed) -> pb.Run | None:
         """The run, where it takes the place of ours; else the sender hears of ours.
 
         Raises RemoteProtocolError when it asks for less than ours protects.
         """
-        known = self.durable.signed_run
+        here = self._here
+        known = here.durable.signed_run
         run = self._read_run(sender, signed)
         if known is not None and known.body == signed.body:
             return None
         far = self._is_far(run)
-        if not far and self._stands_over(run, self.run):
+        if not far and self.stands_over(run, here.run):
             return run
-        gone = far or not self._stands_over(run, None)
+        gone = far or not self.stands_over(run, None)
         again = self._answered_lately(sender, signed)
         if far and not again:
-            self._progress("waiting", message=_too_far(run, self.run))
-        if known is None or self.run is None:
+            here.progress("waiting", message=_too_far(run, here.run))
+        if known is None or here.run is None:
             return None
-        if (gone or self._stands_over(self.run, run)) and not again:
-            self._emit(Send(sender, self.wish))
-        why = runs.weakens(run, self.run, self.head_round, self.manifest)
+        if (gone or self.stands_over(here.run, run)) and not again:
+            here.emit(Send(sender, self.wish))
+        why = runs.weakens(run, here.run, here.head_round, here.manifest)
         if why and not gone:
             raise RemoteProtocolError(f"the run of {run.requested_by} is not taken: {why}")
         return None
@@ -76,54 +88,59 @@ class RunInForce(Machine):
         Two that know other rounds or manifests, and take neither's, would answer without end;
         once for all is too little for a site that was behind, and is not any more.
         """
-        known = self.durable.signed_run
+        here = self._here
+        known = here.durable.signed_run
         pair = (signed.body, known.body if known is not None else b"")
         *before, at = self._answered.get(sender, (b"", b"", -math.inf))
-        again = tuple(before) == pair and self._now < at + self._timing.phase(0)
+        again = tuple(before) == pair and here.now < at + here.timing.phase(0)
         if not again:
-            self._answered[sender] = (*pair, self._now)
+            self._answered[sender] = (*pair, here.now)
         return again
 
     def _read_run(self, sender: str, signed: pb.Signed) -> pb.Run:
         """A run that somebody shows; how far its site's runs are numbered counts."""
-        known = self.durable.signed_run
+        here = self._here
+        known = here.durable.signed_run
         same = known is not None and known.body == signed.body
-        run = (self.run if same else None) or read_run(signed, self._keys, self.manifest)
-        if sender != self.site:
+        run = (here.run if same else None) or read_run(signed, here.keys, here.manifest)
+        if sender != here.site:
             self._generations[sender] = max(run.generation, self._generations.get(sender, 0))
         return run
 
     @property
     def _last_over(self) -> pb.Run | None:
-        over = runs.last_over(self.durable, self.manifest)
+        over = runs.last_over(self._here.durable, self._here.manifest)
         return pb.Run.FromString(over.body) if over is not None else None
 
-    def _goes_on(self, begun: pb.Run) -> bool:
+    def goes_on(self, begun: pb.Run) -> bool:
         """Whether what was begun by this run goes on, by the one in force now."""
-        run, head = self.run, self.head_round
+        run, head = self._here.run, self._here.head_round
         return run is not None and runs.goes_on(begun, run, head, over=self._last_over)
 
-    def _stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+    def stands_over(self, run: pb.Run, known: pb.Run | None) -> bool:
+        """Whether a run takes the place of a known one, or of none."""
+        here = self._here
         last = self._last_over
-        aside = [pb.Run.FromString(one.body) for one in self.durable.state.put_aside]
+        aside = [pb.Run.FromString(one.body) for one in here.durable.state.put_aside]
         return runs.stands_over(
-            run, known, self.head_round, self.manifest, over=last, put_aside=aside
+            run, known, here.head_round, here.manifest, over=last, put_aside=aside
         )
 
     @property
-    def _usual(self) -> int:
+    def usual(self) -> int:
         """The number that runs have reached, by what more sites have told than may lie."""
-        generations = {s: n for s, n in self._generations.items() if self.manifest.enabled(s)}
-        return max(0, reached(generations, self.manifest.tolerated))
+        generations = {s: n for s, n in self._generations.items() if self._here.manifest.enabled(s)}
+        return max(0, reached(generations, self._here.manifest.tolerated))
 
     def _is_far(self, run: pb.Run) -> bool:
-        return runs.is_far(run, self._usual)
+        return runs.is_far(run, self.usual)
 
-    def _keep_run(self, signed: pb.Signed, *over: pb.Signed) -> None:
+    def keep(self, signed: pb.Signed, *over: pb.Signed) -> None:
         """It goes to all: sites that know of different runs share no attempt."""
-        state = runs.left_behind(self.durable, self.manifest, signed, *over)
-        self._persist(replace(self.durable, signed_run=signed, state=state))
-        self._tell_others(self.wish)
+        here = self._here
+        state = runs.left_behind(here.durable, here.manifest, signed, *over)
+        here.persist(replace(here.durable, signed_run=signed, state=state))
+        here.tell_others(self.wish)
 
 
 def _too_far(run: pb.Run, known: pb.Run | None) -> str:

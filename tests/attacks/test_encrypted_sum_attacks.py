@@ -37,7 +37,7 @@ from daemon.rounds.work import AttemptWork, Computing
 from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
-from peers.rounds.protocol import Protocol
+from peers.rounds.replica import Replica
 from peers.wire import frames, vectors
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.frames import ReceivedObject, receive_in_memory
@@ -331,15 +331,15 @@ def test_an_update_of_another_attempt_is_not_even_received(
     world = World(sites=3, seed=1)
     world.train("a", rounds=1)
     leader = world.site(coordinator(world, 1))
-    while leader._coordination is None or leader._coordination.phase != "aggregate":
+    while leader._here.coordination is None or leader._here.coordination.phase != "aggregate":
         world.step()
-    sender = next(site for site in "abc" if leader._coordination.expects_update(site))
+    sender = next(site for site in "abc" if leader._here.coordination.expects_update(site))
     names = [
         pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=round_, attempt=attempt)
         for round_, attempt in ((1, 0), (1, 1), (2, 0))
     ]
     assert [leader.expects(sender, name) for name in names] == [True, False, False]
-    monkeypatch.setattr(Protocol, "_is_current", lambda *_: True)
+    monkeypatch.setattr(Replica, "is_current", lambda *_: True)
     assert [leader.expects(sender, name) for name in names] == [True, True, True]
 
 

@@ -24,7 +24,7 @@ from peers.attempts.ckks import Ckks
 from peers.attempts.statement import Known
 from peers.plans import weights as plan_weights
 from peers.plans.weights import weights
-from peers.rounds import attending
+from peers.rounds import acceptor
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.attacks.programs.planting import without
@@ -49,7 +49,7 @@ def planned(reported: dict[str, int], bound: int, liar: str = "c") -> tuple[Worl
     leader = coordinator_of(world, 1)
     assert leader != liar
     world._feed("a", do.RunRequested("run", 1, agreed))
-    while (under_way := world.site(leader)._coordination) is None or under_way.plan is None:
+    while (under_way := world.site(leader)._here.coordination) is None or under_way.plan is None:
         world.step()
     return world, under_way.plan
 
@@ -106,7 +106,7 @@ def test_a_site_that_lies_about_its_examples(
     plans["1000, may stand out"] = planned(reported, 1000)[1]
     text = "min(one.num_examples, most)"
     without(monkeypatch, bundle, "derive_plan", text, instead="one.num_examples")
-    for module in (preparing, attending):
+    for module in (preparing, acceptor):
         monkeypatch.setattr(module, "derive_plan", bundle.derive_plan)
     plans["not bounded"] = planned(reported, 1000)[1]
     step = {name: version(tmp_path, made).mean() for name, made in plans.items()}
@@ -128,7 +128,9 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
     """Every site derives the plan for itself, and signs no sum of another one."""
     world, _ = planned(TRUTH, 1000)
     leader = coordinator_of(world, 1)
-    while (under_way := world.site(leader)._coordination) is None or under_way.phase != "state":
+    while (
+        under_way := world.site(leader)._here.coordination
+    ) is None or under_way.phase != "state":
         world.step()
     assert under_way._tally.known is not None
     lying = pb.Statement()
@@ -138,7 +140,7 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
 
     def objection() -> str:
         try:
-            world.site("c")._check_statement(Known.of(lying))
+            world.site("c")._acceptor._check_statement(Known.of(lying))
         except RemoteProtocolError as error:
             return str(error)
         return ""
@@ -148,7 +150,7 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
     without(monkeypatch, participation, "check_statement", text, instead="must_be(True, lead,")
     text = "must_be(dealt, plan.coordinator,"
     without(monkeypatch, Ckks, "check_statement", text, instead="must_be(True, '',")
-    monkeypatch.setattr(attending, "check_statement", participation.check_statement)
+    monkeypatch.setattr(acceptor, "check_statement", participation.check_statement)
     # What each contributor signed names the plan that it trained for.
     assert objection() == f"{leader} sums an update that a made for something else"
     text = 'must_be(agreed, lead, f"sums an update that {site} made for something else")'

@@ -37,9 +37,9 @@ from google.protobuf.message import DecodeError
 from peers.attempts import effects as do
 from peers.attempts.preparing import SharedModel
 from peers.plans.policy import Policy
-from peers.rounds.machine import Member, Stored, Verification
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
+from peers.rounds.replica import Member, Replica, Stored, Verification
 from peers.rounds.runs import RunRefused
 from peers.wire.certificates import CertificateError, vote_payload
 from peers.wire.errors import RemoteProtocolError
@@ -261,7 +261,7 @@ class World:
             clock = Clock(self.random.uniform(0, 1e6), self.random.uniform(0.95, 1.05))
         self._clocks[name] = clock
         self._armed[name] = math.inf
-        machine = self._machine(
+        here = Replica(
             Member(name, FEDERATION, SimulatedKeys(name), incarnation(name, self._boots[name])),
             Stored(disk.durable, last.certificate if last else None),
             manifest=self.installed[name],
@@ -273,6 +273,7 @@ class World:
                 self._verify_vote, self._verify_certificate, self.manifests.get
             ),
         )
+        machine = self._machine(here)
         self._say(f"{name} starts at round {disk.durable.head_round}")
         self.machines[name] = machine
         self._boots[name] += 1
@@ -362,7 +363,7 @@ class World:
     def _ended(self, name: str, message: pb.EndedAttempt) -> None:
         machine, ended = self.machines[name], pb.Ended.FromString(message.ended.body)
         if (ended.round, ended.attempt) == (machine.head_round + 1, machine.durable.promised):
-            self.watch.ended(name, message.ended.site, machine._ground.coordinator)
+            self.watch.ended(name, message.ended.site, machine._here.ground.coordinator)
 
     def _arm(self, name: str) -> None:
         machine = self.machines.get(name)

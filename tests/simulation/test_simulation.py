@@ -400,7 +400,7 @@ def kill_in(phase: str, seed: int) -> tuple[float, int] | None:
     world = World(sites=5, seed=seed, min_participants=3)
     world.train("a", rounds=1)
     lead = coordinator(world, 1)
-    while (under_way := world.site(lead)._coordination) is None or under_way.phase != phase:
+    while (under_way := world.site(lead)._here.coordination) is None or under_way.phase != phase:
         if world.site(lead).head_round:
             return None
         world.step()

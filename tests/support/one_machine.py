@@ -141,7 +141,7 @@ def witnessing(alone: Alone) -> Known:
     alone.begins()
     bundle = alone.everybody(0)
     alone.hears("b", bundle.message)
-    alone.machine._part = None
+    alone.machine._here.part = None
     return alone.stage.statement(bundle)
 
 

@@ -70,10 +70,10 @@ def others(liar: Protocol) -> list[str]:
 
 def acting(liar: Protocol, act: Callable[[], None]) -> Effects:
     """As `Protocol.step`, for what a liar does of its own accord."""
-    liar._effects, taken = [], 0
+    liar._here.effects, taken = [], 0
     act()
-    while taken < len(liar._effects):
-        effect = liar._effects[taken]
+    while taken < len(liar._here.effects):
+        effect = liar._here.effects[taken]
         taken += 1
         if isinstance(effect, do.Send) and effect.to == liar.site:
             liar._take_ours(do.MessageReceived(liar.site, effect.body))
@@ -91,7 +91,7 @@ def promise(liar: Protocol, attempt: int, **fields: object) -> pb.Promised:
     told.attempt = attempt
     for name, value in fields.items():
         setattr(told, name, value)
-    return pb.Promised(promise=sign(liar._keys, Kind.PROMISE, told))
+    return pb.Promised(promise=sign(liar._here.keys, Kind.PROMISE, told))
 
 
 def prepare(liar: Protocol, attempt: int, run: pb.Signed) -> pb.Prepare:
@@ -101,7 +101,7 @@ def prepare(liar: Protocol, attempt: int, run: pb.Signed) -> pb.Prepare:
         attempt=attempt,
         head_digest=liar.durable.head_digest,
         run=run,
-        shape_digest=liar._shape_digest,
+        shape_digest=liar._here.model.shape_digest,
         manifest_version=liar.manifest.version,
         promise=promise(liar, attempt),
     )
@@ -110,8 +110,8 @@ def prepare(liar: Protocol, attempt: int, run: pb.Signed) -> pb.Prepare:
 def another_version(liar: Protocol, by: float) -> bytes:
     """A version of our own making beside our head, on our disk; its digest."""
     versions = FOLDER / "state" / "versions"
-    parent = read_version(versions, liar.durable.head_digest, liar._shape_digest)
-    made, _ = write_version(versions, liar._shape_digest, parent + np.float32(by))
+    parent = read_version(versions, liar.durable.head_digest, liar._here.model.shape_digest)
+    made, _ = write_version(versions, liar._here.model.shape_digest, parent + np.float32(by))
     return made
 
 
@@ -121,7 +121,7 @@ def another_version(liar: Protocol, by: float) -> bytes:
 def absurd(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 4: a Prepare and a promise of the last attempt there is, and a run of number 2^62."""
     run = liar.durable.signed_run
-    if not liar._active or run is None or not liar.durable.state.HasField("promise"):
+    if not liar._here.active or run is None or not liar.durable.state.HasField("promise"):
         return effects
     if done(f"absurd-{liar.head_round}"):
         return effects
@@ -130,7 +130,7 @@ def absurd(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
         farthest -= 1
     vast = pb.Run.FromString(run.body)
     vast.requested_by, vast.generation, vast.target_round = liar.site, LAST_RUN, 10**6
-    wish = pb.RunWish(run=sign(liar._keys, Kind.RUN, vast))
+    wish = pb.RunWish(run=sign(liar._here.keys, Kind.RUN, vast))
     bodies = (prepare(liar, farthest, run), promise(liar, farthest), wish)
     return [*effects, *(do.Send(site, body) for site in others(liar) for body in bodies)]
 
@@ -142,13 +142,13 @@ def usurping(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
         return effects
     last = pb.Run.FromString(run.body)
     last.requested_by, last.generation, last.target_round = liar.site, LAST_RUN, 0
-    wish = pb.RunWish(run=sign(liar._keys, Kind.RUN, last))
+    wish = pb.RunWish(run=sign(liar._here.keys, Kind.RUN, last))
     return [*effects, *(do.Send(site, wish) for site in others(liar))]
 
 
 def proving(liar: Protocol, digests: dict[str, bytes], loss: float = 0.0) -> Effects:
     """A proof for each site that we alone have made, of a sum that a quorum has certified."""
-    leading = liar._coordination
+    leading = liar._here.coordination
     assert leading is not None and leading._tally.certificate is not None
     root = leading._tally.known
     assert root is not None
@@ -161,7 +161,7 @@ def proving(liar: Protocol, digests: dict[str, bytes], loss: float = 0.0) -> Eff
             mean_loss=loss,
             next_clip_norm=CHEAP if loss else 0.0,
         )
-        proof = [sign(liar._keys, Kind.APPLIED, told)]
+        proof = [sign(liar._here.keys, Kind.APPLIED, told)]
         lock = pb.Lock(certificate=leading._tally.certificate, proof=proof)
         sending.append(do.Send(site, pb.Proven(**at, lock=lock)))
     return sending
@@ -182,7 +182,7 @@ def any_vector(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 
 def _led(liar: Protocol, digest: bytes, loss: float = 0.0) -> Effects:
     """Go on to the vote with that version ourselves; what its honest code says to others."""
-    leading = liar._coordination
+    leading = liar._here.coordination
     assert leading is not None and leading._tally.certificate is not None
     assert leading._tally.known is not None
     proven = proving(liar, {liar.site: digest}, loss)[0]
@@ -195,9 +195,9 @@ def _led(liar: Protocol, digest: bytes, loss: float = 0.0) -> Effects:
     )
 
     def vote() -> None:
-        leading._enter("vote", liar._now, leading.timing.phase(leading.attempt))
+        leading._enter("vote", liar._here.now, leading.timing.phase(leading.attempt))
         leading._tally._value = statement.value_of(held, leading.ground.manifest)
-        liar._vote(held)
+        liar._acceptor.vote(held)
 
     return acting(liar, vote)
 
@@ -212,7 +212,7 @@ def forking(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
         return [*kept, *proving(liar, made)]
     if isinstance(event, do.MessageReceived) and isinstance(event.body, pb.Vote):
         vote = event.body
-        ours = sign_vote(liar._keys.sign, vote.body, vote.attempt)
+        ours = sign_vote(liar._here.keys.sign, vote.body, vote.attempt)
         both = sorted([vote, ours], key=lambda one: one.site)
         committed = certificate_of(vote.attempt, both, 0)
         return [do.Send(event.sender, pb.Commit(certificate=committed))]
@@ -224,7 +224,7 @@ def ahead(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     if not isinstance(event, do.MessageReceived) or not isinstance(event.body, pb.Prepare):
         return effects
     body = pb.VoteBody(
-        federation_id=liar._federation_id,
+        federation_id=liar._here.federation_id,
         round=event.body.round + 10**6,
         parent_digest=bytes(32),
         model_digest=bytes(32),
@@ -235,7 +235,7 @@ def ahead(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
         manifest_digest=liar.manifest.digest,
         statement_digest=bytes(32),
     )
-    vote = sign_vote(liar._keys.sign, body, 0)
+    vote = sign_vote(liar._here.keys.sign, body, 0)
     forged = certificate_of(0, [vote], 0)
     bodies: list[do.Body] = [pb.Ahead(round=event.body.round, certificate=forged)]
     if liar.durable.state.HasField("promise"):
@@ -246,14 +246,14 @@ def ahead(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 def pre_empting(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 12: whenever an honest attempt begins we prepare our own next one."""
     attempt = liar.durable.promised
-    if not liar._active or attempt < 0 or liar._coordination is not None:
+    if not liar._here.active or attempt < 0 or liar._here.coordination is not None:
         return effects
     ours = attempt
     while coordinator_of(liar.manifest, liar.head_round + 1, ours) != liar.site:
         ours += 1
     if ours == attempt:
         return effects
-    return [*effects, *acting(liar, lambda: liar._enter(ours))]
+    return [*effects, *acting(liar, lambda: liar._synchronizer.enter(ours))]
 
 
 def for_one_alone(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
@@ -271,7 +271,7 @@ def for_one_alone(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
             said.append(do.Send(one, event.body))
         elif told.round == liar.head_round + 1:
             if coordinator_of(liar.manifest, told.round, told.attempt) == liar.site:
-                said.append(do.Send(one, liar._signed_end(told.attempt, "cannot go on")))
+                said.append(do.Send(one, liar._here.signed_end(told.attempt, "cannot go on")))
             if liar.durable.state.HasField("promise") and not done(f"far-{told.round}"):
                 said.append(do.Send(one, promise(liar, 2**20)))
 
@@ -298,10 +298,10 @@ def weakening(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     if not isinstance(event, do.MessageReceived) or isinstance(event.body, pb.RunWish):
         return effects  # a wish is answered by a wish
     ours = runs.following(
-        known, liar.site, liar._federation_id, "ours", known.target_round, known.plan
+        known, liar.site, liar._here.federation_id, "ours", known.target_round, known.plan
     )
     ours.plan.ClearField("privacy")
-    wish = pb.RunWish(run=sign(liar._keys, Kind.RUN, ours))
+    wish = pb.RunWish(run=sign(liar._here.keys, Kind.RUN, ours))
     return [*effects, *(do.Send(site, wish) for site in others(liar))]
 
 
@@ -334,8 +334,8 @@ def holds_back(liar: Protocol, event: do.Event) -> bool:
     """
     if lie() not in ("holds back", "shows"):
         return False
-    if liar._coordination is not None:
-        liar._coordination.deadline = liar._pace.until = math.inf
+    if liar._here.coordination is not None:
+        liar._here.coordination.deadline = liar._here.pace.until = math.inf
     if not isinstance(event, do.MessageReceived) or event.sender == liar.site:
         return False
     if isinstance(event.body, pb.Promised) and lie() == "holds back":
@@ -350,13 +350,13 @@ def holds_back(liar: Protocol, event: do.Event) -> bool:
 def shows(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """What was kept is heard now."""
     while held_back:
-        effects = [*effects, *Protocol.step(liar, held_back.pop(0), liar._now)]
+        effects = [*effects, *Protocol.step(liar, held_back.pop(0), liar._here.now)]
     return effects
 
 
 def cheap_loss(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 14: the version is the true one, its loss and next clip norm are what we like."""
-    leading = liar._coordination
+    leading = liar._here.coordination
     if leading is None or not leading._tally.applied or leading.phase != "open":
         return effects
     first = next(iter(leading._tally.applied.values()))
@@ -373,12 +373,12 @@ def other_loss(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
             body = pb.VoteBody()
             body.CopyFrom(effect.body.body)
             body.mean_loss = body.next_clip_norm = CHEAP
-            vote = sign_vote(liar._keys.sign, body, effect.body.attempt)
+            vote = sign_vote(liar._here.keys.sign, body, effect.body.attempt)
             effect = do.Send(effect.to, vote)
         elif isinstance(effect, do.Send) and isinstance(effect.body, pb.AppliedSum):
             told = pb.Applied.FromString(effect.body.applied.body)
             told.mean_loss = told.next_clip_norm = CHEAP
-            signed = sign(liar._keys, Kind.APPLIED, told)
+            signed = sign(liar._here.keys, Kind.APPLIED, told)
             at = {"round": effect.body.round, "attempt": effect.body.attempt}
             effect = do.Send(effect.to, pb.AppliedSum(**at, applied=signed))
         changed.append(effect)
@@ -388,16 +388,16 @@ def other_loss(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
 def nobodys_run(liar: Protocol, event: do.Event, effects: Effects) -> Effects:
     """Row 14: a Prepare with a run that its person never asked for, and one without any."""
     run = liar.durable.signed_run
-    if run is None or liar._active or done("nobodys"):
+    if run is None or liar._here.active or done("nobodys"):
         return effects
     forged = pb.Run.FromString(run.body)
     forged.generation, forged.run_id = forged.generation + 1, "nobodys"
     forged.target_round = liar.head_round + 1
-    signed = sign(liar._keys, Kind.RUN, forged)
+    signed = sign(liar._here.keys, Kind.RUN, forged)
     signed.site = forged.requested_by  # it wants somebody else to have signed it
     head = liar.durable
-    liar.durable = do.Durable(head.head_round, head.head_digest, signed_run=signed)
-    led = acting(liar, lambda: liar._enter(0))
+    liar._here.durable = do.Durable(head.head_round, head.head_digest, signed_run=signed)
+    led = acting(liar, lambda: liar._synchronizer.enter(0))
     without = prepare(liar, 0, signed)
     without.ClearField("run")
     first = [do.Send(site, without) for site in others(liar)]

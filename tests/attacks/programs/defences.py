@@ -13,9 +13,11 @@ from peers.attempts.participation import Participation
 from peers.attempts.preparing import AttemptFails
 from peers.attempts.statement import Known, ManifestOf
 from peers.plans import weights as plan_weights
-from peers.rounds import adoption, attending, machine, run_in_force, runs
+from peers.rounds import acceptor, adoption, replica, run_in_force, runs
+from peers.rounds.acceptor import Acceptor
 from peers.rounds.pacemaker import reached
 from peers.rounds.protocol import Protocol
+from peers.rounds.replica import Replica
 from peers.wire.manifest import FederationManifest
 from peers.wire.signing import Keys, Kind, read
 from proto import federation_pb2 as pb
@@ -51,8 +53,8 @@ def without_promises() -> None:
     against the run in force.
     """
     put(bundle, "read", unverified)
-    put(Protocol, "_note", lambda *_: None)
-    put(Protocol, "_is_of_another_run", lambda *_: False)
+    put(Replica, "note", lambda *_: None)
+    put(Acceptor, "_is_of_another_run", lambda *_: False)
 
 
 def without_weights() -> None:
@@ -78,8 +80,8 @@ def without_scale() -> None:
 def without_one_statement() -> None:
     """A site signs as many sums of an attempt as it is shown, of the same integers, too."""
     text = "signed = self._stated_in(message.attempt, question=question)"
-    without(FOR_GOOD, Protocol, "_on_state", text, instead="signed = None")
-    without(FOR_GOOD, Protocol, "_check_difference", DIFFERENCE, instead="pass")
+    without(FOR_GOOD, Acceptor, "on_state", text, instead="signed = None")
+    without(FOR_GOOD, Acceptor, "_check_difference", DIFFERENCE, instead="pass")
 
 
 def without_repeating() -> None:
@@ -90,9 +92,9 @@ def without_repeating() -> None:
 def without_drawing() -> None:
     """All attempts of a round train alike and sum the same integers, of whichever sites."""
     without(FOR_GOOD, bundle, "derive_plan", "draw=ground.attempt,", instead="draw=0,")
-    for module in (preparing, attending):
+    for module in (preparing, acceptor):
         put(module, "derive_plan", bundle.derive_plan)
-    without(FOR_GOOD, Protocol, "_check_difference", DIFFERENCE, instead="pass")
+    without(FOR_GOOD, Acceptor, "_check_difference", DIFFERENCE, instead="pass")
 
 
 def without_proof_of_version() -> None:
@@ -122,7 +124,7 @@ OF_WORKERS: dict[str, Callable[[], None]] = {"proof": without_proof_of_sum}
 
 def without_others() -> None:
     """One site's promise of a later attempt takes everybody there: no f + 1."""
-    vars(machine)["reached"] = lambda promised, _tolerated: reached(promised, 0)
+    vars(replica)["reached"] = lambda promised, _tolerated: reached(promised, 0)
 
 
 def without_farthest() -> None:
@@ -150,7 +152,7 @@ def without_check_of_ahead() -> None:
     """Somebody who says that a round is over is believed at once."""
 
     def believing(self: Protocol, sender: str, message: pb.Ahead) -> None:
-        if self._coordination is not None:
+        if self._here.coordination is not None:
             raise AttemptFails(f"{sender} is ahead, at round {message.certificate.body.round}")
 
     Protocol._on_ahead = believing  # type: ignore[method-assign]
@@ -163,20 +165,20 @@ def without_patience() -> None:
     def following(self: Protocol, sender: str, message: pb.Prepare) -> None:
         on_prepare(self, sender, message)
         if message.round == self.head_round + 1 and message.attempt > self.durable.promised:
-            self._enter(message.attempt)
+            self._synchronizer.enter(message.attempt)
 
     Protocol._on_prepare = following  # type: ignore[method-assign]
 
 
 def without_company() -> None:
     """A site goes on by itself, and keeps to itself that an attempt has ended."""
-    tell = Protocol._tell_others
+    tell = Replica.tell_others
 
-    def telling(self: Protocol, *bodies: do.Body) -> None:
+    def telling(self: Replica, *bodies: do.Body) -> None:
         tell(self, *(body for body in bodies if not isinstance(body, pb.EndedAttempt)))
 
-    machine.Machine._has_quorum = property(lambda _self: True)  # type: ignore[assignment,method-assign]
-    Protocol._tell_others = telling  # type: ignore[assignment,method-assign]
+    Replica.has_quorum = property(lambda _self: True)  # type: ignore[assignment,method-assign]
+    Replica.tell_others = telling  # type: ignore[method-assign]
 
 
 def without_comparison_of_runs() -> None:
@@ -191,9 +193,9 @@ def without_what_is_over() -> None:
 
 def without_the_run_in_force() -> None:
     """What was promised once is begun whenever it is shown, also where it was left."""
-    Protocol._is_of_another_run = lambda *_: False  # type: ignore[method-assign]
+    Acceptor._is_of_another_run = lambda *_: False  # type: ignore[method-assign]
     never = property(lambda _self: -1, lambda _self, _attempt: None)
-    Protocol._left = never  # type: ignore[assignment]
+    Replica.left = never  # type: ignore[assignment]
 
 
 def without_newest_certificate() -> None:

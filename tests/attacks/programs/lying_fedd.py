@@ -36,8 +36,10 @@ from peers.attempts.bundle import Ground, Promised
 from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.preparing import AttemptFails
 from peers.attempts.statement import Known
+from peers.rounds.acceptor import Acceptor
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
+from peers.rounds.replica import Replica
 from peers.wire.signing import Kind, name_of, sign, verify
 from peers.wire.vectors import BlobInfo, read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
@@ -114,18 +116,18 @@ def drops_privacy() -> None:
 
 def _believe_ourselves() -> None:
     """A liar's own daemon must not refuse what it forged, nor accuse others of it."""
-    honest, note = vars(bundle)["read"], Protocol._note
+    honest, note = vars(bundle)["read"], Replica.note
 
     def believing(*arguments: Any, **named: Any) -> Any:
         forging = lying("weighs", "drops-privacy")
         return (unverified if forging else honest)(*arguments, **named)
 
-    def noting(self: Protocol, *said: Any) -> None:
+    def noting(self: Replica, *said: Any) -> None:
         if not lying("weighs", "drops-privacy"):
             note(self, *said)
 
     put(bundle, "read", believing)
-    put(Protocol, "_note", noting)
+    put(Replica, "note", noting)
 
 
 def leaves_out() -> None:
@@ -134,7 +136,7 @@ def leaves_out() -> None:
     As "sulks" it takes no part in the next one, so that no sum can be made again.
     """
     promised, applied = Coordination.promised, Coordination.applied
-    make_promise = Protocol._make_promise
+    make_promise = Acceptor.make_promise
 
     def deaf(self: Coordination, one: Promised, now: float) -> list[do.Effect]:
         return [] if one.site == lying("leaves-out", "sulks") else promised(self, one, now)
@@ -148,14 +150,14 @@ def leaves_out() -> None:
             raise AttemptFails("the sum was not opened in time")
         return []
 
-    def promising(self: Protocol, ground: Ground, *, tried: bool) -> pb.Promised:
+    def promising(self: Acceptor, ground: Ground, *, tried: bool) -> pb.Promised:
         if lying("sulks") and ground.attempt > 0:
-            self._situation = replace(self._situation, willing=False, reason="sulks")
+            self._here.situation = replace(self._here.situation, willing=False, reason="sulks")
         return make_promise(self, ground, tried=tried)
 
     put(Coordination, "promised", deaf)
     put(Coordination, "applied", opened)
-    put(Protocol, "_make_promise", promising)
+    put(Acceptor, "make_promise", promising)
 
 
 # ---- lies about the scale ------------------------------------------------------------
@@ -320,14 +322,14 @@ def _wait_for_what_is_told(second: _Second) -> None:
 
     def fetched(self: Protocol, digest: bytes) -> None:
         version_here(self, digest)
-        under_way = self._coordination
+        under_way = self._here.coordination
         if lying("two-sums") and digest == second.told and under_way is not None:
             made = _folder / "state" / "versions" / f"{digest.hex()}.safetensors"
             name = f"told-{under_way.round}-{under_way.attempt}.safetensors"
             shutil.copy(made, _folder / name)
             second.here = True
             for sender, message in second.held:
-                self._emit(*applied(under_way, sender, message, self._now))
+                self._here.emit(*applied(under_way, sender, message, self._here.now))
 
     put(Coordination, "applied", opened)
     put(Protocol, "_version_here", fetched)

@@ -37,6 +37,7 @@ from peers.attempts.coordination import Coordination
 from peers.attempts.preparing import AttemptFails, Gathering
 from peers.attempts.statement import Known
 from peers.plans import robust
+from peers.rounds.acceptor import Acceptor
 from peers.rounds.protocol import Protocol
 from peers.wire.certificates import certificate_of, sign_vote
 from peers.wire.signing import Kind, sign_bytes
@@ -90,7 +91,7 @@ def _is_lying(how: str) -> bool:
 
 def _keep_certificate(liar: Protocol, votes: dict[str, pb.Vote], vote: pb.Vote) -> None:
     votes[vote.site] = vote
-    votes[liar.site] = sign_vote(liar._keys.sign, vote.body, vote.attempt)
+    votes[liar.site] = sign_vote(liar._here.keys.sign, vote.body, vote.attempt)
     if len(votes) == liar.manifest.quorum:
         enough = sorted(votes.values(), key=lambda vote: vote.site)
         certificate = certificate_of(vote.attempt, enough, 0)
@@ -130,12 +131,12 @@ def _state_one_to_each(second: sums._Second) -> None:
 
     def coming_back(self: Protocol, sender: str, message: pb.AttemptFailed) -> None:
         """It says that it was restarted: it is shown the promises again, and the second sum."""
-        under_way, known = self._coordination, second.known
+        under_way, known = self._here.coordination, second.known
         if not lying("two-sums") or under_way is None or known is None:
             refused(self, sender, message)
         elif under_way.bundle is not None:
             bundled = do.Send(sender, under_way.bundle.message)
-            self._emit(bundled, do.Send(sender, _state(known)))
+            self._here.emit(bundled, do.Send(sender, _state(known)))
 
     def forgetting(self: Protocol, event: do.Event, now: float) -> list[do.Effect]:
         """Nobody is told what it has signed."""
@@ -231,9 +232,9 @@ def without_recalled_lock() -> None:
 def without_this_start() -> None:
     """It signs in attempts that were under way when it came back, too."""
     text = "if signed is None and not self._promised_now(self._bundle):"
-    without(_for_good, Protocol, "_on_state", text)
+    without(_for_good, Acceptor, "on_state", text)
     text = "draw >= self._since"
-    without(_for_good, Protocol, "_check_difference", text, instead="True")
+    without(_for_good, Acceptor, "_check_difference", text, instead="True")
 
 
 def without_comparing_again() -> None:

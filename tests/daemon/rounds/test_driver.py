@@ -183,7 +183,7 @@ async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
     monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
 
     def failing(_event: do.Event) -> None:
-        node.protocol._emit(kept)
+        node.protocol._here.emit(kept)
         raise error
 
     monkeypatch.setattr(node.protocol, "_dispatch", failing)
@@ -197,7 +197,7 @@ async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
 async def test_a_manifest_that_waits_is_warned_of_once(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.protocol._manifests, "waiting", "Manifest 4 is installed")
+    monkeypatch.setattr(node.protocol._here.manifests, "waiting", "Manifest 4 is installed")
     with capture_logs() as logged:
         for _ in range(2):
             await node.ask(do.Tick())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from daemon.rounds.work import JOBS, WORK
 from peers.attempts import effects as do
-from peers.attempts.modes import MODES, ORDERS
+from peers.attempts.modes import MODES, MODES_ORDERS
 from proto import federation_pb2 as pb
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ ABOUT_A_MODE = {
 
 def test_every_mode_of_the_wire_has_its_object_and_its_jobs() -> None:
     assert set(MODES) == set(JOBS) == set(pb.Mode.values())
-    assert set(ORDERS) == {order for mode in MODES.values() for order in mode.orders}
+    assert set(MODES_ORDERS) == {order for mode in MODES.values() for order in mode.orders}
 
 
 def test_every_piece_of_work_is_carried_out_once() -> None:

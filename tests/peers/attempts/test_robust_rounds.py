@@ -314,18 +314,20 @@ def test_as_many_may_lie_as_the_run_says_whatever_its_coordinator_asks() -> None
     here.train("a", rounds=1)
     lead = coordinator(here, 1)
     witness = next(site for site in "abcde" if site != lead)
-    while (under_way := here.site(lead)._coordination) is None or under_way._tally.known is None:
+    while (
+        under_way := here.site(lead)._here.coordination
+    ) is None or under_way._tally.known is None:
         here.step()
     honest = under_way._tally.known.message
     assert (honest.kind, honest.byzantine_sites) == (pb.QUESTION, 1)
     for site in (witness, lead):
-        while here.site(site)._bundle is None:
+        while here.site(site)._here.bundle is None:
             here.step()
     lying = pb.Statement.FromString(under_way._tally.known.raw)
     lying.byzantine_sites = 0
     with pytest.raises(RemoteProtocolError, match=f"{lead} compares as if 0 might lie"):
-        here.site(witness)._check_statement(Known.of(lying))
-    here.site(witness)._check_statement(under_way._tally.known)
+        here.site(witness)._acceptor._check_statement(Known.of(lying))
+    here.site(witness)._acceptor._check_statement(under_way._tally.known)
 
 
 def test_a_sum_that_was_selected_is_not_made_again() -> None:

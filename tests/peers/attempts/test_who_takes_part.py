@@ -8,7 +8,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.plans.policy import Policy
-from peers.rounds.attending import MOST_DRAWS
+from peers.rounds.acceptor import MOST_DRAWS
 from proto import federation_pb2 as pb
 from tests.simulation.network import POLICY, World, plan
 from tests.support.one_machine import Alone, refused, sent, stated, witnessing
@@ -20,7 +20,7 @@ def drawn_often(alone: Alone, sites: str, *, times: int = MOST_DRAWS) -> None:
     state.CopyFrom(alone.state)
     for attempt in range(100, 100 + times):
         state.drawn.add(attempt=attempt, sites=list(sites))
-    alone.machine.durable = replace(alone.machine.durable, state=state)
+    alone.machine._here.durable = replace(alone.machine.durable, state=state)
 
 
 def test_who_signs_counts_for_a_site_that_is_not_asked_to() -> None:
@@ -39,7 +39,7 @@ def test_the_question_of_an_attempt_is_not_counted_beside_its_sum() -> None:
     state = pb.RoundState()
     state.CopyFrom(alone.state)
     state.drawn.add(attempt=0, sites="abcd")
-    alone.machine.durable = replace(alone.machine.durable, state=state)
+    alone.machine._here.durable = replace(alone.machine.durable, state=state)
     assert len(sent(alone.hears("b", alone.state_of(known)), pb.Stated)) == 1
 
 
@@ -58,7 +58,7 @@ def unequal(policy_of_d: Policy | None = None) -> World:
     for site, examples in zip("abcd", (100, 100, 40, 500), strict=True):
         here._feed(site, do.Situation(examples, willing=True))
     if policy_of_d is not None:
-        here.site("d")._policy = policy_of_d
+        here.site("d")._here.policy = policy_of_d
     return here
 
 

@@ -12,7 +12,7 @@ import pytest
 from peers.attempts import effects as do
 from peers.attempts.coordination import Coordination
 from peers.attempts.statement import Known, value_of
-from peers.rounds.recalling import GREETED_S
+from peers.rounds.recall import GREETED_S
 from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.signing import Kind, name_of, sign
@@ -56,13 +56,13 @@ def test_what_its_own_attempt_refuses_at_a_deadline_ends_the_attempt(
     alone = Alone()
     alone.begins()
     alone.at_attempt(3)
-    assert alone.machine._coordination is not None
+    assert alone.machine._here.coordination is not None
 
     def refuses(_self: Coordination, _now: float) -> list[do.Effect]:
         raise RemoteProtocolError("b lies")
 
     monkeypatch.setattr(Coordination, "timeout", refuses)
-    while alone.machine._coordination is not None and alone.promised == 3:
+    while alone.machine._here.coordination is not None and alone.promised == 3:
         alone.ticks()
     assert alone.now < 1_000
 
@@ -73,10 +73,10 @@ def test_an_attempt_that_was_ended_does_not_get_on() -> None:
     ended = pb.Ended(federation_id="simulated", round=1, attempt=0, reason="x")
     by = sign(alone.stage.keys["b"], Kind.ENDED, ended)
     alone.hears("b", pb.EndedAttempt(ended=by))
-    soon = alone.machine._pace.until
+    soon = alone.machine._here.pace.until
     assert soon - alone.now <= TIMING.retry(0)
     alone.hears("b", pb.Openings(round=1, attempt=0))
-    assert alone.machine._pace.until == soon
+    assert alone.machine._here.pace.until == soon
 
 
 def test_two_sites_one_of_them_restored_do_not_repeat_promises_for_ever() -> None:
@@ -312,7 +312,7 @@ def test_a_vote_without_its_lock_is_not_cast_again() -> None:
     vote = sign_vote(alone.stage.keys["a"].sign, value_of(lock, alone.stage.manifest), 3)
     alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
     assert (alone.state.vote, alone.promised) == (vote, 3)
-    assert not alone.machine._owes(alone.state)
+    assert not alone.machine._recall.owes(alone.state)
 
 
 def test_a_vote_with_an_unreadable_lock_is_not_cast_but_asked_for_again() -> None:
@@ -329,7 +329,7 @@ def test_a_vote_with_an_unreadable_lock_is_not_cast_but_asked_for_again() -> Non
     with refused("manifest 9, which is not known here"):
         alone.hears("d", pb.Remembered(round=1, vote=vote, lock=unknown))
     assert (alone.state.vote, alone.promised) == (vote, 5)
-    assert not alone.machine._owes(alone.state)
+    assert not alone.machine._recall.owes(alone.state)
     newer = replace(alone.stage.manifest, version=2)
     effects = alone.takes(do.ManifestChanged(newer))
     assert {send.to for send in sent(effects, pb.Recall)} == set("bcd"), "it may be read now"
@@ -366,7 +366,7 @@ def test_what_an_old_promise_has_named_is_not_hidden_by_a_newer_one() -> None:
         bare = pb.Promised(promise=old.promise)
         alone.hears("d", pb.Remembered(round=1, promise=bare))
         alone.hears("c", pb.Remembered(round=1, promise=ours))
-        assert alone.machine._owes(alone.state) == bool(attempt)
+        assert alone.machine._recall.owes(alone.state) == bool(attempt)
 
 
 def test_a_site_states_nothing_in_an_attempt_that_it_is_told_it_was_in() -> None:
@@ -388,10 +388,10 @@ def test_integers_of_before_a_start_are_stated_by_who_knows_it_stated_them() -> 
     alone.takes(do.Situation(100, willing=True))
     alone.begins()
     alone.at_attempt(5)
-    assert alone.machine._since == 0
+    assert alone.machine._recall.since == 0
     alone.restarts()
     alone.at_attempt(6)
-    assert alone.machine._since == 6
+    assert alone.machine._recall.since == 6
     first = alone.stage.statement(attempt=1)
     again = alone.everybody(6, stated=first)
     alone.hears("d", again.message)
@@ -503,12 +503,12 @@ def test_a_site_signs_nothing_before_it_has_asked_what_it_has_said() -> None:
     assert not sent(effects, pb.Promised)
     machine.step(do.MessageReceived("b", pb.Remembered(round=1)), 0.6)
     machine.step(do.MessageReceived("b", pb.Remembered(round=1)), 0.6)
-    machine.step(do.Tick(), machine._pace.until)
+    machine.step(do.Tick(), machine._here.pace.until)
     assert machine.durable.promised == -1
-    told = machine._now
+    told = machine._here.now
     machine.step(do.MessageReceived("c", pb.Remembered(round=1)), told)
     waits = machine.next_wakeup() - told
-    assert 0 < waits <= max(GREETED_S, machine._timing.straggler(0) / 2), (
+    assert 0 < waits <= max(GREETED_S, machine._here.timing.straggler(0) / 2), (
         "d may have more to tell; not for long"
     )
     machine.step(do.MessageReceived("d", pb.Remembered(round=1)), told)

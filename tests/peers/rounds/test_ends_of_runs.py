@@ -126,7 +126,7 @@ def test_a_stopped_run_stays_stopped_when_others_that_did_so_are_expelled() -> N
     assert "e" not in alone.machine.manifest.enabled_ids
     for again in (wished(alone, "b", 1), wished(alone, "b", 1, less=True)):
         alone.hears("d", pb.RunWish(run=again))
-        assert not alone.machine._active
+        assert not alone.machine._here.active
 
 
 def test_a_run_put_aside_for_more_protection_does_not_come_back_behind_it() -> None:
@@ -140,11 +140,11 @@ def test_a_run_put_aside_for_more_protection_does_not_come_back_behind_it() -> N
     run = pb.Run.FromString(end.body)
     run.generation, run.run_id = 3, "c-end"
     alone.hears("c", pb.RunWish(run=sign(alone.stage.keys["c"], Kind.RUN, run)))
-    assert not alone.machine._active
+    assert not alone.machine._here.active
     alone.hears("d", pb.RunWish(run=weak))
-    assert not alone.machine._active
+    assert not alone.machine._here.active
     alone.hears("b", pb.RunWish(run=wished(alone, "b", 4, less=True)))
-    assert alone.machine._active, "what is asked for anew is taken"
+    assert alone.machine._here.active, "what is asked for anew is taken"
 
 
 def test_a_person_whose_run_was_put_aside_may_ask_again() -> None:
@@ -215,7 +215,7 @@ def test_a_stop_ends_an_attempt_in_which_nothing_is_signed_and_no_other() -> Non
     for signs, anew in ((False, False), (True, False), (True, True)):
         world = federation()
         world.train("a", rounds=5)
-        while not any(name for name in "abcd" if world.site(name)._part is not None):
+        while not any(name for name in "abcd" if world.site(name)._here.part is not None):
             world.step()
         while signs and not all(disk.durable.state.statements for disk in world.disks.values()):
             world.step()
@@ -252,7 +252,7 @@ def test_a_run_and_what_it_began_end_when_who_asked_for_it_is_expelled(
     begun: bool,
 ) -> None:
     alone, bundle = of_one_who_leaves()
-    lead = alone.machine._ground.coordinator
+    lead = alone.machine._here.ground.coordinator
     if begun:
         alone.hears(lead, bundle)
     known = alone.stage.manifest
@@ -359,7 +359,7 @@ def test_a_stop_that_one_site_heard_ends_nothing_once_its_liar_is_expelled() -> 
     world.cut(between("de", "abc"))
     world.stop("e")
     world.run_for(30.0)
-    assert not world.site("d")._active
+    assert not world.site("d")._here.active
     expels(world, "e", parted=between("de", "abc"))
     world.run_for(50.0)
     world.crash("b")
@@ -394,7 +394,7 @@ def test_a_stop_ends_also_a_run_put_aside_by_others_and_refused_here() -> None:
             alone.hears(sender, pb.RunWish(run=weak))
     alone.takes(do.StopRequested("stop"))
     alone.hears("d", pb.RunWish(run=weak))
-    assert not alone.machine._active
+    assert not alone.machine._here.active
 
 
 def test_a_number_of_a_liars_that_few_have_heard_of_leaves_with_it() -> None:
@@ -412,7 +412,7 @@ def test_a_number_of_a_liars_that_few_have_heard_of_leaves_with_it() -> None:
 
 def under_way(alone: Alone) -> bool:
     """Whether a run is, for site a."""
-    return alone.machine._active
+    return alone.machine._here.active
 
 
 def test_a_stop_counts_again_once_its_site_is_let_in_again() -> None:
@@ -453,7 +453,7 @@ def test_what_is_trained_ends_also_with_what_a_site_is_told_late_of_itself() -> 
 def test_a_coordinator_whose_run_is_stopped_says_that_its_attempt_is_over() -> None:
     """Nobody should wait for what it does not do any more."""
     alone = taking_part()
-    while alone.machine._coordination is None:
+    while alone.machine._here.coordination is None:
         alone.goes_on()
     effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     said = [pb.Ended.FromString(one.body.ended.body) for one in sent(effects, pb.EndedAttempt)]
@@ -472,7 +472,7 @@ def test_behind_a_stop_a_version_that_may_be_committed_is_stated_again() -> None
     )
     alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     alone.hears("c", bundle)
-    assert alone.machine._bundle is not None
+    assert alone.machine._here.bundle is not None
 
 
 def test_who_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too() -> None:
@@ -489,7 +489,7 @@ def test_who_was_cut_off_hears_of_a_stop_though_a_later_run_is_over_too() -> Non
     world.run_for(200.0)
     world.heal(links)
     world.run_for(200.0)
-    assert not any(world.site(name)._active for name in "abcd")
+    assert not any(world.site(name)._here.active for name in "abcd")
 
 
 def test_a_stop_learned_beside_a_later_run_ends_what_was_begun_before_it() -> None:
@@ -549,4 +549,4 @@ def test_a_stop_counts_also_of_a_site_whose_own_run_was_put_aside() -> None:
         alone.hears(said.site, pb.RunWish(run=said))
         assert alone.machine.durable.signed_run == said
     alone.hears("c", pb.RunWish(run=wished(alone, "c", 9, target=0)))
-    assert not alone.machine._active
+    assert not alone.machine._here.active

@@ -84,7 +84,7 @@ def test_the_next_coordinator_can_not_pre_empt_the_attempt_under_way() -> None:
     assert alone.promised == 0
     bundle = alone.everybody(0)
     alone.hears("b", bundle.message)
-    assert alone.machine._part is not None, "attempt 0 goes on with a in it"
+    assert alone.machine._here.part is not None, "attempt 0 goes on with a in it"
 
 
 def test_repeating_itself_holds_no_attempt_up() -> None:
@@ -145,7 +145,7 @@ def test_who_has_left_an_attempt_is_not_brought_back_to_it_by_its_end() -> None:
     assert run is not None
     stop = runs.following(run, "c", FEDERATION, "stop", 0, run.plan)
     alone.hears("c", pb.RunWish(run=sign(alone.stage.keys["c"], Kind.RUN, stop)))
-    assert alone.machine._pace.idle
+    assert alone.machine._here.pace.idle
     ended = pb.Ended(federation_id=FEDERATION, round=1, attempt=0, reason="stopped")
     by = sign(alone.stage.keys["b"], Kind.ENDED, ended)
     assert alone.hears("d", pb.EndedAttempt(ended=by)) == []
@@ -248,7 +248,7 @@ def test_a_question_that_comes_late_does_not_make_it_forget_the_sum() -> None:
     bundle = alone.everybody(0)
     question = Known.of(alone.stage.statement_of(bundle, kind=pb.QUESTION, byzantine_sites=0))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alone.machine, "_check_statement", lambda _question: None)
+        patched.setattr(alone.machine._acceptor, "_check_statement", lambda _question: None)
         assert len(sent(alone.hears("b", alone.state_of(question)), pb.Stated)) == 1
     assert [one.body for one in alone.state.statements] == [known.raw, question.raw]
     other = Known.of(alone.stage.statement_of(bundle, sum_digest=b"2" * 32))
@@ -332,7 +332,7 @@ def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
     made = alone.stage.plan(bundle, 1)
     assert made.draw == known.message.plan.draw == 0
     alone.hears("c", bundle.message)
-    alone.machine._part = None
+    alone.machine._here.part = None
     less = Known.of(
         alone.stage.statement_of(bundle, 1, made=made, sites="bcd", exponents=EXPONENTS)
     )

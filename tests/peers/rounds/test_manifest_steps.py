@@ -251,7 +251,9 @@ def test_a_coordinator_that_has_not_heard_of_an_expulsion_is_left_behind() -> No
     world, lead, dealer = training(seed=3)
     out = others(world, lead, dealer)[-1]
     machine = world.site(lead)
-    while machine._coordination is None or out not in machine._coordination.contributors():
+    while (
+        machine._here.coordination is None or out not in machine._here.coordination.contributors()
+    ):
         world.step()
     for name in others(world, lead):
         expel(world, out, at=name)
@@ -268,7 +270,9 @@ def test_nobody_who_knows_signs_a_sum_with_an_expelled_sites_update() -> None:
     lead = coordinator(world, 2)
     out = others(world, lead, "a")[-1]
     machine = world.site(lead)
-    while machine._coordination is None or out not in machine._coordination.contributors():
+    while (
+        machine._here.coordination is None or out not in machine._here.coordination.contributors()
+    ):
         world.step()
     sites = tuple(replace(s, enabled=s.id != out) for s in world.manifest.sites)
     world.manifests[2] = FederationManifest("simulated", 2, sites, 0)
@@ -304,9 +308,9 @@ def test_an_expelled_site_that_coordinates_ends_its_part() -> None:
     until(world, "Bundle 1.0")
     expel(world, lead, at=lead)
     world.run_for(1)
-    assert world.site(lead)._coordination is None
-    assert world.site(lead)._part is None
-    assert world.site(lead)._pace.idle
+    assert world.site(lead)._here.coordination is None
+    assert world.site(lead)._here.part is None
+    assert world.site(lead)._here.pace.idle
 
 
 def test_a_site_that_is_enabled_again_takes_part_again() -> None:
@@ -354,7 +358,7 @@ def test_votes_of_the_old_list_and_of_the_new_are_not_counted_together() -> None
     until(world, ": Proven ")
     proven = next(
         e.body
-        for e in world.site(lead)._effects  # of its last step
+        for e in world.site(lead)._here.effects  # of its last step
         if isinstance(e, do.Send) and isinstance(e.body, pb.Proven)
     )
     away = others(world, lead)[-1]

@@ -107,7 +107,7 @@ class Town:
         machines = [self.world.site(site) for site in SITES]
         signed = [machine.durable.signed_run for machine in machines]
         return [
-            known.body if known is not None and machine._active else None
+            known.body if known is not None and machine._here.active else None
             for machine, known in zip(machines, signed, strict=True)
         ]
 

@@ -153,7 +153,8 @@ def test_a_run_that_is_stopped_while_sites_train_is_over_at_once() -> None:
     world = World(sites=3, seed=4)
     world.train("a", rounds=2)
     while not any(
-        m._coordination and m._coordination.phase == "train" for m in world.machines.values()
+        m._here.coordination and m._here.coordination.phase == "train"
+        for m in world.machines.values()
     ):
         world.step()
     world.stop("c")
@@ -168,13 +169,13 @@ def test_a_site_that_has_forgotten_the_round_is_not_waited_for() -> None:
     """It hears of the run again, and says that its part in the attempt is lost."""
     world = World(sites=4, seed=4, faulty_sites=1, min_participants=3)
     world.train("a", rounds=1)
-    while not (lead := world.site("b")._coordination) or lead.phase != "train":
+    while not (lead := world.site("b")._here.coordination) or lead.phase != "train":
         world.step()
     before = world.now
     world.crash("d")
     world.disks["d"].durable = do.Durable(0, GENESIS)
     world.start("d")
-    while world.site("b")._coordination is lead:
+    while world.site("b")._here.coordination is lead:
         world.step()
     assert world.now - before < TIMING.train_s / 2
     assert "1.0 committed" in world.text()
@@ -225,7 +226,7 @@ def test_a_sum_of_one_update_is_never_signed() -> None:
     world = World(sites=3, seed=1)
     world.train("a", rounds=1)
     lead = coordinator(world, 1)
-    while (leading := world.site(lead)._coordination) is None or leading._tally.known is None:
+    while (leading := world.site(lead)._here.coordination) is None or leading._tally.known is None:
         world.step()
     known = leading._tally.known
     lone = pb.Statement()

@@ -85,7 +85,7 @@ def test_a_run_numbered_out_of_reach_is_not_taken() -> None:
     over = wished(alone, "b", runs.FARTHEST + 1, target=0)
     alone.hears("b", pb.RunWish(run=alone.stage.run, over=over))
     assert alone.promised == 0
-    assert alone.machine._active
+    assert alone.machine._here.active
 
 
 def test_who_was_away_takes_the_run_that_more_sites_go_by_than_may_lie() -> None:
@@ -316,7 +316,7 @@ def test_a_promise_counts_though_the_run_beside_it_is_refused() -> None:
     weak = wished(alone, "d", 2, less=True)
     with refused("the run of d is not taken"):
         alone.hears("c", alone.prepare("c", 1, run=weak))
-    assert alone.machine._promises["c"].promise.attempt == 1
+    assert alone.machine._here.promises["c"].promise.attempt == 1
     with refused("the run of d is not taken"):
         alone.hears("c", alone.prepare("c", 0, round=2, run=weak))
     assert sent(alone.machine.wished, pb.Behind)

@@ -19,10 +19,14 @@ from peers.attempts import effects as do
 from peers.attempts.ckks import KeyParticipant
 from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.participation import Opening
-from peers.rounds import attending, evidence, machine, protocol, runs
+from peers.rounds import acceptor, evidence, protocol, replica, runs
+from peers.rounds.acceptor import Acceptor
 from peers.rounds.adoption import Adoption
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.rounds.protocol import Protocol
+from peers.rounds.recall import Recall
+from peers.rounds.replica import Replica
+from peers.rounds.run_in_force import RunInForce
 from peers.wire import signing
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import parse
@@ -119,10 +123,10 @@ def _first(body: type) -> Callable[..., Any]:
     return step
 
 
-_persist = Protocol._persist
+_persist = Replica.persist
 
 
-def _persist_no_promise(self: Protocol, durable: do.Durable) -> None:
+def _persist_no_promise(self: Replica, durable: do.Durable) -> None:
     """A promise is kept in memory."""
     if durable.promised == self.durable.promised:
         _persist(self, durable)
@@ -137,37 +141,31 @@ def _commit_backwards(self: Protocol, commits: tuple[pb.Commit, ...]) -> None:
     body = commits[-1].certificate.body
     if body.round <= self.head_round:
         last = do.Durable(body.round, body.model_digest, signed_run=self.durable.signed_run)
-        self._persist(last)
+        self._here.persist(last)
         return
     _commit(self, commits)
 
 
-def _adopt_anything(
-    self: Adoption,
-    commit: pb.Commit,
-    _head: do.Durable,
-    _last: pb.Certificate | None,
-    everyone: tuple[str, ...],
-) -> list[do.Effect]:
+def _adopt_anything(self: Adoption, commit: pb.Commit) -> list[do.Effect]:
     self._waiting = (commit,)
-    return [do.FetchVersion(commit.certificate.body.model_digest, tuple(everyone))]
+    return [do.FetchVersion(commit.certificate.body.model_digest, self._here.manifest.enabled_ids)]
 
 
 # ---- promises and locks -------------------------------------------------------------
 
-_make_promise = Protocol._make_promise
+_make_promise = Acceptor.make_promise
 
 
-def _promise_without_lock(self: Protocol, *arguments: Any, **named: Any) -> pb.Promised:
-    kept = self.durable
+def _promise_without_lock(self: Acceptor, *arguments: Any, **named: Any) -> pb.Promised:
+    kept = self._here.durable
     state = pb.RoundState()
     state.CopyFrom(kept.state)
     state.ClearField("lock")
-    self.durable = replace(kept, state=state)
+    self._here.durable = replace(kept, state=state)
     try:
         return _make_promise(self, *arguments, **named)
     finally:
-        self.durable = kept
+        self._here.durable = kept
 
 
 def _no_lock(*_: object) -> None:
@@ -189,7 +187,7 @@ def _named_by_its_root(self: statement.HeldLock) -> pb.LockName:
     )
 
 
-def _keep_no_lock(self: Protocol, durable: do.Durable) -> None:
+def _keep_no_lock(self: Replica, durable: do.Durable) -> None:
     """A vote does not keep what it was cast for."""
     durable.state.ClearField("lock")
     _persist(self, durable)
@@ -201,17 +199,17 @@ def _farthest(promised: dict[str, int], _tolerated: int) -> int:
 
 # ---- statements -----------------------------------------------------------------------
 
-_on_state = Protocol._on_state
-_leave = Protocol._leave
+_on_state = Acceptor.on_state
+_leave = Replica.leave
 _left: dict[tuple[int, int, int], tuple[Any, ...]] = {}
 
 
-def _signs_anew(self: Protocol, attempt: int, *, question: bool = False) -> None:
+def _signs_anew(self: Acceptor, attempt: int, *, question: bool = False) -> None:
     """What was signed in an attempt is not looked up."""
 
 
 def _forgets_beside_a_question(
-    self: Protocol, signed: pb.Signed, known: statement.Known
+    self: Acceptor, signed: pb.Signed, known: statement.Known
 ) -> pb.RoundState:
     """A question begins the attempt anew."""
     state = _with_statement(self, signed, known)
@@ -220,34 +218,34 @@ def _forgets_beside_a_question(
     return state
 
 
-def _remember_what_is_left(self: Protocol) -> None:
-    if self._bundle is not None:
-        at = (id(self), self._ground.round, self._ground.attempt)
-        _left[at] = (self._ground, self._bundle, self._plan, self._part)
+def _remember_what_is_left(self: Replica) -> None:
+    if self.bundle is not None:
+        at = (id(self), self.ground.round, self.ground.attempt)
+        _left[at] = (self.ground, self.bundle, self.plan, self.part)
     _leave(self)
 
 
-def _sign_late(self: Protocol, sender: str, message: pb.State) -> None:
+def _sign_late(self: Acceptor, sender: str, message: pb.State) -> None:
     """What belongs to an earlier attempt is signed as if no later one were promised."""
-    left = _left.get((id(self), message.round, message.attempt))
-    if left is None or message.attempt >= self.durable.promised:
+    left = _left.get((id(self._here), message.round, message.attempt))
+    if left is None or message.attempt >= self._here.durable.promised:
         _on_state(self, sender, message)
         return
-    now = (self._ground, self._bundle, self._plan, self._part)
-    self._ground, self._bundle, self._plan, self._part = left
-    self._is_current = lambda *_: True  # type: ignore[method-assign]
+    now = (self._here.ground, self._here.bundle, self._here.plan, self._here.part)
+    self._here.ground, self._here.bundle, self._here.plan, self._here.part = left
+    self._here.is_current = lambda *_: True  # type: ignore[method-assign]
     try:
         _on_state(self, sender, message)
     finally:
-        self._ground, self._bundle, self._plan, self._part = now
-        del self._is_current
+        self._here.ground, self._here.bundle, self._here.plan, self._here.part = now
+        del self._here.is_current
 
 
-def _open_at_once(self: Protocol, sender: str, message: pb.State) -> None:
+def _open_at_once(self: Acceptor, sender: str, message: pb.State) -> None:
     """What the coordinator states is opened, whoever signs it."""
     _on_state(self, sender, message)
-    if self._part is not None and self._is_current(message.round, message.attempt):
-        self._emit(*self._part.certified(statement.Known.parse(message.statement)))
+    if self._here.part is not None and self._here.is_current(message.round, message.attempt):
+        self._here.emit(*self._here.part.certified(statement.Known.parse(message.statement)))
 
 
 def _sign_any_sum(known: statement.Known, ground: Any, digest: bytes, run: bytes, *_: Any) -> None:
@@ -272,7 +270,7 @@ def _never_repeated(*_: object) -> None:
 
 # ---- proofs and votes -------------------------------------------------------------------
 
-_on_proven, _vote = Protocol._on_proven, Protocol._vote
+_on_proven, _vote = Acceptor.on_proven, Acceptor.vote
 _voted = Tally.voted
 
 
@@ -287,40 +285,42 @@ def _believe_the_proof(
     return parse(pb.Applied, proof[0].body)
 
 
-def _vote_without_version(self: Protocol, sender: str, message: pb.Proven) -> None:
+def _vote_without_version(self: Acceptor, sender: str, message: pb.Proven) -> None:
     _on_proven(self, sender, message)
-    if self._pending is not None:
-        pending, self._pending = self._pending, None
-        self._vote(pending)
+    if self._here.pending is not None:
+        pending, self._here.pending = self._here.pending, None
+        self.vote(pending)
 
 
-def _prove_below_promise(self: Protocol, sender: str, message: pb.Proven) -> None:
-    kept = self.durable
-    self.durable = replace(kept, promised=min(kept.promised, message.attempt))
+def _prove_below_promise(self: Acceptor, sender: str, message: pb.Proven) -> None:
+    kept = self._here.durable
+    self._here.durable = replace(kept, promised=min(kept.promised, message.attempt))
     try:
         _on_proven(self, sender, message)
     finally:
-        self.durable = kept
+        self._here.durable = kept
 
 
-def _vote_below_promise(self: Protocol, lock: statement.HeldLock) -> None:
-    kept = self.durable
+def _vote_below_promise(self: Acceptor, lock: statement.HeldLock) -> None:
+    kept = self._here.durable
     attempt = lock.latest.message.attempt
-    self.durable = replace(kept, promised=min(kept.promised, attempt))
+    self._here.durable = replace(kept, promised=min(kept.promised, attempt))
     try:
         _vote(self, lock)
     finally:
-        self.durable = replace(self.durable, promised=max(kept.promised, self.durable.promised))
+        self._here.durable = replace(
+            self._here.durable, promised=max(kept.promised, self._here.durable.promised)
+        )
 
 
-def _vote_and_promise_nothing(self: Protocol, lock: statement.HeldLock) -> None:
-    before = self.durable.promised
-    start = len(self._effects)
+def _vote_and_promise_nothing(self: Acceptor, lock: statement.HeldLock) -> None:
+    before = self._here.durable.promised
+    start = len(self._here.effects)
     _vote(self, lock)
-    self.durable = replace(self.durable, promised=before)
-    for at, effect in enumerate(self._effects[start:], start):
+    self._here.durable = replace(self._here.durable, promised=before)
+    for at, effect in enumerate(self._here.effects[start:], start):
         if isinstance(effect, do.Persist):
-            self._effects[at] = do.Persist(replace(effect.durable, promised=before))
+            self._here.effects[at] = do.Persist(replace(effect.durable, promised=before))
 
 
 def _count_every_vote(self: Tally, vote: pb.Vote, own: str) -> list[pb.Vote]:
@@ -394,29 +394,29 @@ BUGS = (
     Bug("vote before persist", "persisted before it is said", 20, (
         (Protocol, "step", _first(pb.Vote)),)),
     Bug("promise in memory", "before it was persisted|has not persisted", 20, (
-        (Protocol, "_persist", _persist_no_promise),)),
+        (Replica, "persist", _persist_no_promise),)),
     Bug("go back to an older head", "never goes back|taken back", 200, (
         (Protocol, "_commit", _commit_backwards), (Adoption, "committed", _adopt_anything))),
     # Promises and locks.
     Bug("hide the lock", "hides the lock", 200, (
-        (Protocol, "_make_promise", _promise_without_lock),)),
+        (Acceptor, "make_promise", _promise_without_lock),)),
     Bug("hide the lock: a fork", "two versions of round", 1000, (
-        (Protocol, "_make_promise", _promise_without_lock),
+        (Acceptor, "make_promise", _promise_without_lock),
         *_blind("_hides_no_lock", "_over_the_highest_lock", "_made_again"))),
     Bug("vote without a lock", "without the lock", 20, (
-        (Protocol, "_persist", _keep_no_lock),)),
+        (Replica, "persist", _keep_no_lock),)),
     Bug("a new sum over a lock", "over the lock", 200, (
         (bundle, "_lock_of", _no_lock),)),
     Bug("a new sum over a lock: a fork", "two versions of round", 1000, (
         (bundle, "_lock_of", _no_lock), *_blind("_over_the_highest_lock", "_made_again"))),
     Bug("jump on one promise", "ran away", 50, (
-        (machine, "reached", _farthest),), draw_with_liar),
+        (replica, "reached", _farthest),), draw_with_liar),
     # Statements.
     Bug("sign after a later promise", "signs below its promise|signs two statements", 500, (
-        (Protocol, "_leave", _remember_what_is_left), (Protocol, "_on_state", _sign_late)),
+        (Replica, "leave", _remember_what_is_left), (Acceptor, "on_state", _sign_late)),
         draw_with_liar),
     Bug("open before the certificate", "opens what no quorum signed", 20, (
-        (Protocol, "_on_state", _open_at_once),)),
+        (Acceptor, "on_state", _open_at_once),)),
     Bug("decrypt a sum of too few", "a sum of . updates", 200, (
         (bundle, "needed_contributors", _two_contribute),
         (participation, "needed_contributors", _two_contribute),
@@ -433,10 +433,10 @@ BUGS = (
     Bug("a proof by nobody", "no honest site has made", 300, (
         (statement, "read_proof", _believe_the_proof),), draw_with_liar),
     Bug("vote for what is not here", "on my disk", 20, (
-        (Protocol, "_on_proven", _vote_without_version),)),
+        (Acceptor, "on_proven", _vote_without_version),)),
     Bug("vote below the promise", "breaks its promise|taken back", 500, (
-        (Protocol, "_on_proven", _prove_below_promise),
-        (Protocol, "_vote", _vote_below_promise))),
+        (Acceptor, "on_proven", _prove_below_promise),
+        (Acceptor, "vote", _vote_below_promise))),
     Bug("count a vote twice", "a vote counts twice", 100, (
         (Tally, "voted", _count_every_vote), _UNVERIFIED)),
     Bug("commit with too few votes", "certified by too few", 20, (
@@ -448,7 +448,7 @@ BUGS = (
         (Opening, "begin", _apply_unproven),)),
     # Runs, ends, evidence, manifests.
     Bug("anybody ends an attempt", "ends an attempt", 100, (
-        _deaf(attending, "that it does not run"),), draw_with_liar),
+        _deaf(acceptor, "that it does not run"),), draw_with_liar),
     Bug("believe any evidence", "accuses", 50, (
         (evidence, "check_evidence", _believe_evidence),), draw_with_liar),
     Bug("a run that weakens", "takes over a run", 300, (
@@ -456,7 +456,7 @@ BUGS = (
     Bug("what was stopped begins again", "takes up ", 300, (
         (runs, "last_of_each", _none),), draw_with_liar),
     Bug("a promise outlives its run", "by no run that is in force", 300, (
-        (Protocol, "_is_of_another_run", _never), (Protocol, "_drop", Protocol._leave)),
+        (Acceptor, "_is_of_another_run", _never), (Replica, "drop", Replica.leave)),
         draw_with_liar),
 )  # fmt: skip
 
@@ -475,31 +475,31 @@ def _restated_by_anybody(
     return _read_certificate(certificate, keys, manifest_of, past=past)
 
 
-def _vote_again(self: Protocol, lock: statement.HeldLock) -> None:
-    kept = self.durable
+def _vote_again(self: Acceptor, lock: statement.HeldLock) -> None:
+    kept = self._here.durable
     state = pb.RoundState()
     state.CopyFrom(kept.state)
     state.ClearField("vote")
-    self.durable = replace(kept, state=state)
+    self._here.durable = replace(kept, state=state)
     _vote(self, lock)
 
 
-_with_statement = Protocol._with_statement
-_take_promise = Protocol._take_promise
+_with_statement = Acceptor._with_statement
+_take_promise = Recall._take_promise
 
 
 def _take_a_bare_promise(
-    self: Protocol, state: pb.RoundState, sender: str, told: pb.Promised
+    self: Recall, state: pb.RoundState, sender: str, told: pb.Promised
 ) -> list[tuple[int, str]]:
     """Of what a site has promised it is told the attempt alone."""
     return _take_promise(self, state, sender, pb.Promised(promise=told.promise))
 
 
-def _ask_while_asking(self: Protocol) -> None:
+def _ask_while_asking(self: Recall) -> None:
     """Who has been told once is told enough."""
-    self._since = 0
-    if self._recalling:
-        self._ask()
+    self.since = 0
+    if self.waits:
+        self.ask()
 
 
 _of_round = ManifestInForce.of_round
@@ -511,15 +511,15 @@ def _no_older(self: ManifestInForce, version: int) -> FederationManifest | None:
     return None if base is not None and version < base.version else _of_round(self, version)
 
 
-_tell_others = Protocol._tell_others
+_tell_others = Replica.tell_others
 
 
-def _tell_no_end(self: Protocol, *bodies: do.Body) -> None:
+def _tell_no_end(self: Replica, *bodies: do.Body) -> None:
     """That its coordinator has ended an attempt is that coordinator's to say."""
     _tell_others(self, *(body for body in bodies if not isinstance(body, pb.EndedAttempt)))
 
 
-def _always(_self: Protocol) -> bool:
+def _always(_self: Replica) -> bool:
     return True
 
 
@@ -528,19 +528,19 @@ _on_prepare = Protocol._on_prepare
 
 def _give_up(self: Protocol, sender: str, _message: pb.Ahead) -> None:
     """An attempt is over when somebody says that its round is."""
-    self._fail_attempt(f"{sender} is ahead")
+    self._synchronizer.fail(f"{sender} is ahead")
 
 
 def _enter_what_is_prepared(self: Protocol, sender: str, message: pb.Prepare) -> None:
     """The attempt with the higher number is the one to be in."""
     _on_prepare(self, sender, message)
-    if message.round == self._round and message.attempt > self.durable.promised:
-        self._enter(message.attempt)
+    if message.round == self._here.round and message.attempt > self.durable.promised:
+        self._synchronizer.enter(message.attempt)
 
 
 UNCERTIFIED: tuple[Plant, ...] = (
     (statement, "read_certificate", _restated_by_anybody),
-    (attending, "read_certificate", _restated_by_anybody),
+    (acceptor, "read_certificate", _restated_by_anybody),
 )
 MAJORITY: tuple[Plant, ...] = (
     (FederationManifest, "quorum", property(_majority)),
@@ -549,20 +549,20 @@ ANY_LOCK: tuple[Plant, ...] = ((bundle, "_lock_of", _any_lock),)
 BY_ITS_ROOT: tuple[Plant, ...] = ((statement.HeldLock, "name", property(_named_by_its_root)),)
 BY_ITS_ROOT_UNSEEN: tuple[Plant, ...] = (
     *BY_ITS_ROOT, *_blind("_hides_no_lock", "_over_the_highest_lock"))  # fmt: skip
-TWO_VOTES: tuple[Plant, ...] = (*UNCERTIFIED, (Protocol, "_vote", _vote_again))
-NO_PROMISE: tuple[Plant, ...] = ((Protocol, "_vote", _vote_and_promise_nothing),)
+TWO_VOTES: tuple[Plant, ...] = (*UNCERTIFIED, (Acceptor, "vote", _vote_again))
+NO_PROMISE: tuple[Plant, ...] = ((Acceptor, "vote", _vote_and_promise_nothing),)
 AS_TOLD: tuple[Plant, ...] = ((bundle, "clipped", _as_told),)
-TWO_STATEMENTS: tuple[Plant, ...] = ((Protocol, "_stated_in", _signs_anew),)
-QUESTION_FIRST: tuple[Plant, ...] = ((Protocol, "_with_statement", _forgets_beside_a_question),)
+TWO_STATEMENTS: tuple[Plant, ...] = ((Acceptor, "_stated_in", _signs_anew),)
+QUESTION_FIRST: tuple[Plant, ...] = ((Acceptor, "_with_statement", _forgets_beside_a_question),)
 BARE_PROMISE: tuple[Plant, ...] = (
-    (Protocol, "_take_promise", _take_a_bare_promise),
-    (Protocol, "_take_lock", lambda *_: []),
-    (Protocol, "_owes", lambda *_: False))  # fmt: skip
-ASKED_ONCE: tuple[Plant, ...] = ((Protocol, "_ask_again", _ask_while_asking),)
+    (Recall, "_take_promise", _take_a_bare_promise),
+    (Recall, "_take_lock", lambda *_: []),
+    (Recall, "owes", lambda *_: False))  # fmt: skip
+ASKED_ONCE: tuple[Plant, ...] = ((Recall, "new_round", _ask_while_asking),)
 NEWEST_BASE: tuple[Plant, ...] = (
     (ManifestInForce, "began_under", _nothing),
     (ManifestInForce, "of_round", _no_older))  # fmt: skip
-ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Protocol, "_check_difference", _nothing),)
+ANOTHER_DIFFERENCE: tuple[Plant, ...] = ((Acceptor, "_check_difference", _nothing),)
 ANYBODY: tuple[Plant, ...] = ((participation, "_check_who", _nothing),)
 SOMETHING_ELSE: tuple[Plant, ...] = (_deaf(statement, "made for something else"),)
 ITS_OWN_PLAN: tuple[Plant, ...] = (
@@ -574,20 +574,20 @@ ANOTHER_SUM: tuple[Plant, ...] = (
     *ANOTHER_DIFFERENCE, (participation, "_check_who", _nothing),
     *_blind("_hides_each"))  # fmt: skip
 UNPROVEN: tuple[Plant, ...] = ((Opening, "begin", _apply_unproven),)
-FARTHEST: tuple[Plant, ...] = ((machine, "reached", _farthest), *_blind("_not_ahead"))
+FARTHEST: tuple[Plant, ...] = ((replica, "reached", _farthest), *_blind("_not_ahead"))
 AS_SAID: tuple[Plant, ...] = (
     _deaf(protocol, "brings what another site applied"),
     (protocol, "read", _read_unsigned))  # fmt: skip
 BELIEVE_AHEAD: tuple[Plant, ...] = ((Protocol, "_on_ahead", _give_up),)
 BELIEVE_CERTIFICATES: tuple[Plant, ...] = (_UNVERIFIED,)
-WAITS_FOR_NOBODY: tuple[Plant, ...] = ((machine.Machine, "_has_quorum", property(_always)),)
-ENDS_FOR_ITSELF: tuple[Plant, ...] = ((Protocol, "_tell_others", _tell_no_end),)
+WAITS_FOR_NOBODY: tuple[Plant, ...] = ((Replica, "has_quorum", property(_always)),)
+ENDS_FOR_ITSELF: tuple[Plant, ...] = ((Replica, "tell_others", _tell_no_end),)
 ENTER_WHEN_PREPARED: tuple[Plant, ...] = (
     (Protocol, "_on_prepare", _enter_what_is_prepared), *_blind("_not_ahead"))  # fmt: skip
 WEAKER: tuple[Plant, ...] = ((runs, "weakens", _no_weakening),)
 NOTHING_IS_OVER: tuple[Plant, ...] = (
     (runs, "last_of_each", _none),
-    (Protocol, "_usual", property(lambda _self: 0)),  # a stop is not numbered above what was told
+    (RunInForce, "usual", property(lambda _self: 0)),  # a stop is not numbered above what was told
     *_blind("_stays_over"),
 )
 

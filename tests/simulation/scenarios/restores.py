@@ -122,7 +122,7 @@ def a_copy_of_the_round_before() -> None:
     script.start("d")
     script.start("a")
     script.tell(LIAR, "a", pb.Remembered(round=1))
-    script.until(lambda: not script.site("a")._recalling)
+    script.until(lambda: not script.site("a")._recall.waits)
     script.passes = _tells_nothing
     script.start(LIAR)
     script.until(lambda: script.disks["a"].durable.head_round == 2, 1_000.0)

@@ -79,9 +79,10 @@ def _summed(script: Script) -> Known:
         states(sender, to, body) and not (sender == LIAR and _kind(body) == pb.SUM)
     )
     script.until(
-        lambda: lead._coordination is not None and lead._coordination.phase == "state", 5_000.0
+        lambda: lead._here.coordination is not None and lead._here.coordination.phase == "state",
+        5_000.0,
     )
-    coordination = lead._coordination
+    coordination = lead._here.coordination
     known = coordination._tally.known if coordination is not None else None
     if known is None:
         raise LookupError("the script has gone another way")
@@ -234,7 +235,7 @@ def contribution_of_another_attempt() -> None:
 
 def _contributed(script: Script) -> pb.Signed | None:
     """What d has signed of its update in the attempt that it is in."""
-    part = script.site("d")._part
+    part = script.site("d")._here.part
     return part._contribution if part is not None else None
 
 
@@ -397,7 +398,9 @@ def says_a_stopped_run_again() -> None:
     script.run_for(600.0)
     for site in script.honest:
         run = script.machines[site].run
-        stopped = run is not None and run.requested_by == "a" and not script.machines[site]._active
+        stopped = (
+            run is not None and run.requested_by == "a" and not script.machines[site]._here.active
+        )
         claim(stopped, "a run that a person has stopped goes on")
 
 

@@ -290,7 +290,7 @@ def prove_to_one_who_promised_nothing() -> None:
     lock = script.lock("b")
     if lock is None or script.disks["d"].durable.promised >= 0:
         raise LookupError("the script has gone another way")
-    script.until(lambda: not script.site("d")._recalling)
+    script.until(lambda: not script.site("d")._recall.waits)
     script.passes = among(*"abcd")
     script.tell(LIAR, "d", pb.Proven(round=1, attempt=0, lock=lock.message))
     script.passes = nothing

@@ -16,13 +16,15 @@ from functools import partial
 
 from peers.attempts import effects as do
 from peers.attempts.statement import HeldLock, Known, read_lock
-from peers.rounds.machine import LATER_THAN_ANY
+from peers.rounds.replica import Replica
 from peers.rounds.run_in_force import RunInForce
 from peers.wire.certificates import CertificateError, vote_payload
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import MANIFESTS_A_ROUND
 from peers.wire.signing import Kind, must_be, name_of, read, signature_of
 from proto import federation_pb2 as pb
+
+LATER_THAN_ANY = 2**64  # attempt
 
 # On a busy machine the last of three honest peers answered 0.65 s behind the second.
 GREETED_S = 1.0
@@ -33,41 +35,67 @@ FORGOTTEN = (
 )
 
 
-class Recalling(RunInForce):
-    """What a site says, and takes for its own, about the round under way after a start."""
+class Recall:
+    """What a site says, and takes for its own, about the round under way after a start.
 
-    def _of_round(self, known: Known) -> bool:
-        return self._manifests.of_round(known.message.manifest_version) is not None
+    ``since``: the first attempt of which it knows all that it has signed. ``until``: when it
+    goes on without those who have not answered.
+    """
+
+    def __init__(self, here: Replica, in_force: RunInForce) -> None:
+        self._here = here
+        self._in_force = in_force
+        self.asks = True  # in each round, until in one of them every peer has answered
+        self.since = LATER_THAN_ANY
+        self.until = math.inf
+        self._told_by: set[str] = set()  # who has answered in the round under way
+        self._waiting: set[str] = set()
+        self._unanswered: set[str] = set()  # who may answer yet, later than that
+        self._ahead: set[str] = set()  # who has said that it is in a later round
 
     @property
-    def _held_lock(self) -> HeldLock | None:
+    def waits(self) -> bool:
+        """Whether peers are yet to tell: nothing is signed before."""
+        return bool(self._waiting)
+
+    def of_round(self, known: Known) -> bool:
+        """Whether it may count in the round under way, by its manifest."""
+        return self._here.manifests.of_round(known.message.manifest_version) is not None
+
+    @property
+    def held_lock(self) -> HeldLock | None:
+        """The lock that this site holds in the round under way, read."""
         lock = self._kept_lock
-        return read_lock(lock, self._keys, self._manifests.of_round) if lock is not None else None
+        return (
+            read_lock(lock, self._here.keys, self._here.manifests.of_round)
+            if lock is not None
+            else None
+        )
 
     @property
     def _kept_lock(self) -> pb.Lock | None:
-        return self._lock_in(self.durable.state)
+        return self._lock_in(self._here.durable.state)
 
     def _lock_in(self, state: pb.RoundState) -> pb.Lock | None:
         """What an older manifest allowed that was left behind before the first round is void."""
         lock = state.lock
         said = [one for one in (lock.certificate.statement, lock.root) if one]
-        counts = said and all(self._of_round(Known.parse(one)) for one in said)
+        counts = said and all(self.of_round(Known.parse(one)) for one in said)
         return lock if counts else None
 
-    def _owes(self, state: pb.RoundState) -> bool:
+    def owes(self, state: pb.RoundState) -> bool:
         """Whether we have named what we do not have: our next promise would hide it."""
         if self._lacks_manifest(state) or state.unread:
             return True  # what that was can't be read yet
         locked, stated = self._locked_in(state) + 1, stated_last(state) + 1
         return locked < state.lock_named or stated < state.sum_named
 
-    def _what_it_lacks(self) -> str:
+    def what_it_lacks(self) -> str:
         """For people, where this site owes something."""
-        state = self.durable.state
+        state = self._here.durable.state
         if not self._lacks_manifest(state):
             return FORGOTTEN
-        lacked = ", ".join(str(v) for v in state.signed_under if self._manifests.lacks(v))
+        lacked = ", ".join(str(v) for v in state.signed_under if self._here.manifests.lacks(v))
         return (
             f"this site's state went back behind manifest {lacked}, under which it has signed in "
             "this round: it stands still until that one is here (SIGHUP), or the round is committed"
@@ -75,63 +103,67 @@ class Recalling(RunInForce):
 
     def _lacks_manifest(self, state: pb.RoundState) -> bool:
         """Whether we have signed something under one that our state, put back, does not have."""
-        return any(self._manifests.lacks(version) for version in state.signed_under)
+        return any(self._here.manifests.lacks(version) for version in state.signed_under)
 
     def _locked_in(self, state: pb.RoundState) -> int:
         """The attempt of the lock that counts; -1: there is none."""
         lock = self._lock_in(state)
         return certified_in(lock) if lock is not None else -1
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
         """Ask every peer what we have signed in this round, if there are peers to ask."""
-        peers = self._others
-        if peers and self.site in self.manifest.enabled_ids:
+        here = self._here
+        peers = here.others
+        if peers and here.site in here.manifest.enabled_ids:
             self._recall(peers)
 
-    def _ask_again(self) -> None:
+    def new_round(self) -> None:
         """Another round begins: its disk, put back, may be of a round that comes later yet."""
         self._told_by.clear()
         self._unanswered.clear()
-        self._recalling.clear()
+        self._waiting.clear()
         self._ahead.clear()
-        self._recall_until = math.inf
-        self._since = LATER_THAN_ANY if self._asks else 0
-        if self._asks:
-            self._ask()
+        self.until = math.inf
+        self.since = LATER_THAN_ANY if self.asks else 0
+        if self.asks:
+            self.ask()
 
     def _recall(self, peers: Iterable[str]) -> None:
         """Ask what we have said in this round; sign nothing before enough have answered."""
-        self._recalling = set(peers)
-        self._unanswered = set(self._recalling)
+        here = self._here
+        self._waiting = set(peers)
+        self._unanswered = set(self._waiting)
         self._ahead.clear()
-        self._recall_until = self._now + self._timing.phase(0)
-        request = pb.Recall(round=self._round)
-        self._emit(*(do.Send(peer, request) for peer in sorted(self._recalling)))
+        self.until = here.now + here.timing.phase(0)
+        request = pb.Recall(round=here.round)
+        here.emit(*(do.Send(peer, request) for peer in sorted(self._waiting)))
 
-    def _on_recall(self, sender: str, message: pb.Recall) -> None:
+    def on_recall(self, sender: str, message: pb.Recall) -> None:
         """A site that starts asks what it has said; whoever is asked asks back, if it must."""
-        answer = pb.Remembered(round=max(message.round, self._round))
-        if answer.round == self._round:
+        here = self._here
+        answer = pb.Remembered(round=max(message.round, here.round))
+        if answer.round == here.round:
             self._remember(sender, answer)
-        self._emit(do.Send(sender, answer))
-        if self.durable.signed_run is not None:
+        here.emit(do.Send(sender, answer))
+        if here.durable.signed_run is not None:
             # What it has missed of runs, or forgotten: one that was stopped it would begin again.
-            self._emit(do.Send(sender, self.wish))
+            here.emit(do.Send(sender, self._in_force.wish))
         if sender in self._unanswered:
-            self._emit(do.Send(sender, pb.Recall(round=self._round)))
+            here.emit(do.Send(sender, pb.Recall(round=here.round)))
 
     def _remember(self, site: str, answer: pb.Remembered) -> None:
         """All that this site has signed in this round, as far as we know."""
-        promised, promise = self._promises.get(site), self._heard.latest_promise(site)
-        statement = self._heard.latest_statement(site)
-        question = self._heard.latest_statement(site, question=True)
-        vote = self._heard.latest_vote(site)
+        here = self._here
+        promised, promise = here.promises.get(site), here.heard.latest_promise(site)
+        statement = here.heard.latest_statement(site)
+        question = here.heard.latest_statement(site, question=True)
+        vote = here.heard.latest_vote(site)
         if promised is not None and promised.message.promise == promise:
             answer.promise.CopyFrom(promised.message)
         elif promise is not None:  # of a bundle, which shows of all that they name the highest
             answer.promise.promise.CopyFrom(promise)
             named = pb.Promise.FromString(promise.body)
-            stated = self._heard.statement(site, self._round, named.stated.attempt)
+            stated = here.heard.statement(site, here.round, named.stated.attempt)
             if named.HasField("stated") and stated is not None:
                 answer.promise.stated.CopyFrom(stated)
         if statement is not None:
@@ -141,50 +173,51 @@ class Recalling(RunInForce):
         if vote is not None:
             answer.vote.CopyFrom(vote)
         # Its vote may be here before the version that we are to vote for.
-        locks = [self._kept_lock, self._pending.message if self._pending else None]
-        locks.append(self._bundle.lock.message if self._bundle and self._bundle.lock else None)
-        locks += [one.lock.message for one in self._promises.values() if one.lock]
+        locks = [self._kept_lock, here.pending.message if here.pending else None]
+        locks.append(here.bundle.lock.message if here.bundle and here.bundle.lock else None)
+        locks += [one.lock.message for one in here.promises.values() if one.lock]
         if known := [lock for lock in locks if lock is not None]:
             highest = max(known, key=certified_in)
             if highest != answer.promise.lock:
                 answer.lock.CopyFrom(highest)
 
-    def _on_remembered(self, sender: str, message: pb.Remembered) -> None:
+    def on_remembered(self, sender: str, message: pb.Remembered) -> None:
         """What we have signed and do not know any more is our state again."""
-        if message.round > self._round and sender in self._unanswered:
+        here = self._here
+        if message.round > here.round and sender in self._unanswered:
             self._ahead.add(sender)
-            self._emit(do.FetchCertificates(sender, self.head_round))
+            here.emit(do.FetchCertificates(sender, here.head_round))
             return
-        if message.round != self._round or sender not in self._unanswered:
+        if message.round != here.round or sender not in self._unanswered:
             return  # an answer to what we asked before we caught up, or to nothing
         self._unanswered.discard(sender)  # believed once, also where it is refused
         self._take_back(sender, message)
         self._told_by.add(sender)
-        self._asks = self._asks and not self._told_by >= set(self._others)
-        self._recalling.discard(sender)
-        others = len(self.manifest.enabled_ids) - 1
-        if not self._recalling:
+        self.asks = self.asks and not self._told_by >= set(here.others)
+        self._waiting.discard(sender)
+        others = len(here.manifest.enabled_ids) - 1
+        if not self._waiting:
             self._recalled()
-        elif len(self._recalling) <= others - (self.manifest.quorum - 1):
+        elif len(self._waiting) <= others - (here.manifest.quorum - 1):
             # Of those who have answered all but one may know nothing, and that one lie. Half
             # of what a coordinator waits for the last promises: we are to be among them. But
             # peers that greet one another again take a moment, whatever the deadlines are.
-            moment = max(GREETED_S, self._timing.straggler(0) / 2)
-            self._recall_until = min(self._recall_until, self._now + moment)
+            moment = max(GREETED_S, here.timing.straggler(0) / 2)
+            self.until = min(self.until, here.now + moment)
 
-    def _recall_over(self) -> None:
+    def time_is_up(self) -> None:
         """Some have not answered in time."""
-        if len(self._ahead) > self.manifest.tolerated:
-            self._recall(self._recalling)  # we are behind, as an honest site says
+        if len(self._ahead) > self._here.manifest.tolerated:
+            self._recall(self._waiting)  # we are behind, as an honest site says
         else:
             self._recalled()
 
     def _recalled(self) -> None:
         """Peers have told us, or had the time to."""
-        self._recalling.clear()
+        self._waiting.clear()
         self._ahead.clear()
-        self._recall_until = math.inf
-        self._pace.told(self._now)  # an attempt that waits for us waits a moment, no more
+        self.until = math.inf
+        self._here.pace.told(self._here.now)  # an attempt that waits for us waits a moment, no more
 
     def _take_back(self, sender: str, message: pb.Remembered) -> None:
         """Each by its own attempt: what is newer than what we have counts, and alone.
@@ -192,9 +225,10 @@ class Recalling(RunInForce):
         What can't be read keeps nothing else away: a lock may be of a manifest that our
         state, put back, does not have yet. What it is named by counts then, and we owe it.
         """
+        here = self._here
         answers: list[tuple[int, str]] = []
         state = pb.RoundState()
-        state.CopyFrom(self.durable.state)
+        state.CopyFrom(here.durable.state)
         refused: Exception | None = None
         shown = message.promise
         takes: list[Callable[[], list[tuple[int, str]]]] = [
@@ -212,23 +246,23 @@ class Recalling(RunInForce):
             except (RemoteProtocolError, CertificateError) as error:
                 refused = error
         self._keep_unread(state, sender, message, refused=refused is not None)
-        if _is_hidden(self.durable.state, state):
+        if _is_hidden(here.durable.state, state):
             # The attempt under way goes by a promise that does not tell: we do nothing in it.
             answers.append(
-                (self.durable.promised + 1, "named a lock or a sum in an earlier promise")
+                (here.durable.promised + 1, "named a lock or a sum in an earlier promise")
             )
         attempts = [attempt for attempt, _ in answers]
-        promised = max([self.durable.promised, self._locked_in(state), *attempts])
+        promised = max([here.durable.promised, self._locked_in(state), *attempts])
         self._make_whole(state, promised)
-        if answers or promised > self.durable.promised:
-            self._drop()
-            self._ground = self._ground_of(promised)
-            self._since = max(self._since, promised + 1)
-            self._pace.restarted(self._now)  # nobody should wait for our part in it
-        if state != self.durable.state or promised > self.durable.promised:
-            self._persist(replace(self.durable, promised=promised, state=state))
+        if answers or promised > here.durable.promised:
+            here.drop()
+            here.ground = here.ground_of(promised)
+            self.since = max(self.since, promised + 1)
+            here.pace.restarted(here.now)  # nobody should wait for our part in it
+        if state != here.durable.state or promised > here.durable.promised:
+            here.persist(replace(here.durable, promised=promised, state=state))
         if answers:
-            self._emit(do.WentBack(self._round, sender, max(answers, key=lambda one: one[0])[1]))
+            here.emit(do.WentBack(here.round, sender, max(answers, key=lambda one: one[0])[1]))
         if refused is not None:
             raise refused
 
@@ -248,13 +282,15 @@ class Recalling(RunInForce):
         del state.unread[:]
         state.unread.extend(entries)
 
-    def _read_again(self) -> None:
+    def read_again(self) -> None:
         """Another manifest is here: what could not be read without it may be read now."""
-        for one in list(self.durable.state.unread):  # kept again, where it lacks another one still
+        for one in list(
+            self._here.durable.state.unread
+        ):  # kept again, where it lacks another one still
             try:
                 self._take_back(one.site, one.remembered)
             except (RemoteProtocolError, CertificateError) as error:
-                self._progress("waiting", message=f"of what {one.site} remembers: {error}")
+                self._here.progress("waiting", message=f"of what {one.site} remembers: {error}")
 
     def _make_whole(self, state: pb.RoundState, promised: int) -> None:
         """A promise that was told is repeated with what it names, or not at all."""
@@ -275,9 +311,10 @@ class Recalling(RunInForce):
 
     def _read(self, lock: pb.Lock) -> HeldLock | None:
         """None: there is none of this round, or it is of a manifest that is not here yet."""
+        here = self._here
         try:
-            lock_read = read_lock(lock, self._keys, self._manifests.of_round)
-            self._must_be_of_round(lock_read, self.site)
+            lock_read = read_lock(lock, here.keys, here.manifests.of_round)
+            self._must_be_of_round(lock_read, here.site)
         except (RemoteProtocolError, CertificateError):
             return None
         return lock_read
@@ -290,12 +327,13 @@ class Recalling(RunInForce):
         self, state: pb.RoundState, sender: str, answer: pb.Promised
     ) -> list[tuple[int, str]]:
         """What it names must not be hidden by our next one, however old it is."""
+        here = self._here
         if not answer.promise.ByteSize():
             return []
-        kind, manifest = Kind.PROMISE, self.manifest
-        promise = read(self._keys, kind, pb.Promise, answer.promise, manifest, past=True)
-        must_be(answer.promise.site == self.site, sender, "remembers another's promise")
-        if promise.round != self._round:
+        kind, manifest = Kind.PROMISE, here.manifest
+        promise = read(here.keys, kind, pb.Promise, answer.promise, manifest, past=True)
+        must_be(answer.promise.site == here.site, sender, "remembers another's promise")
+        if promise.round != here.round:
             return []
         if promise.HasField("lock"):
             state.lock_named = max(state.lock_named, promise.lock.attempt + 1)
@@ -304,8 +342,8 @@ class Recalling(RunInForce):
         _add_version(state, promise.manifest_version)
         if not state.began or promise.manifest_version < state.began:
             state.began = promise.manifest_version
-        self._manifests.began_under(promise.manifest_version)
-        promised, own = self.durable.promised, state.promise.promise.body
+        here.manifests.began_under(promise.manifest_version)
+        promised, own = here.durable.promised, state.promise.promise.body
         contradicts = promise.attempt == promised and answer.promise.body != own
         if promise.attempt < promised or (promise.attempt == promised and not contradicts):
             return []
@@ -316,16 +354,17 @@ class Recalling(RunInForce):
         self, state: pb.RoundState, sender: str, message: pb.Remembered
     ) -> list[tuple[int, str]]:
         """We vote no second time in its attempt; and owe its lock, where there is one."""
+        here = self._here
         if not message.HasField("vote"):
             return []
         vote, under = message.vote, message.vote.body.manifest_version
-        must_be(vote.site == self.site, sender, "remembers another's vote")
-        if self._manifests.lacks(under):  # that it was we who cast it can be seen
+        must_be(vote.site == here.site, sender, "remembers another's vote")
+        if here.manifests.lacks(under):  # that it was we who cast it can be seen
             payload = vote_payload(vote.body, vote.attempt)
-            self._keys.verify(payload, signature_of(vote), self.manifest, past=True)
+            here.keys.verify(payload, signature_of(vote), here.manifest, past=True)
         else:
-            self._verify_vote(vote)
-        if vote.body.round != self._round:
+            here.verification.vote(vote)
+        if vote.body.round != here.round:
             return []
         _add_version(state, under)
         # Read before it is owed: what is no lock, nobody could ever show.
@@ -343,7 +382,7 @@ class Recalling(RunInForce):
         """That which we have named or voted by, and lack; or a later one of anybody's."""
         if not answer.ByteSize():
             return []
-        lock = read_lock(answer, self._keys, self._manifests.of_round)
+        lock = read_lock(answer, self._here.keys, self._here.manifests.of_round)
         self._must_be_of_round(lock, sender)
         attempt = lock.name.attempt
         if self._locked_in(state) + 1 < state.lock_named <= attempt + 1:
@@ -354,25 +393,28 @@ class Recalling(RunInForce):
         latest = lock.latest.message
         named = (latest.round, latest.parent_digest)
         must_be(
-            named == (self._round, self.durable.head_digest), sender, "shows another round's lock"
+            named == (self._here.round, self._here.durable.head_digest),
+            sender,
+            "shows another round's lock",
         )
 
     def _take_statement(
         self, state: pb.RoundState, sender: str, signed: pb.Signed
     ) -> list[tuple[int, str]]:
+        here = self._here
         if not signed.ByteSize():
             return []
         kind = Kind.STATEMENT
-        statement = read(self._keys, kind, pb.Statement, signed, self.manifest, past=True)
-        must_be(signed.site == self.site, sender, "remembers another's statement")
-        if statement.round != self._round:
+        statement = read(here.keys, kind, pb.Statement, signed, here.manifest, past=True)
+        must_be(signed.site == here.site, sender, "remembers another's statement")
+        if statement.round != here.round:
             return []
         _add_version(state, statement.manifest_version)
         attempt = statement.attempt
         if statement.kind == pb.SUM and attempt > stated_last(state):
             state.stated.CopyFrom(signed)
         count_draw(state, Known.parse(signed.body))
-        newest = max([self.durable.promised, *map(attempt_of, state.statements)])
+        newest = max([here.durable.promised, *map(attempt_of, state.statements)])
         known = [one.body for one in state.statements]
         if signed.body in known or attempt < newest:
             return []

@@ -8,7 +8,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.statement import HeldLock, Known, value_of
-from peers.rounds.recalling import GREETED_S
+from peers.rounds.recall import GREETED_S
 from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import FederationManifest, ManifestSite
@@ -146,12 +146,12 @@ def test_a_promise_whose_sum_nobody_shows_is_not_repeated_either() -> None:
 def test_one_answer_less_than_a_quorum_is_waited_for_a_phase() -> None:
     """Of four, of which one may lie: of two that have answered one is honest, of one none."""
     alone = Alone(unheard="bcd")
-    whole = alone.machine._recall_until
+    whole = alone.machine._recall.until
     assert whole >= TIMING.phase(0)
     alone.hears("b", pb.Remembered(round=1))
-    assert alone.machine._recall_until == whole
+    assert alone.machine._recall.until == whole
     alone.hears("c", pb.Remembered(round=1))
-    assert alone.machine._recall_until == alone.now + max(GREETED_S, TIMING.straggler(0) / 2)
+    assert alone.machine._recall.until == alone.now + max(GREETED_S, TIMING.straggler(0) / 2)
 
 
 def test_who_asks_what_it_has_said_takes_no_proof() -> None:
@@ -193,9 +193,9 @@ def test_a_peer_tells_what_an_earlier_promise_has_shown() -> None:
     later = asked.stage.lock(known)
     asked.hears("d", asked.stage.promised("d", 4, lock=later, stated=known))
     again = restated(asked.stage, later, 4).latest
-    asked.machine._note(pb.TWO_STATEMENTS, asked.stage.signed_statement("d", again))
+    asked.machine._here.note(pb.TWO_STATEMENTS, asked.stage.signed_statement("d", again))
     newest = asked.stage.promised("d", 5, lock=later, stated=known)
-    asked.machine._note(pb.TWO_PROMISES, newest.promise)
+    asked.machine._here.note(pb.TWO_PROMISES, newest.promise)
     (answer,) = sent(asked.hears("d", pb.Recall(round=1)), pb.Remembered)
     assert answer.body.promise.promise == newest.promise
     assert answer.body.promise.stated == asked.stage.signed_statement("d", known)
@@ -255,7 +255,7 @@ def test_what_it_has_made_of_a_sum_a_site_votes_for_and_nothing_else() -> None:
     state = pb.RoundState()
     state.CopyFrom(alone.state)
     state.applied.append(other)
-    alone.machine.durable = replace(alone.machine.durable, state=state)
+    alone.machine._here.durable = replace(alone.machine.durable, state=state)
     alone.hears("b", pb.Proven(round=1, attempt=0, lock=lock.message))
     with refused("proves another version of a sum than this site has made of it"):
         alone.takes(do.VersionHere(lock.applied.model_digest))
@@ -295,7 +295,7 @@ def test_a_promise_told_late_ends_its_part_in_the_attempt_that_hides_it(
     other = alone.stage.lock(known)
     alone.hears(lead_of(4), pb.Proven(round=1, attempt=4, lock=other.message))
     assert not sent(alone.takes(do.VersionHere(other.applied.model_digest)), pb.Vote)
-    assert alone.machine._owes(alone.state) == (not shown)
+    assert alone.machine._recall.owes(alone.state) == (not shown)
 
 
 @pytest.mark.parametrize("certified", [1, 3])
@@ -318,7 +318,7 @@ def test_whatever_it_is_told_late_it_votes_for_nothing_that_hides_a_lock(
     if "question" in told:
         asked = Known.of(alone.stage.statement_of(attempt=4, kind=pb.QUESTION))
         answer.question.CopyFrom(alone.stage.signed_statement("a", asked))
-    alone.machine._part = None
+    alone.machine._here.part = None
     assert sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
     alone.hears("c", answer)
     other = alone.stage.lock(known)
@@ -338,7 +338,7 @@ def test_a_lock_of_another_round_is_not_owed() -> None:
     with refused("shows another round's lock"):
         alone.hears("d", pb.Remembered(round=1, vote=vote, lock=of_another))
     assert alone.state.vote == vote
-    assert not alone.machine._owes(alone.state)
+    assert not alone.machine._recall.owes(alone.state)
 
 
 @pytest.mark.parametrize("told", ["vote", "promise"])
@@ -364,7 +364,7 @@ def test_who_has_signed_under_a_manifest_it_lacks_promises_nothing_yet(
     alone.world.manifests[2] = newer
     alone.takes(do.ManifestChanged(newer))
     assert alone.state.lock == lock.message, "read as soon as it can be, whoever is there to ask"
-    assert not alone.machine._owes(alone.state)
+    assert not alone.machine._recall.owes(alone.state)
 
 
 def lacking_manifest(version: int = 2) -> tuple[Alone, FederationManifest, HeldLock]:
@@ -387,7 +387,7 @@ def test_what_could_not_be_read_is_kept_over_a_restart(here: bool) -> None:
         alone.world.manifests[2] = alone.world.installed["a"] = newer
     alone.restarts()
     assert (alone.state.lock == lock.message) == here
-    assert alone.machine._owes(alone.state) != here
+    assert alone.machine._recall.owes(alone.state) != here
     alone.begins()
     for _ in range(4):
         assert here or not sent(alone.goes_on(), pb.Promised)
@@ -421,9 +421,9 @@ def test_what_a_missing_manifest_signed_is_kept_behind_a_newer_promise() -> None
     promised = stages[1].promised("a", 1, lock=lock)
     with refused("manifest 2, which is not known here"):
         alone.hears("c", pb.Remembered(round=1, promise=promised, vote=vote))
-    assert "behind manifest 2" in alone.machine._what_it_lacks()
+    assert "behind manifest 2" in alone.machine._recall.what_it_lacks()
     alone.world.manifests[2] = second
-    alone.machine._read_again()
+    alone.machine._recall.read_again()
     assert alone.state.lock == lock.message
 
 
@@ -435,7 +435,7 @@ def test_a_manifest_of_the_past_that_comes_by_itself_ends_the_wait_for_it() -> N
     for _ in range(3):
         alone.goes_on()
     assert alone.state.lock == lock.message
-    assert not alone.machine._owes(alone.state)
+    assert not alone.machine._recall.owes(alone.state)
 
 
 def test_a_vote_under_a_missing_manifest_binds_if_nobody_shows_its_lock() -> None:
@@ -461,7 +461,7 @@ def test_nobody_makes_a_site_wait_for_a_manifest_that_there_is_not() -> None:
         with pytest.raises((CertificateError, RemoteProtocolError)):
             alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
         assert not alone.state.signed_under
-        assert not alone.machine._owes(alone.state)
+        assert not alone.machine._recall.owes(alone.state)
 
 
 def test_a_site_that_was_only_restarted_is_told_its_promise_and_goes_on() -> None:
@@ -494,7 +494,7 @@ def test_what_is_no_lock_is_not_owed() -> None:
     with pytest.raises(CertificateError):
         alone.hears("c", pb.Remembered(round=1, vote=vote, lock=unsigned))
     assert (alone.state.vote, alone.promised) == (vote, 0)
-    assert not alone.machine._owes(alone.state)
+    assert not alone.machine._recall.owes(alone.state)
     alone.hears("d", pb.Remembered(round=1, vote=vote, lock=lock.message))
     assert alone.state.lock == lock.message, "what it has voted by it takes, whoever came first"
 
@@ -521,13 +521,13 @@ def test_a_site_asks_in_every_round_until_all_have_answered_in_one() -> None:
 
 def test_answers_of_two_rounds_are_not_counted_together() -> None:
     alone = Alone(unheard="d")
-    assert alone.machine._asks
-    alone.machine._ask_again()
+    assert alone.machine._recall.asks
+    alone.machine._recall.new_round()
     alone.hears("d", pb.Remembered(round=1))
-    assert alone.machine._asks
+    assert alone.machine._recall.asks
     for peer in "bc":
         alone.hears(peer, pb.Remembered(round=1))
-    assert not alone.machine._asks
+    assert not alone.machine._recall.asks
 
 
 def test_who_says_late_that_it_is_in_a_later_round_is_fetched_from() -> None:
@@ -549,4 +549,4 @@ def test_who_votes_without_a_promise_keeps_to_its_manifest_as_well() -> None:
         alone.world.manifests[version] = newer
         alone.takes(do.ManifestChanged(newer))
     assert alone.machine.manifest.version == 2
-    assert alone.machine._held_lock == lock
+    assert alone.machine._recall.held_lock == lock
