@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from peers.attempts import effects as do
-from peers.rounds.protocol import Protocol
+from peers.rounds.recall import Recall
 from tests.simulation import __main__
 from tests.simulation.network import TIMING, World, coordinator
 from tests.simulation.scenarios import bugs, restores, rows, scripts
@@ -115,7 +115,7 @@ def test_what_a_site_has_lost_of_its_state_its_peers_tell_it() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["_take_back", "_recall"])
 def test_without_being_told_it_contradicts_itself(lost: str) -> None:
-    with bugs.planted(((Protocol, lost, lambda *_: None),)):
+    with bugs.planted(((Recall, lost, lambda *_: None),)):
         failed = __main__.violations(range(60), restored_once)
     assert failed
 
