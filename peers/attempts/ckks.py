@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from crypto.ckks.dot_products import question_size
@@ -27,6 +28,68 @@ from peers.wire.manifest import FederationManifest
 from peers.wire.signing import Keys, Kind, digest_of, must_be, read, sign
 from peers.wire.vectors import largest_size
 from proto import federation_pb2 as pb
+
+# ---- the events and effects of this mode alone ------------------------------------
+
+
+@dataclass(frozen=True)
+class KeyDealt(do.Worked):
+    """This key dealer has made the round's key: SHA-256 of its public and its secret part."""
+
+    public_digest: bytes
+    secret_digest: bytes
+
+
+@dataclass(frozen=True)
+class Challenging(do.Worked):
+    """What this key holder asks about the certified sum; from now on it takes no other."""
+
+    challenge: bytes
+
+
+@dataclass(frozen=True)
+class ChallengeAnswered(do.Worked):
+    """The coordinator's answer to one key holder is computed."""
+
+    holder: str
+    answer: bytes
+
+
+@dataclass(frozen=True)
+class DealKey(do.WorkOfPlan):
+    """Make the round key; public part to the coordinator, secret part sealed to each holder.
+
+    Answer with `KeyDealt` before either is sent.
+    """
+
+    phase: ClassVar = "key"
+    coordinator: str
+
+
+@dataclass(frozen=True)
+class Challenge(do.OfAttempt, do.Work):
+    """Bind this key holder to what was certified, and only then make its challenge.
+
+    ``nonces``: the contributors, sorted, each with the nonce of its tags.
+    Answer with `Challenging`.
+    """
+
+    phase: ClassVar = "open"
+    coordinator: str
+    sum_digest: bytes
+    nonces: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class AnswerChallenge(do.OfAttempt, do.Work):
+    """Prove the sum to one key holder; ends with `ChallengeAnswered` or `OpeningRefused`."""
+
+    phase: ClassVar = "prove"
+    holder: str
+    challenge: bytes
+
+
+# ---- what follows from the plan ----------------------------------------------------
 
 _LABEL = b"hanse-sum-check-plan-v2\0"
 
@@ -56,6 +119,9 @@ def parameters_of_plan(plan: pb.Plan) -> CkksParameters:
     return parameters_of(
         len(plan.participants), plan.training.bits, measurable=is_robust(plan.training)
     )
+
+
+# ---- the steps --------------------------------------------------------------------
 
 
 class KeyCoordinator(CoordinatorSteps):
@@ -117,14 +183,14 @@ class KeyCoordinator(CoordinatorSteps):
         if holder in self._asked:
             return []
         self._asked.add(holder)
-        return [do.AnswerChallenge(message.round, message.attempt, holder, message.challenge)]
+        return [AnswerChallenge(message.round, message.attempt, holder, message.challenge)]
 
     def worked(self, event: do.Worked) -> list[do.Effect]:
         """The public context is here, or a proof is made."""
         match event:
             case do.ContextHeld():
                 self._public_digest = self._public_digest or event.digest
-            case do.ChallengeAnswered():
+            case ChallengeAnswered():
                 proof = pb.Proof(round=event.round, attempt=event.attempt, answer=event.answer)
                 return [do.Send(event.holder, proof)]
         return []
@@ -157,7 +223,7 @@ class KeyParticipant(ParticipantSteps):
         """Deal the key, if that is our part."""
         if self.site != self.plan.key_dealer:
             return []
-        return [do.DealKey(self.plan, self.plan.coordinator)]
+        return [DealKey(self.plan, self.plan.coordinator)]
 
     def expects_context(self, sender: str) -> bool:
         """Whether the dealer's secret context is still to come."""
@@ -167,13 +233,13 @@ class KeyParticipant(ParticipantSteps):
     def worked(self, event: do.Worked) -> list[do.Effect]:
         """The key is made here, or our challenge."""
         match event:
-            case do.KeyDealt():
+            case KeyDealt():
                 return self._commit(event)
-            case do.Challenging():
+            case Challenging():
                 return self.challenging(event)
         return []
 
-    def _commit(self, event: do.KeyDealt) -> list[do.Effect]:
+    def _commit(self, event: KeyDealt) -> list[do.Effect]:
         """We have made the round's key: commit ourselves to it, for all to compare."""
         commitment = pb.KeyCommitment(
             plan_digest=digest_of(self.plan),
@@ -184,7 +250,7 @@ class KeyParticipant(ParticipantSteps):
         message = pb.KeyCommitted(round=event.round, attempt=event.attempt, commitment=signed)
         return [do.Send(self.plan.coordinator, message)]
 
-    def challenging(self, event: do.Challenging) -> list[do.Effect]:
+    def challenging(self, event: Challenging) -> list[do.Effect]:
         """Our challenge, made behind the statement: tell it, once."""
         if not self._is_certified or self._told:
             return []
@@ -197,7 +263,7 @@ class KeyParticipant(ParticipantSteps):
         if not isinstance(message, pb.Proof):
             return []
         must_be(self._told, self.plan.coordinator, "proves a sum before it was challenged")
-        self.answer = self.answer or message.answer
+        self.opening = self.opening or message.answer or None
         return []
 
     def check_own(self, statement: pb.Statement) -> None:
@@ -229,12 +295,7 @@ class KeyParticipant(ParticipantSteps):
             for signed in statement.contributions
         )
         at = (self.plan.round, self.plan.attempt)
-        return [do.Challenge(*at, self.plan.coordinator, statement.sum_digest, nonces)]
-
-    @property
-    def ready(self) -> bool:
-        """The proof is here."""
-        return bool(self.answer)
+        return [Challenge(*at, self.plan.coordinator, statement.sum_digest, nonces)]
 
 
 class Ckks(Mode):

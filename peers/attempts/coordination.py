@@ -196,9 +196,9 @@ class Coordination(Preparing):
                 return self.question_ready(event, now)
             case do.SumFinished():
                 return self.sum_finished(event, now)
-            case do.ChallengeRefused():
-                self._refusals[event.holder] = event.reason
-                return self._refused_to_open(event.holder)
+            case do.OpeningRefused():
+                self._refusals[event.site] = event.reason
+                return self._refused_to_open(event.site)
             case do.WorkFailed(phase="key" | "aggregate" | "select" | "prove"):
                 raise AttemptFails(f"{self.site} failed to {event.phase}: {event.reason}")
         return self.steps_worked(event, now)

@@ -12,10 +12,9 @@ belongs to, so that the driver begins all of them in one way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from google.protobuf.message import Message
 
@@ -151,14 +150,6 @@ class LocalTrained(Worked):
 
 
 @dataclass(frozen=True)
-class KeyDealt(Worked):
-    """This key dealer has made the round's key: SHA-256 of its public and its secret part."""
-
-    public_digest: bytes
-    secret_digest: bytes
-
-
-@dataclass(frozen=True)
 class ContextHeld(Worked):
     """What an update is hidden with is here.
 
@@ -230,25 +221,10 @@ class SumArrived(Worked):
 
 
 @dataclass(frozen=True)
-class Challenging(Worked):
-    """What this key holder asks about the certified sum; from now on it takes no other."""
+class OpeningRefused(Worked):
+    """The coordinator can't do what a site needs to open the sum, or must not."""
 
-    challenge: bytes
-
-
-@dataclass(frozen=True)
-class ChallengeAnswered(Worked):
-    """The coordinator's answer to one key holder is computed."""
-
-    holder: str
-    answer: bytes
-
-
-@dataclass(frozen=True)
-class ChallengeRefused(Worked):
-    """The coordinator can't answer a key holder, or must not."""
-
-    holder: str
+    site: str
     reason: str
 
 
@@ -374,17 +350,6 @@ class LeadAttempt(Effect):
 
 
 @dataclass(frozen=True)
-class DealKey(WorkOfPlan):
-    """Make the round key; public part to the coordinator, secret part sealed to each holder.
-
-    Answer with `KeyDealt` before either is sent.
-    """
-
-    phase: ClassVar = "key"
-    coordinator: str
-
-
-@dataclass(frozen=True)
 class Train(WorkOfPlan):
     """Train from the parent version; answer with `LocalTrained`."""
 
@@ -459,34 +424,11 @@ class SendSum(SendBehind):
 
 
 @dataclass(frozen=True)
-class Challenge(OfAttempt, Work):
-    """Bind this key holder to what was certified, and only then make its challenge.
-
-    ``nonces``: the contributors, sorted, each with the nonce of its tags.
-    Answer with `Challenging`.
-    """
-
-    phase: ClassVar = "open"
-    coordinator: str
-    sum_digest: bytes
-    nonces: tuple[tuple[str, bytes], ...]
-
-
-@dataclass(frozen=True)
-class AnswerChallenge(OfAttempt, Work):
-    """Prove the sum to one key holder; ends with `ChallengeAnswered` or `ChallengeRefused`."""
-
-    phase: ClassVar = "prove"
-    holder: str
-    challenge: bytes
-
-
-@dataclass(frozen=True)
 class ApplySum(OfAttempt, Work):
     """Open the sum of a certified statement, apply it to the parent, persist the new version.
 
-    ``answer``: the coordinator's, to our challenge; ``opened``: in masking mode the
-    shares of each site. Ends with `SumOpened`.
+    ``opening``: what opens it, as the mode's steps have it for the mode's jobs. Ends with
+    `SumOpened`.
     """
 
     phase: ClassVar = "open"
@@ -496,9 +438,8 @@ class ApplySum(OfAttempt, Work):
     parent_digest: bytes
     sum_digest: bytes
     contributors: tuple[str, ...]
-    dropouts: tuple[str, ...] = ()
-    answer: bytes = b""
-    opened: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
+    dropouts: tuple[str, ...]
+    opening: Any
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,11 @@ def _for_site(to: str, heard: Mapping[str, pb.MaskingAnswer]) -> list[pb.Masking
     ]
 
 
+def _by_owner(openings: pb.Openings) -> dict[str, dict[str, bytes]]:
+    """Each site's shares, by their owners."""
+    return {one.site: {item.site: item.content for item in one.items} for one in openings.opened}
+
+
 class MaskingPart(ParticipantSteps):
     """A participant's view: each order once, one behind the other, and one outcome."""
 
@@ -248,7 +253,6 @@ class MaskingPart(ParticipantSteps):
         self._taken: set[int] = set()
         self._busy = False
         self._waiting: list[Mask | OpenShares] = []
-        self._openings: pb.Openings | None = None
 
     def begin(self) -> list[do.Effect]:
         """Make the attempt's keys."""
@@ -268,7 +272,8 @@ class MaskingPart(ParticipantSteps):
         """Do the next step; of everybody's opened shares the first ones count."""
         match message:
             case pb.Openings():
-                self._openings = self._openings or message
+                if self.opening is None:
+                    self.opening = _by_owner(message)
             case pb.MaskingOrder() if message.step not in self._taken:
                 self._taken.add(message.step)
                 self._waiting.append(Mask(message.round, message.attempt, message))
@@ -304,17 +309,6 @@ class MaskingPart(ParticipantSteps):
         survivors = tuple(one.site for one in statement.contributions)
         self._waiting.append(OpenShares(*at, survivors, tuple(statement.dropouts)))
         return self._next()
-
-    @property
-    def ready(self) -> bool:
-        """Everybody's shares are here."""
-        return self._openings is not None
-
-    @property
-    def opened(self) -> Mapping[str, Mapping[str, bytes]]:
-        """Each site's shares, by their owners."""
-        opened = self._openings.opened if self._openings is not None else ()
-        return {one.site: {item.site: item.content for item in one.items} for one in opened}
 
     def _done(self) -> list[do.Effect]:
         self._busy = False

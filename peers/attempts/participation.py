@@ -74,8 +74,7 @@ class Opening:
                 sum_digest=known.message.sum_digest,
                 contributors=known.contributors,
                 dropouts=tuple(known.message.dropouts),
-                answer=self.steps.answer,
-                opened=self.steps.opened,
+                opening=self.steps.opening,
             )
         ]
 

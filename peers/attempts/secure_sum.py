@@ -105,7 +105,8 @@ class CoordinatorSteps(ABC):
 class ParticipantSteps(ABC):
     """A mode's part of one attempt at a participant, the coordinator included.
 
-    ``context_digest``: names what updates are hidden with, once it is here.
+    ``context_digest``: names what updates are hidden with, once it is here. ``opening``: what
+    opens the certified sum, as the mode's job wants it; None: it is not here yet.
     """
 
     def __init__(self, site: str, plan: pb.Plan, keys: Keys, manifest: FederationManifest) -> None:
@@ -114,6 +115,7 @@ class ParticipantSteps(ABC):
         self.keys = keys
         self.manifest = manifest
         self.context_digest = b""
+        self.opening: Any = None
 
     # ---- before the update is hidden ---------------------------------------------
 
@@ -167,16 +169,9 @@ class ParticipantSteps(ABC):
         """This statement is certain: from now on its sum, and no other, is opened."""
 
     @property
-    @abstractmethod
     def ready(self) -> bool:
         """Whether all is here that opens the certified sum, but the sum."""
-
-    answer: bytes = b""  # that proves the sum, where it has to be proven
-
-    @property
-    def opened(self) -> Mapping[str, Mapping[str, bytes]]:
-        """Each site's shares that open the sum, by their owners, where shares do."""
-        return {}
+        return self.opening is not None
 
 
 class Mode(ABC):

@@ -37,6 +37,7 @@ from daemon.rounds.work import AttemptWork, Computing
 from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
+from peers.attempts.ckks import DealKey
 from peers.rounds.replica import Replica
 from peers.wire import frames, vectors
 from peers.wire.errors import RemoteProtocolError
@@ -174,7 +175,7 @@ async def test_the_coordinator_decrypts_an_update(
         monkeypatch.setattr(round_crypto, "holders_of", lambda *_: everybody)
     async with members(tmp_path / "sites", plan, federation) as sites:
         coordinates, victim = sites[COORDINATOR], sites[VICTIM]
-        await sites[DEALER].work.carry_out(do.DealKey(plan, COORDINATOR))
+        await sites[DEALER].work.carry_out(DealKey(plan, COORDINATOR))
         delta = np.random.default_rng(1).normal(size=SHAPE.total).astype(np.float32)
         np.save(victim.folder / "update.npy", np.append(delta, np.float32(0.5)))
         await victim.work.encrypt_update(do.EncryptUpdate(*AT, COORDINATOR, 1.0, (3,)))

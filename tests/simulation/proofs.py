@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 
 from peers.attempts import effects as do
+from peers.attempts.ckks import AnswerChallenge, Challenge, ChallengeAnswered, Challenging
 from peers.attempts.masking import threshold_of
 from proto import federation_pb2 as pb
 from tests.simulation.scenarios.invariants import claim
@@ -26,7 +27,7 @@ class SimulatedProofs:
         self._random = chance
         self._added: dict[_At, set[str]] = defaultdict(set)
         self._sums: dict[_At, bytes] = {}
-        self._claims: dict[_At, do.Challenge] = {}
+        self._claims: dict[_At, Challenge] = {}
 
     def add(self, site: str, effect: do.AddUpdate) -> do.UpdateAdded | do.UpdateRefused:
         """The coordinator has an update in its sum, unless its owner signed other tags."""
@@ -48,27 +49,27 @@ class SimulatedProofs:
             self._sums[site, *at] = _sum(digest, nonces)
         return do.SumFinished(*at, digest)
 
-    def challenge(self, site: str, effect: do.Challenge) -> do.Challenging:
+    def challenge(self, site: str, effect: Challenge) -> Challenging:
         """A key holder binds itself to a claim."""
         at = (effect.round, effect.attempt)
         known = self._claims.setdefault((site, *at), effect)
         claim(known == effect, f"{site}: takes a second claim in {at}")
-        return do.Challenging(*at, _challenge(site, *at))
+        return Challenging(*at, _challenge(site, *at))
 
-    def answer(self, site: str, effect: do.AnswerChallenge) -> do.ChallengeAnswered:
+    def answer(self, site: str, effect: AnswerChallenge) -> ChallengeAnswered:
         """The coordinator answers for the sum that it has made, whatever it claimed."""
         at = (effect.round, effect.attempt)
         answer = _answer(effect.challenge, self._sums[site, *at])
-        return do.ChallengeAnswered(*at, effect.holder, answer)
+        return ChallengeAnswered(*at, effect.holder, answer)
 
     def applies(self, site: str, effect: do.ApplySum) -> str:
         """Why a real worker refuses to open it; empty when the proof is of this very sum."""
         at = (effect.round, effect.attempt)
         if self._is_masked(*at):
-            claim(not effect.answer, f"{site}: a masked sum with a proof")
+            claim(not isinstance(effect.opening, bytes), f"{site}: a masked sum with a proof")
             needed = threshold_of(self._plans[at])
-            fits = len(effect.opened) >= needed and set(effect.opened) <= set(effect.contributors)
-            return "" if fits else f"{site}: opened by {sorted(effect.opened)}"
+            fits = len(effect.opening) >= needed and set(effect.opening) <= set(effect.contributors)
+            return "" if fits else f"{site}: opened by {sorted(effect.opening)}"
         known = self._claims.get((site, *at))
         if known is None:
             return f"{site}: applies a sum that it never challenged"
@@ -76,7 +77,7 @@ class SimulatedProofs:
         same = (effect.sum_digest, effect.contributors) == (known.sum_digest, named)
         claim(same, f"{site}: applies another sum")
         right = _answer(_challenge(site, *at), _sum(known.sum_digest, known.nonces))
-        if effect.answer == right:
+        if effect.opening == right:
             return ""
         return f"{site}: applies a sum without the proof of its claim"
 

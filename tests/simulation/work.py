@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from peers.attempts import effects as do
+from peers.attempts.ckks import AnswerChallenge, Challenge, DealKey, KeyDealt
 from peers.attempts.masking import Mask, MaskedSumStarted, OpenShares, StartMaskedSum
 from peers.attempts.modes import key_holders
 from proto import federation_pb2 as pb
@@ -35,7 +36,7 @@ class SimulatedWork:
         """What this effect asks of the site's workers begins."""
         world = self._world
         match effect:
-            case do.DealKey(plan, coordinator):
+            case DealKey(plan, coordinator):
                 self._work(name, "key", plan, self._deal, name, plan, coordinator)
             case Mask() | OpenShares():
                 if isinstance(effect, OpenShares):
@@ -73,9 +74,9 @@ class SimulatedWork:
                     world._send(name, holder, certified)
                     kind = pb.ENCRYPTED_SUM
                     self._push_blob(name, holder, kind, certified, self._sum, certified)
-            case do.Challenge():
+            case Challenge():
                 self._work(name, "apply", effect, self._job, world.proofs.challenge, name, effect)
-            case do.AnswerChallenge():
+            case AnswerChallenge():
                 self._work(name, "prove", effect, self._job, world.proofs.answer, name, effect)
             case do.ApplySum():
                 self._begin_applying(name, effect)
@@ -101,10 +102,10 @@ class SimulatedWork:
             failed: do.Event = do.WorkFailed(at.round, at.attempt, phase, "hm")
             if isinstance(at, do.AddUpdate):
                 failed = do.UpdateRefused(at.round, at.attempt, at.site, "malformed")
-            if isinstance(at, do.AnswerChallenge):
-                failed = do.ChallengeRefused(at.round, at.attempt, at.holder, "no")
+            if isinstance(at, AnswerChallenge):
+                failed = do.OpeningRefused(at.round, at.attempt, at.holder, "no")
             done, arguments = world._feed, (name, failed)
-        longest = 0.1 if isinstance(at, do.Challenge | do.AnswerChallenge) else LONGEST_WORK_S
+        longest = 0.1 if isinstance(at, Challenge | AnswerChallenge) else LONGEST_WORK_S
         self._after(name, self._drawn(name, longest), done, arguments)
 
     def _after(
@@ -127,7 +128,7 @@ class SimulatedWork:
 
     def _deal(self, dealer: str, plan: pb.Plan, coordinator: str) -> None:
         at = (plan.round, plan.attempt)
-        dealt = do.KeyDealt(*at, _key_of(plan, "public"), _key_of(plan, "secret"))
+        dealt = KeyDealt(*at, _key_of(plan, "public"), _key_of(plan, "secret"))
         self._world._feed(dealer, dealt)
         self._push_blob(dealer, coordinator, pb.PUBLIC_CONTEXT, plan, self._key, plan)
         for holder in key_holders(plan):

@@ -55,7 +55,16 @@ from daemon.jobs.sums.integers import (
 from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
 from daemon.process.workers import WorkerCrashed, reads
 from peers.attempts import effects as do
-from peers.attempts.ckks import check_of, holders_of
+from peers.attempts.ckks import (
+    AnswerChallenge,
+    Challenge,
+    ChallengeAnswered,
+    Challenging,
+    DealKey,
+    KeyDealt,
+    check_of,
+    holders_of,
+)
 from peers.plans.robust import is_robust
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import one_line
@@ -419,7 +428,7 @@ def _sum_of(state: _Attempt, round: int, attempt: int) -> tuple[CiphertextSum, T
 class CkksJobs(SumJobs):
     """What a site does for a sum under CKKS, as dealer, key holder, coordinator or contributor."""
 
-    async def deal(self, state: AttemptState, effect: do.DealKey) -> None:
+    async def deal(self, state: AttemptState, effect: DealKey) -> None:
         """Make the key; secret to each holder, sealed for it; public to the coordinator.
 
         The protocol commits this site to both before either leaves it.
@@ -428,7 +437,7 @@ class CkksJobs(SumJobs):
         plan, at, push = effect.plan, effect.at, self._context.peers.push
         key: DealtKey = await self._run(deal_key, *at, **_terms(plan))
         digests = [hashlib.sha256(part).digest() for part in (key.public, key.secret)]
-        await self._feed(do.KeyDealt(*at, *digests))
+        await self._feed(KeyDealt(*at, *digests))
         certificates = {p.site: p.certificate for p in plan.participants}
         async with asyncio.TaskGroup() as group:
             name = pb.BlobName(kind=pb.PUBLIC_CONTEXT, round=at[0], attempt=at[1])
@@ -522,13 +531,13 @@ class CkksJobs(SumJobs):
         written: BlobInfo = await self._run(finish_sum, state.round, state.attempt, state.sum)
         return written
 
-    async def ask_for_proof(self, state: AttemptState, effect: do.Challenge) -> None:
+    async def ask_for_proof(self, state: AttemptState, effect: Challenge) -> None:
         """Bind the crypto worker to what was certified; what it then asks is told."""
         claim, check = Claim(effect.sum_digest, effect.nonces), self._check(state.planned)
         question = await self._run(challenge, *effect.at, check, claim)
-        await self._feed(do.Challenging(*effect.at, question))
+        await self._feed(Challenging(*effect.at, question))
 
-    async def prove(self, state: AttemptState, effect: do.AnswerChallenge) -> None:
+    async def prove(self, state: AttemptState, effect: AnswerChallenge) -> None:
         """Prove the sum to one key holder; one that can't be answered costs only that holder."""
         del state
         at, holder = effect.at, effect.holder
@@ -536,9 +545,9 @@ class CkksJobs(SumJobs):
             proof = await self._run(answer_challenge, *at, holder, effect.challenge)
         except (CryptoError, WorkerCrashed) as error:
             log.warning("challenge refused", peer=holder, cause=str(error))
-            await self._feed(do.ChallengeRefused(*at, holder, one_line(str(error))))
+            await self._feed(do.OpeningRefused(*at, holder, one_line(str(error))))
         else:
-            await self._feed(do.ChallengeAnswered(*at, holder, proof))
+            await self._feed(ChallengeAnswered(*at, holder, proof))
 
     async def apply(
         self,
@@ -548,7 +557,7 @@ class CkksJobs(SumJobs):
     ) -> NewVersion:
         """Decrypt the proven sum."""
         applied: NewVersion = await self._run(
-            apply_sum, *effect.at, state.sum, terms, answer=effect.answer
+            apply_sum, *effect.at, state.sum, terms, answer=effect.opening
         )
         return applied
 
@@ -557,11 +566,11 @@ class CkksJobs(SumJobs):
         await self._run(forget, round_, attempt)
 
     work: ClassVar[Mapping[type[do.Work], Carrying]] = {
-        do.DealKey: deal,
+        DealKey: deal,
         do.CompareUpdates: compare,
         do.DecryptProducts: decrypt,
-        do.Challenge: ask_for_proof,
-        do.AnswerChallenge: prove,
+        Challenge: ask_for_proof,
+        AnswerChallenge: prove,
     }
 
 

@@ -435,7 +435,7 @@ class MaskingJobs(SumJobs):
             *effect.at,
             effect.contributors,
             effect.dropouts,
-            {site: dict(shares) for site, shares in effect.opened.items()},
+            effect.opening,
             state.sum,
             effect.sum_digest,
             terms,

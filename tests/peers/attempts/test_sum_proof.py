@@ -9,7 +9,14 @@ import pytest
 
 from crypto.ckks.sum_proof import NONCE_BYTES
 from peers.attempts import effects as do
-from peers.attempts.ckks import KeyCoordinator, KeyParticipant, check_of
+from peers.attempts.ckks import (
+    AnswerChallenge,
+    Challenge,
+    Challenging,
+    KeyCoordinator,
+    KeyParticipant,
+    check_of,
+)
 from peers.attempts.modes import mode_of
 from peers.attempts.participation import Opening, Participation
 from peers.attempts.secure_sum import CoordinatorSteps
@@ -41,7 +48,7 @@ def applies(effects: list[do.Effect]) -> list[do.ApplySum]:
     return [effect for effect in effects if isinstance(effect, do.ApplySum)]
 
 
-ARRIVED, CHALLENGING = do.SumArrived(1, 0), do.Challenging(1, 0, bytes(32))
+ARRIVED, CHALLENGING = do.SumArrived(1, 0), Challenging(1, 0, bytes(32))
 PROOF = pb.Proof(**AT, answer=b"8 bytes!")
 
 
@@ -51,7 +58,7 @@ def test_a_sum_is_applied_when_it_its_certificate_and_its_proof_are_here() -> No
         holder, known = part(stage), stage.statement()
         effects = holder.worked(ARRIVED) if sum_first else []
         effects += holder.certified(known)
-        (asked,) = (effect for effect in effects if isinstance(effect, do.Challenge))
+        (asked,) = (effect for effect in effects if isinstance(effect, Challenge))
         assert asked.nonces == tuple(zip("abc", NONCES, strict=True))
         (said,) = holder.worked(CHALLENGING)
         assert said == do.Send("b", pb.Challenge(**AT, challenge=bytes(32)))
@@ -61,7 +68,7 @@ def test_a_sum_is_applied_when_it_its_certificate_and_its_proof_are_here() -> No
             assert not applies(effects)
             effects = holder.worked(ARRIVED)
         (apply,) = applies(effects)
-        assert (apply.answer, apply.sum_digest) == (PROOF.answer, SUM)
+        assert (apply.opening, apply.sum_digest) == (PROOF.answer, SUM)
         assert (apply.root_digest, apply.scale_exponents) == (known.digest, EXPONENTS)
         assert (apply.contributors, apply.total_weight) == (("a", "b", "c"), 3.0)
         assert holder.ordered(PROOF) == holder.worked(ARRIVED) == holder.certified(known) == []
@@ -125,13 +132,12 @@ def test_a_masked_sum_waits_for_shares_and_for_no_proof() -> None:
     stage = staged(pb.MASKING)
     site, known = part(stage), stage.statement()
     effects = site.certified(known)
-    assert not any(isinstance(effect, do.Challenge) for effect in effects)
+    assert not any(isinstance(effect, Challenge) for effect in effects)
     assert not applies(effects + site.worked(ARRIVED))
     item = pb.MaskingItem(site="c", content=b"share")
     opened = pb.Openings(**AT, opened=[pb.Opened(site="a", items=[item])])
     (apply,) = applies(site.ordered(opened))
-    assert apply.answer == b""
-    assert apply.opened == {"a": {"c": b"share"}}
+    assert apply.opening == {"a": {"c": b"share"}}
     lead = part(stage, "b")
     lead.certified(known)
     assert len(applies(lead.ordered(opened))) == 1, "what it has summed is with it already"
@@ -162,7 +168,7 @@ def test_a_key_holder_is_answered_once_and_nobody_else() -> None:
     stage = staged()
     lead = KeyCoordinator(stage.plan(), stage.keys["b"], stage.ground().manifest)
     message = pb.Challenge(**AT, challenge=bytes(32))
-    assert lead.asked("a", message) == [do.AnswerChallenge(1, 0, "a", bytes(32))]
+    assert lead.asked("a", message) == [AnswerChallenge(1, 0, "a", bytes(32))]
     assert lead.asked("a", message) == []
     assert lead.asked("a", pb.Challenge(**AT, challenge=b"x" * 32)) == []
     for stranger in "bx":
@@ -239,10 +245,10 @@ def test_a_holder_whose_challenge_is_refused_still_votes() -> None:
     refused: list[str] = []
     answer = world.proofs.answer
 
-    def refusing(site: str, effect: do.AnswerChallenge) -> do.Event:
+    def refusing(site: str, effect: AnswerChallenge) -> do.Event:
         if not refused or effect.holder in refused:
             refused.append(effect.holder)
-            return do.ChallengeRefused(effect.round, effect.attempt, effect.holder, "another one")
+            return do.OpeningRefused(effect.round, effect.attempt, effect.holder, "another one")
         return answer(site, effect)
 
     world.proofs.answer = refusing  # type: ignore[method-assign,assignment]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from peers.attempts import effects as do
+from peers.attempts.ckks import DealKey
 from peers.attempts.statement import Known
 from peers.rounds import runs
 from peers.wire.signing import Kind, sign
@@ -35,7 +36,7 @@ def taking_part() -> Alone:
 
 def nothing_of_ours(effects: list[do.Effect]) -> bool:
     """Whether no part begins and nothing is signed in an attempt."""
-    ours = (do.LeadAttempt, do.DealKey, do.Train, do.EncryptUpdate)
+    ours = (do.LeadAttempt, DealKey, do.Train, do.EncryptUpdate)
     said = (pb.Trained, pb.Contributed, pb.Stated)
     return not any(isinstance(one, ours) for one in effects) and not any(
         sent(effects, kind) for kind in said

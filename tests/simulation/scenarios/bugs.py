@@ -346,7 +346,7 @@ _begin = Opening.begin
 def _apply_unproven(self: Opening) -> list[do.Effect]:
     """The answer is not waited for."""
     if isinstance(self.steps, KeyParticipant) and self.steps._told:
-        self.steps.answer = self.steps.answer or bytes(8)
+        self.steps.opening = self.steps.opening or bytes(8)
     return _begin(self)
 
 
