@@ -20,7 +20,7 @@ from daemon.rounds.catch_up import Folders
 from daemon.state.membership import Membership
 from daemon.state.store import Store
 from peers.attempts import effects as do
-from peers.attempts.preparing import SharedModel
+from peers.attempts.lead import SharedModel
 from peers.link.quotas import Quotas
 from peers.link.transport import Limits
 from peers.plans.policy import Policy

@@ -35,8 +35,8 @@ from collections.abc import Set
 from peers.attempts import effects as do
 from peers.attempts.coordination import ANSWERS
 from peers.attempts.effects import Durable, Effect, Event
+from peers.attempts.lead import AttemptFails
 from peers.attempts.modes import MODES_ANSWERS, MODES_ORDERS
-from peers.attempts.preparing import AttemptFails
 from peers.rounds import runs
 from peers.rounds.acceptor import Acceptor
 from peers.rounds.adoption import Adoption
@@ -158,7 +158,7 @@ class Protocol:
     def next_wakeup(self) -> float:
         """When a Tick is due; infinity when nothing waits."""
         here = self._here
-        deadline = here.coordination.deadline if here.coordination else math.inf
+        deadline = here.coordination.lead.deadline if here.coordination else math.inf
         # What else is due waits until peers have told us what we have said.
         pace = math.inf if self._recall.waits else here.pace.until
         return min(deadline, pace, self._recall.until)

@@ -17,10 +17,10 @@ from peers.attempts.bundle import (
 )
 from peers.attempts.coordination import Coordination
 from peers.attempts.effects import Durable, Effect
+from peers.attempts.lead import SharedModel
 from peers.attempts.participation import (
     Participation,
 )
-from peers.attempts.preparing import SharedModel
 from peers.attempts.scale import Scaled
 from peers.attempts.statement import HeldLock, Known
 from peers.plans.policy import Policy
@@ -264,7 +264,7 @@ class Replica:
     def coordinated(self, round_: int, attempt: int) -> Coordination | None:
         """The attempt that we coordinate, if it is this one."""
         c = self.coordination
-        return c if c is not None and (c.round, c.attempt) == (round_, attempt) else None
+        return c if c is not None and (c.lead.round, c.lead.attempt) == (round_, attempt) else None
 
     def got_on(self, what: str, *, train: bool = False) -> None:
         """The attempt got on: its next sign of life may take this long (`timing`)."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, read_promised
 from peers.attempts.coordination import Coordination
-from peers.attempts.preparing import AttemptFails
+from peers.attempts.lead import AttemptFails, Lead
 from peers.rounds.acceptor import Acceptor
 from peers.rounds.recall import Recall
 from peers.rounds.replica import Replica
@@ -38,7 +38,7 @@ class Synchronizer:
         here = self._here
         if here.now >= self._recall.until:
             self._recall.time_is_up()
-        if here.coordination and here.now >= here.coordination.deadline:
+        if here.coordination and here.now >= here.coordination.lead.deadline:
             try:
                 here.emit(*here.coordination.timeout(here.now))
             except (RemoteProtocolError, CertificateError) as error:
@@ -170,14 +170,10 @@ class Synchronizer:
         if here.durable.signed_run is None:
             raise AssertionError("no run, no attempt")
         here.coordination = Coordination(
-            site=here.site,
-            ground=ground,
-            run=here.durable.signed_run,
-            model=here.model,
-            keys=here.keys,
-            manifest_of=here.manifests.of_round,
-            timing=here.timing,
-            unix_ms=here.unix_ms,
+            Lead(here.site, ground, here.keys, here.model, here.timing),
+            here.durable.signed_run,
+            here.manifests.of_round,
+            here.unix_ms,
         )
         here.emit(*here.coordination.prepare(own, here.now), do.Send(here.site, own))
         for promised in list(here.promises.values()):
@@ -190,7 +186,7 @@ class Synchronizer:
         coordination = here.coordination
         if coordination is None:
             return
-        message = here.signed_end(coordination.attempt, reason)
+        message = here.signed_end(coordination.lead.attempt, reason)
         here.coordination = None
         here.emit(*(do.Send(site, message) for site in here.manifest.enabled_ids))
 

@@ -18,7 +18,7 @@ from crypto.quantize import LOSS_BOUND
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums.integers import SumTerms
 from daemon.state.versions import ShapeManifest, read_version, write_version
-from peers.attempts import bundle, participation, preparing, statement
+from peers.attempts import bundle, coordination, participation, statement
 from peers.attempts import effects as do
 from peers.attempts.ckks import Ckks
 from peers.attempts.statement import Known
@@ -49,9 +49,9 @@ def planned(reported: dict[str, int], bound: int, liar: str = "c") -> tuple[Worl
     leader = coordinator_of(world, 1)
     assert leader != liar
     world._feed("a", do.RunRequested("run", 1, agreed))
-    while (under_way := world.site(leader)._here.coordination) is None or under_way.plan is None:
+    while (under_way := world.site(leader)._here.coordination) is None or under_way.sum is None:
         world.step()
-    return world, under_way.plan
+    return world, under_way.sum.plan
 
 
 def shares(made: pb.Plan) -> dict[str, float]:
@@ -106,7 +106,7 @@ def test_a_site_that_lies_about_its_examples(
     plans["1000, may stand out"] = planned(reported, 1000)[1]
     text = "min(one.num_examples, most)"
     without(monkeypatch, bundle, "derive_plan", text, instead="one.num_examples")
-    for module in (preparing, acceptor):
+    for module in (coordination, acceptor):
         monkeypatch.setattr(module, "derive_plan", bundle.derive_plan)
     plans["not bounded"] = planned(reported, 1000)[1]
     step = {name: version(tmp_path, made).mean() for name, made in plans.items()}

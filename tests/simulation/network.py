@@ -35,7 +35,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from peers.attempts import effects as do
-from peers.attempts.preparing import SharedModel
+from peers.attempts.lead import SharedModel
 from peers.plans.policy import Policy
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol

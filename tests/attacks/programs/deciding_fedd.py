@@ -28,7 +28,7 @@ from daemon import main as fedd
 from daemon.rounds.driver import Node
 from daemon.state import membership
 from daemon.state.versions import read_version, write_version
-from peers.attempts import bundle, preparing, statement
+from peers.attempts import bundle, coordination, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
 from peers.link import client
@@ -152,7 +152,7 @@ def proving(liar: Protocol, digests: dict[str, bytes], loss: float = 0.0) -> Eff
     assert leading is not None and leading._tally.certificate is not None
     root = leading._tally.known
     assert root is not None
-    at = {"round": leading.round, "attempt": leading.attempt}
+    at = {"round": leading.lead.round, "attempt": leading.lead.attempt}
     sending: Effects = []
     for site, digest in digests.items():
         told = pb.Applied(
@@ -195,8 +195,8 @@ def _led(liar: Protocol, digest: bytes, loss: float = 0.0) -> Effects:
     )
 
     def vote() -> None:
-        leading._enter("vote", liar._here.now, leading.timing.phase(leading.attempt))
-        leading._tally._value = statement.value_of(held, leading.ground.manifest)
+        leading.lead.enter("vote", liar._here.now)
+        leading._tally._value = statement.value_of(held, leading.lead.ground.manifest)
         liar._acceptor.vote(held)
 
     return acting(liar, vote)
@@ -335,7 +335,7 @@ def holds_back(liar: Protocol, event: do.Event) -> bool:
     if lie() not in ("holds back", "shows"):
         return False
     if liar._here.coordination is not None:
-        liar._here.coordination.deadline = liar._here.pace.until = math.inf
+        liar._here.coordination.lead.deadline = liar._here.pace.until = math.inf
     if not isinstance(event, do.MessageReceived) or event.sender == liar.site:
         return False
     if isinstance(event.body, pb.Promised) and lie() == "holds back":
@@ -477,7 +477,7 @@ def _lie_in_steps() -> None:
     membership.Signatures._must_be_current = checking  # type: ignore[assignment,method-assign]
     vars(client)["check"] = bounded
     Protocol.step = lying  # type: ignore[method-assign]
-    vars(preparing)["make"] = bundling
+    vars(coordination)["make"] = bundling
 
 
 def _told_to_say() -> Iterator[tuple[str, pb.Envelope]]:

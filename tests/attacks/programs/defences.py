@@ -7,10 +7,10 @@ from typing import Any
 
 from daemon.jobs.sums import ckks
 from daemon.state import membership
-from peers.attempts import bundle, participation, preparing, statement
+from peers.attempts import bundle, coordination, participation, statement
 from peers.attempts import effects as do
+from peers.attempts.lead import AttemptFails
 from peers.attempts.participation import Participation
-from peers.attempts.preparing import AttemptFails
 from peers.attempts.statement import Known, ManifestOf
 from peers.plans import weights as plan_weights
 from peers.rounds import acceptor, adoption, replica, run_in_force, runs
@@ -92,7 +92,7 @@ def without_repeating() -> None:
 def without_drawing() -> None:
     """All attempts of a round train alike and sum the same integers, of whichever sites."""
     without(FOR_GOOD, bundle, "derive_plan", "draw=ground.attempt,", instead="draw=0,")
-    for module in (preparing, acceptor):
+    for module in (coordination, acceptor):
         put(module, "derive_plan", bundle.derive_plan)
     without(FOR_GOOD, Acceptor, "_check_difference", DIFFERENCE, instead="pass")
 

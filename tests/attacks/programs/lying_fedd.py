@@ -30,12 +30,13 @@ from daemon.jobs.sums.integers import NewVersion, SumTerms
 from daemon.rounds.work import WORK, AttemptWork
 from daemon.services.collection import Collection
 from daemon.state.versions import read_whole_version, write_version
-from peers.attempts import bundle, preparing, scale, statement
+from peers.attempts import bundle, coordination, scale, statement
 from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
 from peers.attempts.coordination import Coordination, Tally
-from peers.attempts.preparing import AttemptFails
+from peers.attempts.lead import AttemptFails
 from peers.attempts.statement import Known
+from peers.attempts.summation import Summation
 from peers.rounds.acceptor import Acceptor
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
@@ -73,7 +74,7 @@ def _with_body(signed: pb.Signed, message: Any) -> pb.Signed:
 
 def weighs() -> None:
     """In the bundle the victim promises 100,000 examples, and everybody else 1."""
-    make = vars(preparing)["make"]
+    make = vars(coordination)["make"]
 
     def forged(ground: Ground, run: pb.Signed, promised: Iterable[Promised]) -> pb.Bundle:
         made: pb.Bundle = make(ground, run, promised)
@@ -85,13 +86,13 @@ def weighs() -> None:
                     signed.CopyFrom(_with_body(signed, promise))
         return made
 
-    put(preparing, "make", forged)
+    put(coordination, "make", forged)
     _believe_ourselves()
 
 
 def drops_privacy() -> None:
     """In the bundle the run is without differential privacy, and all promises are for that."""
-    make, go = vars(preparing)["make"], Coordination._go
+    make, go = vars(coordination)["make"], Coordination._go
 
     def going(self: Coordination, now: float) -> list[do.Effect]:
         if lying("drops-privacy"):
@@ -110,7 +111,7 @@ def drops_privacy() -> None:
         return made
 
     put(Coordination, "_go", going)
-    put(preparing, "make", forged)
+    put(coordination, "make", forged)
     _believe_ourselves()
 
 
@@ -146,7 +147,7 @@ def leaves_out() -> None:
     ) -> list[do.Effect]:
         if not lying("leaves-out", "sulks"):
             return applied(self, sender, message, now)
-        if sender == self.site:
+        if sender == self.lead.site:
             raise AttemptFails("the sum was not opened in time")
         return []
 
@@ -169,41 +170,41 @@ def scales() -> None:
     So coarse as a site may make it without being left out: what they send on it is read on
     the victim's, where it is a sixty-fourth.
     """
-    scale, contributed = Coordination._scale, Coordination.contributed
+    scale, contributed = Summation._scale, Summation.contributed
 
-    def telling(self: Coordination, now: float) -> list[do.Effect]:
+    def telling(self: Summation, now: float) -> list[do.Effect]:
         effects = scale(self, now)
         if victim := lying("scales"):
             for effect in effects:
                 if not isinstance(effect, do.Send) or not isinstance(effect.body, pb.Scale):
                     continue
-                if effect.to not in (victim, self.site):
+                if effect.to not in (victim, self._lead.site):
                     message = pb.Scale()
                     message.CopyFrom(effect.body)
                     effects[effects.index(effect)] = do.Send(effect.to, message)
                     for signed in message.exponents:
-                        if signed.site == self.site:
+                        if signed.site == self._lead.site:
                             signed.CopyFrom(_coarser(self, signed))
         return effects
 
     def taking(
-        self: Coordination, sender: str, message: pb.Contributed, now: float
+        self: Summation, sender: str, message: pb.Contributed, now: float
     ) -> list[do.Effect]:
         if not lying("scales"):
             return contributed(self, sender, message, now)
         signed = message.contribution
         told = pb.Contribution.FromString(signed.body)
-        return self._joined(sender, self._gathered.signed(sender, signed, told), now)
+        return self._joined(sender, self.updates.signed(sender, signed, told), now)
 
-    put(Coordination, "_scale", telling)
-    put(Coordination, "contributed", taking)
+    put(Summation, "_scale", telling)
+    put(Summation, "contributed", taking)
 
 
-def _coarser(self: Coordination, ours: pb.Signed) -> pb.Signed:
+def _coarser(self: Summation, ours: pb.Signed) -> pb.Signed:
     """Exponents of our own that we sign once more, as high as they are taken."""
     told = pb.Exponents.FromString(ours.body)
     told.scale_exponents[:] = [max(told.scale_exponents) + COARSER] * len(told.scale_exponents)
-    return sign(self.keys, Kind.EXPONENTS, told)
+    return sign(self._lead.keys, Kind.EXPONENTS, told)
 
 
 # ---- lies about what is stated -------------------------------------------------------
@@ -232,20 +233,29 @@ def two_sums() -> None:
 
 def _state_both(second: _Second) -> None:
     """Behind the sum of all, the coordinator states the second one to everybody."""
-    finished = Coordination.sum_finished
+    worked = Coordination.worked
 
-    def stating(self: Coordination, event: do.SumFinished, now: float) -> list[do.Effect]:
-        effects = finished(self, event, now)
-        if not (victim := lying("two-sums")):
+    def stating(self: Coordination, event: do.Worked, now: float) -> list[do.Effect]:
+        effects = worked(self, event, now)
+        if not lying("two-sums") or not isinstance(event, do.SumFinished):
             return effects
-        message = self._about(pb.SUM, _other_sum(self.round, self.attempt)[1], ())
-        told = self._gathered.contributions
-        message.contributions.extend(told[site] for site in sorted(told) if site != victim)
-        second.known = Known.of(message)
-        state = pb.State(round=self.round, attempt=self.attempt, statement=second.known.raw)
-        return [*effects, *(do.Send(site, state) for site in sorted(self._promises))]
+        second.known = without_victim(self)
+        at = second.known.message
+        state = pb.State(round=at.round, attempt=at.attempt, statement=second.known.raw)
+        return [*effects, *(do.Send(site, state) for site in sorted(self.lead.promises))]
 
-    put(Coordination, "sum_finished", stating)
+    put(Coordination, "worked", stating)
+
+
+def without_victim(leading: Coordination) -> Known:
+    """A statement of the sum of all but the victim."""
+    assert leading.sum is not None
+    digest = _other_sum(leading.lead.round, leading.lead.attempt)[1]
+    message = leading.sum._about(pb.SUM, digest, ())
+    told = leading.sum.updates.contributions
+    kept = sorted({*told} - {lying("two-sums")})
+    message.contributions.extend(told[site] for site in kept)
+    return Known.of(message)
 
 
 def _certify_the_second(second: _Second) -> None:
@@ -256,16 +266,17 @@ def _certify_the_second(second: _Second) -> None:
         known = second.known
         if not lying("two-sums") or not known or message.statement_digest != known.digest:
             return stated(self, sender, message, now)
-        verify(self.keys, Kind.STATEMENT, known.raw, message.signature, self.ground.manifest)
+        keys, manifest = self.lead.keys, self.lead.ground.manifest
+        verify(keys, Kind.STATEMENT, known.raw, message.signature, manifest)
         signatures = second.signatures
         signatures[sender] = message.signature
-        if len(signatures) != self.ground.manifest.quorum:
+        if len(signatures) != self.lead.ground.manifest.quorum:
             return []
         both = pb.StatementCertificate(
             statement=known.raw, signatures=[signatures[site] for site in sorted(signatures)]
         )
-        asked = pb.Certified(round=self.round, attempt=self.attempt, certificate=both)
-        return [do.SendSum((_second_holder(self.participants, self.site),), asked)]
+        asked = pb.Certified(round=self.lead.round, attempt=self.lead.attempt, certificate=both)
+        return [do.SendSum((_second_of(self),), asked)]
 
     put(Coordination, "stated", signing)
 
@@ -279,7 +290,7 @@ def _send_each_holder_one(second: _Second) -> None:
     ) -> list[do.Effect]:
         effects = certified(self, known, certificate, now)
         if lying("two-sums"):
-            other = _second_holder(self.participants, self.site)
+            other = _second_of(self)
             effects = [
                 do.SendSum(tuple({*effect.holders} - {other}), effect.certified)
                 if isinstance(effect, do.SendSum)
@@ -308,7 +319,7 @@ def _wait_for_what_is_told(second: _Second) -> None:
         self: Coordination, sender: str, message: pb.AppliedSum, now: float
     ) -> list[do.Effect]:
         told = pb.Applied.FromString(message.applied.body)
-        known, both = second.known, self.ground.manifest.quorum
+        known, both = second.known, self.lead.ground.manifest.quorum
         coming = second.waits or len(second.signatures) >= both
         if not lying("two-sums") or not known or not coming:
             return applied(self, sender, message, now)
@@ -325,7 +336,7 @@ def _wait_for_what_is_told(second: _Second) -> None:
         under_way = self._here.coordination
         if lying("two-sums") and digest == second.told and under_way is not None:
             made = _folder / "state" / "versions" / f"{digest.hex()}.safetensors"
-            name = f"told-{under_way.round}-{under_way.attempt}.safetensors"
+            name = f"told-{under_way.lead.round}-{under_way.lead.attempt}.safetensors"
             shutil.copy(made, _folder / name)
             second.here = True
             for sender, message in second.held:
@@ -335,9 +346,14 @@ def _wait_for_what_is_told(second: _Second) -> None:
     put(Protocol, "_version_here", fetched)
 
 
-def _second_holder(participants: Iterable[str], lead: str) -> str:
+def second_holder(participants: Iterable[str], lead: str) -> str:
     """Who is to open the sum without the victim: the last one that is neither of the two."""
     return max({*participants} - {lead, lying("two-sums")})
+
+
+def _second_of(leading: Coordination) -> str:
+    assert leading.sum is not None
+    return second_holder(leading.sum.participants, leading.lead.site)
 
 
 def _other_sum(round_: int, attempt: int) -> tuple[Path, bytes]:
@@ -348,12 +364,12 @@ def _other_sum(round_: int, attempt: int) -> tuple[Path, bytes]:
 
 def hands_out() -> None:
     """In masking mode it alone opens the sum, and hands out a version that it made up."""
-    pass_on, believe = Coordination._pass_on, statement.read_proof
+    pass_on, believe = Summation._pass_on, statement.read_proof
 
-    def keeping(self: Coordination, steps: Any, now: float) -> list[do.Effect]:
-        effects = pass_on(self, steps, now)
+    def keeping(self: Summation, now: float) -> list[do.Effect]:
+        effects = pass_on(self, now)
         if lying("hands-out"):
-            return [e for e in effects if not _is_opening(e) or _goes_to(e, self.site)]
+            return [e for e in effects if not _is_opening(e) or _goes_to(e, self._lead.site)]
         return effects
 
     def alone(self: Tally) -> int:
@@ -362,7 +378,7 @@ def hands_out() -> None:
     def believing(*arguments: Any) -> pb.Applied:
         return (proven_by_anyone if lying("hands-out") else believe)(*arguments)
 
-    put(Coordination, "_pass_on", keeping)
+    put(Summation, "_pass_on", keeping)
     put(Tally, "proving", property(alone))
     put(statement, "read_proof", believing)
 
@@ -416,7 +432,7 @@ def changes_the_sum() -> None:
             return answer_challenge(round, attempt, holder, challenge)
         check = held.tally.check
         sites = set(held.total.contributors)
-        if holder == _second_holder(check.holders, check.coordinator):
+        if holder == second_holder(check.holders, check.coordinator):
             sites.discard(victim)
         return held.tally.answer(sites, holder, challenge)
 

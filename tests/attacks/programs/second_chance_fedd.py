@@ -34,7 +34,8 @@ from daemon.jobs.sums import integers
 from peers.attempts import bundle, participation, statement
 from peers.attempts import effects as do
 from peers.attempts.coordination import Coordination
-from peers.attempts.preparing import AttemptFails, Gathering
+from peers.attempts.gathering import Gathering
+from peers.attempts.lead import AttemptFails
 from peers.attempts.statement import Known
 from peers.plans import robust
 from peers.rounds.acceptor import Acceptor
@@ -112,20 +113,17 @@ def two_sums() -> None:
 
 
 def _state_one_to_each(second: sums._Second) -> None:
-    finished, refused = Coordination.sum_finished, Protocol._on_attempt_failed
+    worked, refused = Coordination.worked, Protocol._on_attempt_failed
     step = Protocol.step
 
-    def stating(self: Coordination, event: do.SumFinished, now: float) -> list[do.Effect]:
-        effects = finished(self, event, now)
-        if not (victim := lying("two-sums")):
+    def stating(self: Coordination, event: do.Worked, now: float) -> list[do.Effect]:
+        effects = worked(self, event, now)
+        if not lying("two-sums") or not isinstance(event, do.SumFinished):
             return effects
-        message = self._about(pb.SUM, sums._other_sum(self.round, self.attempt)[1], ())
-        told = self._gathered.contributions
-        message.contributions.extend(told[site] for site in sorted(told) if site != victim)
-        known = second.known = Known.of(message)
-        ours = sign_bytes(self.keys, Kind.STATEMENT, known.raw)
-        second.signatures[self.site] = ours
-        holder = sums._second_holder(self.participants, self.site)
+        known = second.known = sums.without_victim(self)
+        ours = sign_bytes(self.lead.keys, Kind.STATEMENT, known.raw)
+        second.signatures[self.lead.site] = ours
+        holder = sums._second_of(self)
         first = [one for one in effects if not _states_to(one, holder)]
         return [*first, do.Send(holder, _state(known))]
 
@@ -147,7 +145,7 @@ def _state_one_to_each(second: sums._Second) -> None:
         return effects
 
     _put(Protocol, "step", forgetting)
-    _put(Coordination, "sum_finished", stating)
+    _put(Coordination, "worked", stating)
     _put(Protocol, "_on_attempt_failed", coming_back)
 
 
@@ -177,7 +175,7 @@ def _hold_the_first_back(second: sums._Second) -> None:
         self: Coordination, sender: str, message: pb.Stated, now: float
     ) -> list[do.Effect]:
         effects = stated(self, sender, message, now)
-        if held and len(second.signatures) >= self.ground.manifest.quorum:
+        if held and len(second.signatures) >= self.lead.ground.manifest.quorum:
             effects = [*effects, *held]
             held.clear()
         return effects
@@ -231,9 +229,9 @@ def without_recalled_lock() -> None:
 
 def without_this_start() -> None:
     """It signs in attempts that were under way when it came back, too."""
-    text = "if signed is None and not self._promised_now(self._bundle):"
+    text = "if signed is None and not self._promised_now(here.bundle):"
     without(_for_good, Acceptor, "on_state", text)
-    text = "draw >= self._since"
+    text = "draw >= self._recall.since"
     without(_for_good, Acceptor, "_check_difference", text, instead="True")
 
 

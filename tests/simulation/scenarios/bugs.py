@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from peers.attempts import bundle, ckks, coordination, participation, preparing, statement
+from peers.attempts import bundle, ckks, participation, statement, summation
 from peers.attempts import effects as do
 from peers.attempts.ckks import KeyParticipant
 from peers.attempts.coordination import Coordination, Tally
@@ -420,10 +420,10 @@ BUGS = (
     Bug("decrypt a sum of too few", "a sum of . updates", 200, (
         (bundle, "needed_contributors", _two_contribute),
         (participation, "needed_contributors", _two_contribute),
-        (preparing, "needed_contributors", _two_contribute))),
+        (summation, "needed_contributors", _two_contribute))),
     Bug("sum whoever stands out", "a sum of one site, nearly", 1000, (
         (participation, "too_dominant", _nobody_stands_out),
-        (coordination, "too_dominant", _nobody_stands_out),
+        (summation, "too_dominant", _nobody_stands_out),
         (bundle, "clipped", _as_told), *_blind("_follows")), draw_with_liar),
     Bug("draw a stated sum anew", "drawn anew", 300, (
         (bundle, "_to_be_repeated", _never_repeated),)),
