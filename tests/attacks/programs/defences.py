@@ -69,8 +69,8 @@ def without_scale() -> None:
         FOR_GOOD,
         statement,
         "read_contributions",
-        "agreed = (told.plan_digest, told.scale_digest) == (plan, scale)",
-        instead="agreed = told.plan_digest == plan",
+        "agreed = (contribution.plan_digest, contribution.scale_digest) == (plan, scale)",
+        instead="agreed = contribution.plan_digest == plan",
     )
     put(participation, "read_contributions", statement.read_contributions)
     text = 'must_be(same, lead, "states another scale than follows from what all told")'
