@@ -201,8 +201,11 @@ class Participation:
     def scale(self, scaled: Scaled) -> list[do.Effect]:
         """What all have told is known: the scale follows from it."""
         ours = scaled.reports.get(self.site)
-        if self._exponents is not None or not self._reported or ours is None:
-            return []  # the attempt goes on without us
+        if self._exponents is not None or not self._reported:
+            return []
+        if ours is None:  # late, or kept back: the attempt goes on without us
+            text = f"{self.coordinator} goes on without our update: it shows nobody what we told"
+            return [self._progress("waiting", message=text)]
         must_be(ours == self._reported, self.coordinator, "passes on exponents that are not ours")
         if self.site in scaled.left_out:
             reason = scaled.left_out[self.site]

@@ -499,6 +499,17 @@ def test_exponents_are_passed_on_in_their_owners_words(stage: Stage) -> None:
     assert encrypt.scale_exponents == EXPONENTS, "a is left out, by d as by everybody"
 
 
+def test_who_is_left_out_of_the_exponents_says_so_to_its_people(stage: Stage) -> None:
+    made = stage.plan()
+    part = Participation("d", stage.ground(), made, stage.keys["d"])
+    others = dict.fromkeys("abc", EXPONENTS)
+    assert part.scale(scaled(stage, made, others)) == [], "it has told nothing yet"
+    part.worked(do.LocalTrained(1, 0, EXPONENTS))
+    (progress,) = part.scale(scaled(stage, made, others))
+    assert isinstance(progress, do.Progress)
+    assert progress.message == "b goes on without our update: it shows nobody what we told"
+
+
 def test_a_key_that_the_dealer_did_not_sign_is_noticed_by_who_holds_it(stage: Stage) -> None:
     """A dealer that gives two holders two keys would have them open two versions."""
     participant(stage, "a").check_own(stage.statement_of())
