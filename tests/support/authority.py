@@ -148,10 +148,10 @@ class Federation:
             not_after=certificate.not_valid_after_utc,
         )
 
-    def renew(self, site: str) -> Identity:
+    def renew(self, site: str, *, days: int = 365) -> Identity:
         """A new certificate for a site's key."""
         folder = self.root / site
-        certificate = sign_request(self.authority, (folder / "site.csr").read_bytes())
+        certificate = sign_request(self.authority, (folder / "site.csr").read_bytes(), days=days)
         install(folder, certificate, (self.authority / "ca.crt").read_bytes())
         return self.identity(site)
 

@@ -16,7 +16,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crypto.identity.site import Identity
@@ -37,6 +37,9 @@ QUICK = LinkOptions(
     limits=Limits(frame_s=1, pushes=2, pulls=2),
     keep_in_touch=KeepInTouch(answering_s=60, silent_s=60, start_s=0),
 )
+
+# For who calls in vain and waits for the reason.
+HASTY = replace(QUICK, timeouts=replace(QUICK.timeouts, pauses_s=(0.05,)))
 
 UPDATE = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1, attempt=0)
 VERSION = pb.BlobName(kind=pb.MODEL_VERSION, digest=bytes(32))

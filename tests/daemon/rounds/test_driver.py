@@ -141,11 +141,13 @@ async def test_an_effect_that_cannot_be_carried_out_costs_itself(
     monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
     last = do.Progress(1, 0, "prepare", "birch")
     stepping(node, monkeypatch, made(kind), last)
+    before = asyncio.all_tasks()
     # Refused, or taken: some fail later, as tasks of their own.
     await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
     assert shown[-1] is last, "what stands behind it is carried out"
     stepping(node, monkeypatch)
-    await asyncio.sleep(0.05)
+    if begun := asyncio.all_tasks() - before:
+        await asyncio.wait(begun, timeout=0.05)
     await asyncio.wait_for(node.ask(do.Tick()), 10)
 
 
