@@ -22,6 +22,8 @@ _ONE_AT_A_TIME = {
     "faults": re.compile(r"\bmark\.faults\b"),
     "attacks": re.compile(r"\bmark\.attacks\b"),
     "daemons": re.compile(r"\bmark\.federation\b"),
+    # They share the process that workers are forked from: to import torch there takes seconds.
+    "workers": re.compile(r"\bimport_once\(|\bWorkers\.of\("),
 }
 
 # Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in

@@ -33,7 +33,7 @@ from tests.support.authority import FEDERATION_ID, Federation
 
 # Short enough for tests; greetings only when a test wants one.
 QUICK = LinkOptions(
-    timeouts=CallTimeouts(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.1, 0.3, 0.5)),
+    timeouts=CallTimeouts(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.02, 0.1, 0.3, 0.5)),
     limits=Limits(frame_s=1, pushes=2, pulls=2),
     keep_in_touch=KeepInTouch(answering_s=60, silent_s=60, start_s=0),
 )

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ from tests.daemon.process.jobs import (
 )
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def left_as_it_was() -> Iterator[None]:
+    """Others want more than fractions in the process that their workers are forked from."""
+    server: Any = forkserver._forkserver
+    before = server._forkserver_pid
+    yield
+    if before is None:
+        server._stop()
 
 
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])

@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[Transport, Path], Awaitable[object]]] = {
     "Deliver": lambda transport, _: transport.send("beta", hint("alpha")),
     "Push": lambda transport, _: transport.push("beta", UPDATE, bytes(20 * MIB)),
     "Pull": lambda transport, folder: transport.pull("beta", VERSION, folder / "version"),
-    "Negatives": lambda transport, _: transport.negatives("beta", REQUEST, 0.5),
+    "Negatives": lambda transport, _: transport.negatives("beta", REQUEST, 0.25),
 }
 
 
