@@ -26,6 +26,10 @@ _ONE_AT_A_TIME = {
     "workers": re.compile(r"\bimport_once\(|\bWorkers\.of\("),
 }
 
+# Of the others, those that take half a minute of a processor or more: none is to be the last.
+_LONG = ("tests/simulation/test_simulation.py", "tests/peers/rounds/test_people.py",
+         "tests/learning_bench/test_bench.py")  # fmt: skip
+
 # Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in
 # the background, which a shell starts with the signal ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -60,7 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: with each kind that runs one at a time."""
-    items.sort(key=lambda item: not _kind_of(item.path))
+    items.sort(key=lambda item: (not _kind_of(item.path), not item.nodeid.startswith(_LONG)))
 
 
 def pytest_collection_finish() -> None:

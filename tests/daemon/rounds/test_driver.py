@@ -279,9 +279,9 @@ def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
 
 
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
-    node._out.put("birch", pb.RunWish())
-    node._out.put("nobody", pb.RunWish())
     node._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
+    node._out.put("nobody", pb.RunWish())
+    node._out.put("birch", pb.RunWish())
     async with asyncio.timeout(10):
         while "could not be sent" not in node.last_error:
             await asyncio.sleep(0.01)
