@@ -26,8 +26,9 @@ _ONE_AT_A_TIME = {
     "workers": re.compile(r"\bimport_once\(|\bWorkers\.of\("),
 }
 
-# Of the others, those that take half a minute of a processor or more: none is to be the last.
-_LONG = ("tests/simulation/test_simulation.py", "tests/peers/rounds/test_people.py",
+# Half a minute or more each, and none of a kind's processes needed: none is to be the last.
+_LONG = ("tests/test_real_institutions.py",
+         "tests/simulation/test_simulation.py", "tests/peers/rounds/test_people.py",
          "tests/learning_bench/test_bench.py")  # fmt: skip
 
 # Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in
@@ -51,6 +52,8 @@ class _OneFederation(LoadFileScheduling):
 
 @cache
 def _kind_of(file: Path) -> str:
+    if str(file).endswith(_LONG):
+        return ""
     text = file.read_text(encoding="utf-8")
     return next((kind for kind, marks in _ONE_AT_A_TIME.items() if marks.search(text)), "")
 
