@@ -32,8 +32,8 @@ demo: $(INSTALLED) ## three sites on this machine train together and answer (ARG
 test: $(INSTALLED) ## run all tests but the longest, four at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
 	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not endurance" $(ARGS)
 
-test-quick: $(INSTALLED) ## run the tests that are quick each, two minutes together
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not federation" $(ARGS)
+test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a half together
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not federation" $(ARGS)
 
 SEEDS ?= 1000
 sim: $(INSTALLED) ## simulate rounds under drawn faults, with liars, with restored states (SEEDS=100000 ARGS="--first 5000 --jobs 2")
