@@ -22,7 +22,14 @@ _ONE_AT_A_TIME = {
     "faults": re.compile(r"\bmark\.faults\b"),
     "attacks": re.compile(r"\bmark\.attacks\b"),
     "daemons": re.compile(r"\bmark\.federation\b"),
+    # They share the process that workers are forked from: to import torch there takes seconds.
+    "workers": re.compile(r"\bimport_once\(|\bWorkers\.of\("),
 }
+
+# Half a minute or more each, and none of a kind's processes needed: none is to be the last.
+_LONG = ("tests/test_real_institutions.py",
+         "tests/simulation/test_simulation.py", "tests/peers/rounds/test_people.py",
+         "tests/learning_bench/test_bench.py")  # fmt: skip
 
 # Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in
 # the background, which a shell starts with the signal ignored.
@@ -45,6 +52,8 @@ class _OneFederation(LoadFileScheduling):
 
 @cache
 def _kind_of(file: Path) -> str:
+    if str(file).endswith(_LONG):
+        return ""
     text = file.read_text(encoding="utf-8")
     return next((kind for kind, marks in _ONE_AT_A_TIME.items() if marks.search(text)), "")
 
@@ -58,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: with each kind that runs one at a time."""
-    items.sort(key=lambda item: not _kind_of(item.path))
+    items.sort(key=lambda item: (not _kind_of(item.path), not item.nodeid.startswith(_LONG)))
 
 
 def pytest_collection_finish() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
+import os
 import secrets
 import socket
 from collections.abc import Callable, Collection
@@ -48,6 +49,7 @@ from proto import federation_pb2 as pb
 FEDERATION_ID = "med"
 
 
+_PROCESSES = 16  # of one pytest-xdist, at most, or some share their ports
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -55,11 +57,13 @@ def free_port() -> int:
     """A loopback port that nobody listens on just now.
 
     It may be bound seconds later, or again after a restart: so it is none of those from which
-    the kernel takes one for whoever calls somebody.
+    the kernel takes one for whoever calls somebody, and none that another process of the same
+    pytest-xdist may choose meanwhile.
     """
     lowest = int(_OUTGOING.read_text().split()[0])
+    ours = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
     while True:
-        port = secrets.choice(range(lowest // 2, lowest))
+        port = secrets.choice(range(lowest // 2 + ours, lowest, _PROCESSES))
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -148,10 +152,10 @@ class Federation:
             not_after=certificate.not_valid_after_utc,
         )
 
-    def renew(self, site: str) -> Identity:
+    def renew(self, site: str, *, days: int = 365) -> Identity:
         """A new certificate for a site's key."""
         folder = self.root / site
-        certificate = sign_request(self.authority, (folder / "site.csr").read_bytes())
+        certificate = sign_request(self.authority, (folder / "site.csr").read_bytes(), days=days)
         install(folder, certificate, (self.authority / "ca.crt").read_bytes())
         return self.identity(site)
 

@@ -342,7 +342,8 @@ async def _end(process: Process) -> None:
     """Leave no process behind, whatever the test did to it."""
     if process.returncode is not None:
         return
-    process.send_signal(signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has ended, and that is not here yet
+        process.send_signal(signal.SIGTERM)
     try:
         await asyncio.wait_for(process.wait(), 20)
     except TimeoutError:

@@ -16,7 +16,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crypto.identity.site import Identity
@@ -33,10 +33,13 @@ from tests.support.authority import FEDERATION_ID, Federation
 
 # Short enough for tests; greetings only when a test wants one.
 QUICK = LinkOptions(
-    timeouts=CallTimeouts(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.1, 0.3, 0.5)),
+    timeouts=CallTimeouts(hello_s=5, call_s=5, frame_s=5, pauses_s=(0.02, 0.1, 0.3, 0.5)),
     limits=Limits(frame_s=1, pushes=2, pulls=2),
     keep_in_touch=KeepInTouch(answering_s=60, silent_s=60, start_s=0),
 )
+
+# For who calls in vain and waits for the reason.
+HASTY = replace(QUICK, timeouts=replace(QUICK.timeouts, pauses_s=(0.05,)))
 
 UPDATE = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1, attempt=0)
 VERSION = pb.BlobName(kind=pb.MODEL_VERSION, digest=bytes(32))

@@ -18,7 +18,7 @@ import os
 import resource
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,8 @@ async def door(
         assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ready\n"
         yield Door(federation, process)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # it could not even tell how it is, and has ended
+            process.kill()
         await process.wait()
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
-import nltk
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nltk.corpus.reader.wordnet import WordNetCorpusReader
-from nltk.corpus.util import LazyCorpusLoader
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.learning.options import EvaluationError
 from tests.daemon.evaluation.text_metrics import normalised, perplexity, score_texts, token_f1
@@ -122,6 +119,10 @@ def write_wordnet(folder: Path) -> None:
 def test_meteor_is_left_out_without_wordnet_and_knows_synonyms_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import nltk  # takes a second: not when tests are collected
+    from nltk.corpus.reader.wordnet import WordNetCorpusReader
+    from nltk.corpus.util import LazyCorpusLoader
+
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     fresh = LazyCorpusLoader("wordnet", WordNetCorpusReader, None)
     monkeypatch.setattr(nltk.corpus, "wordnet", fresh)
@@ -151,11 +152,16 @@ def test_a_library_that_is_not_installed_leaves_out_its_figures_alone(
 # ---- perplexity -------------------------------------------------------------------------------
 
 
+def small_gpt(vocabulary: int) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel  # as nltk above
+
+    config = GPT2Config(vocab_size=vocabulary, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    return GPT2LMHeadModel(config).eval()
+
+
 def test_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary() -> None:
     tokenizer = Letters().tokenizer
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2)
-    ).eval()
+    model = small_gpt(len(tokenizer))
     torch.nn.init.zeros_(model.transformer.wte.weight)  # tied to the output: all logits 0
     found = perplexity(model, tokenizer, ["abc", "hello there"])
     assert found == pytest.approx(len(tokenizer), rel=1e-5)
@@ -165,9 +171,7 @@ def test_perplexity_is_the_model_s_own_loss_over_all_tokens() -> None:
     tokenizer = Letters().tokenizer
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2)
-        ).eval()
+        model = small_gpt(len(tokenizer))
     texts = ["abc", "a longer text than that"]
     total, count = 0.0, 0
     for text in texts:

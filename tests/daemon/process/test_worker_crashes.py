@@ -7,9 +7,7 @@ here do them on purpose.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import resource
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -21,10 +19,9 @@ import pytest_asyncio
 
 from crypto.ckks.sums import CryptoError
 from daemon.jobs.sums import ckks
-from daemon.process.workers import Worker, WorkerCrashed, reads
+from daemon.process.workers import Worker, WorkerCrashed
 from tests.daemon.jobs.sums.proofs import check_of
-
-MIB = 1 << 20
+from tests.daemon.process.jobs import MIB, crash, hang, limits, take_memory
 
 
 @pytest_asyncio.fixture
@@ -32,29 +29,6 @@ async def worker() -> AsyncIterator[Worker]:
     worker = Worker("crypto", threads=1, patience_s=0.3)
     yield worker
     await worker.stop()
-
-
-@reads("the update of {site}")
-def crash(how: signal.Signals, site: str) -> None:
-    """As native code does: no Python runs any more."""
-    if how is signal.SIGSEGV:
-        ctypes.string_at(0)
-    os.abort()
-
-
-@reads("the update of {site}")
-def take_memory(mebibytes: int, site: str) -> int:
-    return len(bytearray(mebibytes * MIB))
-
-
-def hang(path: Path) -> None:
-    path.touch()
-    while True:
-        time.sleep(60)
-
-
-def limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_DATA)
 
 
 @pytest.mark.parametrize("how", [signal.SIGSEGV, signal.SIGABRT])

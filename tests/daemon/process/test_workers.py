@@ -7,17 +7,35 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from daemon.process.workers import NobodyAnswers, Worker, WorkerCrashed, ask, import_once, report
+from daemon.process.workers import NobodyAnswers, Worker, WorkerCrashed, ask, import_once
+from tests.daemon.process.jobs import (
+    asking,
+    asking_after_a_failure,
+    asking_until_nobody_answers,
+    reporting,
+    reporting_and_sleeping,
+    whereabouts,
+)
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def left_as_it_was() -> Iterator[None]:
+    """Others want more than fractions in the process that their workers are forked from."""
+    server: Any = forkserver._forkserver
+    before = server._forkserver_pid
+    yield
+    if before is None:
+        server._stop()
 
 
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])
@@ -26,25 +44,6 @@ async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     worker = Worker("arithmetic", threads=1, forked=request.param)
     yield worker
     await worker.stop()
-
-
-def reporting(item: int) -> int:
-    report(item)
-    return os.getpid()
-
-
-def sleeping() -> None:
-    time.sleep(60)
-
-
-def reporting_and_sleeping() -> None:
-    report("begun")
-    time.sleep(600)
-
-
-def whereabouts() -> tuple[bool, str, int]:
-    """Whether what was to be imported is here, the limit on threads, and the parent."""
-    return "fractions" in sys.modules, os.environ["OMP_NUM_THREADS"], os.getppid()
 
 
 async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: Worker) -> None:
@@ -92,8 +91,9 @@ async def test_what_a_call_reports_is_heard_before_its_result() -> None:
 
 async def test_a_call_whose_worker_is_ended_fails_and_the_next_one_works(worker: Worker) -> None:
     old = await worker.run(reporting, 1)
-    call = asyncio.create_task(worker.run(sleeping))
-    await asyncio.sleep(0.2)
+    begun = asyncio.Event()
+    call = asyncio.create_task(worker.run_reporting(lambda _: begun.set(), reporting_and_sleeping))
+    await begun.wait()
     await worker.stop()
     with pytest.raises(WorkerCrashed):
         await call
@@ -135,28 +135,6 @@ async def test_a_forked_worker_has_what_was_imported_once_for_all() -> None:
 
 
 # ---- a job that asks ------------------------------------------------------------------
-
-
-def asking(count: int, size: int) -> list[int]:
-    """Lengths of the answers to ``count`` questions of ``size`` bytes."""
-    return [len(ask(bytes(size))) for _ in range(count)]
-
-
-def asking_until_nobody_answers() -> str:
-    """Why it ended."""
-    try:
-        while True:
-            ask("is anybody there?")
-    except NobodyAnswers as error:
-        return str(error)
-
-
-def asking_after_a_failure() -> str:
-    try:
-        ask("first")
-    except ValueError as error:
-        return f"{error}, then {ask('second')}"
-    return "no failure"
 
 
 async def test_answers_larger_than_a_pipe_holds_come_in_order(worker: Worker) -> None:

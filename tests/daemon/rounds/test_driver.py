@@ -141,11 +141,13 @@ async def test_an_effect_that_cannot_be_carried_out_costs_itself(
     monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
     last = do.Progress(1, 0, "prepare", "birch")
     stepping(node, monkeypatch, made(kind), last)
+    before = asyncio.all_tasks()
     # Refused, or taken: some fail later, as tasks of their own.
     await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
     assert shown[-1] is last, "what stands behind it is carried out"
     stepping(node, monkeypatch)
-    await asyncio.sleep(0.05)
+    if begun := asyncio.all_tasks() - before:
+        await asyncio.wait(begun, timeout=0.05)
     await asyncio.wait_for(node.ask(do.Tick()), 10)
 
 
@@ -277,9 +279,9 @@ def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
 
 
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
-    node._out.put("birch", pb.RunWish())
-    node._out.put("nobody", pb.RunWish())
     node._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
+    node._out.put("nobody", pb.RunWish())
+    node._out.put("birch", pb.RunWish())
     async with asyncio.timeout(10):
         while "could not be sent" not in node.last_error:
             await asyncio.sleep(0.01)

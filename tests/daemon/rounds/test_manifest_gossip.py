@@ -27,7 +27,7 @@ from tests.support.lines import until
 from tests.support.loopback import QUICK, Site, running
 
 # Alpha greets of its own accord, as a daemon does; beta waits to be told what to do.
-GREETS = replace(QUICK, keep_in_touch=replace(QUICK.keep_in_touch, answering_s=0.1))
+GREETS = replace(QUICK, keep_in_touch=replace(QUICK.keep_in_touch, answering_s=0.05))
 
 
 @pytest.fixture
@@ -41,6 +41,7 @@ class Alpha:
 
     membership: Membership
     site: Site
+    heard: list[str] = field(default_factory=list)  # who has told it something, each time
     applied: list[int] = field(default_factory=list)
 
 
@@ -54,13 +55,18 @@ async def alpha_beside(
     (folder / "fedd.toml").write_text('[identity]\ndirectory = "."\n')
     membership = Membership(load(folder / "fedd.toml"))
     membership.remember(Store(folder / "state.sqlite3"))
-    newer = federation.manifest(version=says)
+    newer, heard = federation.manifest(version=says), list[str]()
+
+    def tap(way: str, peer: str, _raw: bytes) -> None:
+        if way == "received":
+            heard.append(peer)
+
     async with (
         running(federation, "beta", manifest=newer) as beta,
-        running(federation, "alpha", options=GREETS) as site,
+        running(federation, "alpha", options=GREETS, tap=tap) as site,
     ):
         beta.inbox.shelf[pb.MANIFESTS] = pack_manifests(served)
-        alpha = Alpha(membership, site)
+        alpha = Alpha(membership, site, heard)
 
         async def apply(_peer: str) -> None:
             alpha.applied.append(membership.manifest.version)
@@ -111,7 +117,8 @@ async def test_what_the_authority_did_not_sign_is_not_put_in_force(
     with capture_logs() as logs:
         async with alpha_beside(federation, served, says=9) as alpha:
             await until(lambda: any("is not in force" in line["event"] for line in logs))
-            await asyncio.sleep(0.5)  # several greetings
+            greetings = len(alpha.heard)
+            await until(lambda: len(alpha.heard) > greetings + 3)
             assert alpha.applied == []
             assert alpha.membership.manifest.version == 1
     told = [line for line in logs if "is not in force" in line["event"]]

@@ -26,7 +26,7 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.personal.personal import PersonalState, PersonalStore, own_digest
-from daemon.process.workers import Worker
+from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
 from daemon.services import pair_maker as pairs_module
 from daemon.services.collection import Collection, CollectionSettings, Listeners
@@ -59,7 +59,8 @@ Personal = Literal["none", "query_encoder", "mixture"]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker() -> AsyncIterator[Worker]:
     """One process for all that computes here."""
-    started = Worker("learning", threads=1)
+    import_once(["daemon.learning.retriever.retriever"], threads=1)  # as others in this process
+    started = Worker("learning", threads=1, forked=True)
     try:
         yield started
     finally:

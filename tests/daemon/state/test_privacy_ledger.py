@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from crypto.privacy import NoiseTerms, epsilon_of
 from crypto.quantize import CryptoError
@@ -21,6 +22,7 @@ from peers.wire.certificates import RULES
 from proto import federation_pb2 as pb
 
 DELTA = 1e-5
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 def terms(multiplier: float) -> NoiseTerms:
@@ -44,15 +46,22 @@ def a_plan(multiplier: float | None, *, clip_norm: float = 1.0, colluders: int =
     return plan
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crypto() -> AsyncIterator[Worker]:
+    """One process for all accounting here: what that needs takes a second to import."""
+    worker = Worker("crypto", threads=1)
+    yield worker
+    await worker.stop()
+
+
 @asynccontextmanager
 async def budget_of(
-    path: Path, epsilon: float | None, *, least_noise: float = 0.0
+    crypto: Worker, path: Path, epsilon: float | None, *, least_noise: float = 0.0
 ) -> AsyncIterator[PrivacyBudget]:
-    ledger, crypto = PrivacyLedger(path), Worker("crypto", threads=1)
+    ledger = PrivacyLedger(path)
     try:
         yield PrivacyBudget(ledger, crypto, epsilon, DELTA, least_noise=least_noise)
     finally:
-        await crypto.stop()
         ledger.close()
 
 
@@ -98,11 +107,12 @@ def test_a_damaged_or_newer_ledger_is_never_taken_for_an_empty_one(tmp_path: Pat
 
 
 @pytest.mark.slow
-async def test_a_budget_is_spent_and_then_refuses_for_good(tmp_path: Path) -> None:
+@IN_ONE_LOOP
+async def test_a_budget_is_spent_and_then_refuses_for_good(crypto: Worker, tmp_path: Path) -> None:
     path = tmp_path / "privacy.sqlite3"
     limit = epsilon_of([2.0] * 3, DELTA) * 1.001
     situation = do.Situation(20, willing=True)
-    async with budget_of(path, limit) as budget:
+    async with budget_of(crypto, path, limit) as budget:
         assert not math.isinf(await budget.least())
         for attempt in range(3):
             await budget.spend(1, attempt, terms(2.0))
@@ -112,7 +122,7 @@ async def test_a_budget_is_spent_and_then_refuses_for_good(tmp_path: Path) -> No
             await budget.spend(1, 3, None)
         limited = await budget.limit(situation)
         assert limited.least_multiplier > 2.0
-    async with budget_of(path, limit) as budget:  # the daemon was started again
+    async with budget_of(crypto, path, limit) as budget:  # the daemon was started again
         account = await budget.account(2.0, 1)
         assert account.booked == Booked((2.0,) * 3, 0)
         assert account.spent == pytest.approx(limit / 1.001)
@@ -120,17 +130,20 @@ async def test_a_budget_is_spent_and_then_refuses_for_good(tmp_path: Path) -> No
         assert not account.fits
         with pytest.raises(CryptoError, match="would exceed"):
             await budget.spend(2, 0, terms(2.0))
-    async with budget_of(path, limit / 2) as budget:  # the operator thought better of it
+    async with budget_of(crypto, path, limit / 2) as budget:  # the operator thought better of it
         limited = await budget.limit(situation)
         assert not limited.willing
         assert "budget is spent" in limited.reason
         assert math.isinf(limited.least_multiplier)
 
 
-async def test_attempts_that_fail_do_not_spend_a_budget_without_end(tmp_path: Path) -> None:
+@IN_ONE_LOOP
+async def test_attempts_that_fail_do_not_spend_a_budget_without_end(
+    crypto: Worker, tmp_path: Path
+) -> None:
     """Each may have been opened, so each is booked: after so many somebody must look."""
     situation = do.Situation(20, willing=True)
-    async with budget_of(tmp_path / "privacy.sqlite3", None) as budget:
+    async with budget_of(crypto, tmp_path / "privacy.sqlite3", None) as budget:
         for attempt in range(8):
             assert (await budget.limit(situation)).willing
             await budget.spend(3, attempt, terms(2.0))
@@ -142,8 +155,11 @@ async def test_attempts_that_fail_do_not_spend_a_budget_without_end(tmp_path: Pa
         assert not budget.committed()
 
 
-async def test_without_a_budget_everything_is_booked_and_nothing_refused(tmp_path: Path) -> None:
-    async with budget_of(tmp_path / "privacy.sqlite3", None) as budget:
+@IN_ONE_LOOP
+async def test_without_a_budget_everything_is_booked_and_nothing_refused(
+    crypto: Worker, tmp_path: Path
+) -> None:
+    async with budget_of(crypto, tmp_path / "privacy.sqlite3", None) as budget:
         for attempt, noise in enumerate((terms(0.01), None, terms(0.5))):
             await budget.spend(1, attempt, noise)
         assert await budget.least() == 0.0
@@ -154,9 +170,12 @@ async def test_without_a_budget_everything_is_booked_and_nothing_refused(tmp_pat
         assert account.budget is None
 
 
-async def test_a_budget_alone_refuses_noise_that_hides_nothing(tmp_path: Path) -> None:
+@IN_ONE_LOOP
+async def test_a_budget_alone_refuses_noise_that_hides_nothing(
+    crypto: Worker, tmp_path: Path
+) -> None:
     """One round of multiplier 0.001 is epsilon = 506,184: at the plan, and again at booking."""
-    async with budget_of(tmp_path / "privacy.sqlite3", 8.0) as budget:
+    async with budget_of(crypto, tmp_path / "privacy.sqlite3", 8.0) as budget:
         limited = await budget.limit(do.Situation(20, willing=True))
         assert "needs a multiplier of 0.63" in policy.noise_objection(
             a_plan(0.001), limited.least_multiplier
@@ -167,22 +186,28 @@ async def test_a_budget_alone_refuses_noise_that_hides_nothing(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_people_are_told_the_least_noise_that_is_demanded(tmp_path: Path) -> None:
+@IN_ONE_LOOP
+async def test_people_are_told_the_least_noise_that_is_demanded(
+    crypto: Worker, tmp_path: Path
+) -> None:
     """By the budget or by privacy.least_noise, whichever asks for more."""
     path = tmp_path / "privacy.sqlite3"
-    async with budget_of(path, None, least_noise=2.0) as budget:
+    async with budget_of(crypto, path, None, least_noise=2.0) as budget:
         assert (await budget.account(2.0, 1)).fits
         account = await budget.account(1.9, 1)
         assert (account.least, account.fits) == (2.0, False)
-    async with budget_of(path, 8.0, least_noise=0.1) as budget:
+    async with budget_of(crypto, path, 8.0, least_noise=0.1) as budget:
         account = await budget.account(0.2, 1)
         assert account.least == pytest.approx(0.638, rel=1e-3)
         assert not account.fits
 
 
-async def test_an_update_that_can_not_be_booked_does_not_leave(tmp_path: Path) -> None:
+@IN_ONE_LOOP
+async def test_an_update_that_can_not_be_booked_does_not_leave(
+    crypto: Worker, tmp_path: Path
+) -> None:
     path = tmp_path / "privacy.sqlite3"
-    async with budget_of(path, None) as budget:
+    async with budget_of(crypto, path, None) as budget:
         await budget.spend(1, 0, terms(1.0))
         with sqlite3.connect(path) as other:
             other.execute("DROP TABLE updates")
@@ -190,10 +215,13 @@ async def test_an_update_that_can_not_be_booked_does_not_leave(tmp_path: Path) -
             await budget.spend(1, 1, terms(1.0))
 
 
-async def test_a_booking_is_finished_even_when_its_attempt_is_given_up(tmp_path: Path) -> None:
+@IN_ONE_LOOP
+async def test_a_booking_is_finished_even_when_its_attempt_is_given_up(
+    crypto: Worker, tmp_path: Path
+) -> None:
     """What is asked next must see it: else one round too many would fit."""
     limit = epsilon_of([2.0], DELTA) * 1.001
-    async with budget_of(tmp_path / "privacy.sqlite3", limit) as budget:
+    async with budget_of(crypto, tmp_path / "privacy.sqlite3", limit) as budget:
         await budget.least()
         spending = asyncio.create_task(budget.spend(1, 0, terms(2.0)))
         await asyncio.sleep(0)
@@ -204,8 +232,9 @@ async def test_a_booking_is_finished_even_when_its_attempt_is_given_up(tmp_path:
         assert (least > 2.0) == (len(booked) == 1)
 
 
-async def test_a_budget_schedule_spends_what_was_asked_for(tmp_path: Path) -> None:
-    async with budget_of(tmp_path / "privacy.sqlite3", None) as budget:
+@IN_ONE_LOOP
+async def test_a_budget_schedule_spends_what_was_asked_for(crypto: Worker, tmp_path: Path) -> None:
+    async with budget_of(crypto, tmp_path / "privacy.sqlite3", None) as budget:
         multiplier = await budget.calibrated(20, 2.0)
         assert epsilon_of([multiplier] * 20, DELTA) == pytest.approx(2.0, rel=1e-4)
 

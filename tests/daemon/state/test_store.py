@@ -72,7 +72,7 @@ def test_killed_again_and_again_the_state_is_the_old_or_the_new_one(tmp_path: Pa
     path = tmp_path / "state.sqlite3"
     for number in range(1, 9):
         side = "before" if number % 2 else "after"
-        killed = child(LOOP, path, fault=f"persist:{side}=kill@{number}")
+        killed = child("-c", LOOP, path, fault=f"persist:{side}=kill@{number}")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         lines = [line.split() for line in killed.stdout.splitlines()]
         round_, promised = int(lines[-1][0]), int(lines[-1][1])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from crypto.arrays import Float32
 from daemon.process import faultpoints
 from daemon.state.versions import (
     ShapeManifest,
@@ -26,18 +25,13 @@ from daemon.state.versions import (
     version_path,
     write_version,
 )
-
-SHAPE = ShapeManifest("test", (("w", (300,)), ("b", (7,))))
-
-
-def vector(seed: int) -> Float32:
-    return np.random.default_rng(seed).standard_normal(SHAPE.total, dtype=np.float32)
+from tests.daemon.state.two_versions import SHAPE, vector, write_both
 
 
-def child(code: str, *args: object, fault: str = "") -> subprocess.CompletedProcess[str]:
+def child(*words: str | Path, fault: str = "") -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, that a fault may kill."""
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
+        [sys.executable, *words],
         env={**os.environ, faultpoints.VARIABLE: fault},
         capture_output=True,
         text=True,
@@ -46,14 +40,8 @@ def child(code: str, *args: object, fault: str = "") -> subprocess.CompletedProc
     )
 
 
-WRITE = """
-import sys; from pathlib import Path
-from tests.daemon.state.test_versions import SHAPE, vector
-from daemon.state.versions import write_version
-for seed in (1, 2):
-    digest, _ = write_version(Path(sys.argv[1]), SHAPE.digest, vector(seed))
-    print(digest.hex(), flush=True)
-"""
+def writes_both(folder: Path, fault: str) -> subprocess.CompletedProcess[str]:
+    return child("-m", "tests.daemon.state.two_versions", folder, fault=fault)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +56,7 @@ for seed in (1, 2):
 def test_a_crash_leaves_whole_versions_only(
     tmp_path: Path, point: str, second_is_there: bool
 ) -> None:
-    crashed = child(WRITE, tmp_path, fault=f"{point}=kill@2")
+    crashed = writes_both(tmp_path, f"{point}=kill@2")
     assert crashed.returncode == -signal.SIGKILL
     first = version_digest(SHAPE.digest, vector(1))
     second = version_digest(SHAPE.digest, vector(2))
@@ -78,13 +66,13 @@ def test_a_crash_leaves_whole_versions_only(
     sweep(tmp_path)
     expected = {first, second} if second_is_there else {first}
     assert {p.name for p in tmp_path.iterdir()} == {f"{d.hex()}.safetensors" for d in expected}
-    assert child(WRITE, tmp_path).returncode == 0, "the next start writes it"
+    write_both(tmp_path)  # the next start writes it
     assert is_sound(tmp_path, second, SHAPE.digest)
 
 
 @pytest.mark.parametrize("what", ["enospc", "erofs"])
 def test_a_disk_that_fails_leaves_nothing_behind(tmp_path: Path, what: str) -> None:
-    failed = child(WRITE, tmp_path, fault=f"version:rename={what}@2")
+    failed = writes_both(tmp_path, f"version:rename={what}@2")
     assert failed.returncode == 1
     assert "OSError" in failed.stderr
     digest = version_digest(SHAPE.digest, vector(1))
@@ -183,12 +171,8 @@ def test_the_file_of_a_version_stays_below_its_bound(tmp_path: Path) -> None:
 
 def test_without_the_variable_a_fault_point_is_nothing() -> None:
     assert faultpoints.passing_with("") is faultpoints._nothing
-    assert (
-        child(
-            "from daemon.process import faultpoints as f; assert f.passing is f._nothing"
-        ).returncode
-        == 0
-    )
+    program = "from daemon.process import faultpoints as f; assert f.passing is f._nothing"
+    assert child("-c", program).returncode == 0
 
 
 @pytest.mark.parametrize(

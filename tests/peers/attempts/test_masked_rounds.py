@@ -18,6 +18,7 @@ from peers.wire.messages import check
 from proto import federation_pb2 as pb
 from tests.simulation.network import World, coordinator, plan
 from tests.simulation.scenarios.faults import Faults
+from tests.simulation.seeds import seeds
 from tests.support.signed_rounds import Stage
 
 
@@ -144,7 +145,7 @@ def test_an_unwilling_coordinator_adds_what_it_does_not_contribute_to() -> None:
     assert contributors(world) == "abcde".replace(lead, "")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(range(6), range(6, 12)))
 def test_faults_cost_attempts_and_never_open_both_secrets(seed: int) -> None:
     """The claims are those of tests/simulation/masking.py and of the invariants."""
     faults = Faults(drop=0.05, duplicate=0.1, cut=0.05, fail=0.03)

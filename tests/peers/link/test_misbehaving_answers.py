@@ -17,7 +17,7 @@ from peers.wire.errors import PeerError, PeerRefused, PeerUnreachable, RemotePro
 from peers.wire.messages import MIB, PROTOCOL_VERSION
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
-from tests.support.loopback import UPDATE, VERSION, hint, running, spooled
+from tests.support.loopback import HASTY, UPDATE, VERSION, hint, running, spooled
 from tests.support.strangers import SPOILT, Answers, Spoil, answering, framed
 
 
@@ -57,7 +57,10 @@ async def test_answer_under_another_name(federation: Federation) -> None:
 
 async def test_another_site_at_a_peers_address(federation: Federation) -> None:
     gamma = federation.enrol("gamma")
-    async with answering(federation, Answers([]), gamma), running(federation, "alpha") as alpha:
+    async with (
+        answering(federation, Answers([]), gamma),
+        running(federation, "alpha", options=HASTY) as alpha,
+    ):
         with pytest.raises(PeerUnreachable, match="whoever answers there cannot prove to be"):
             await alpha.transport.send("beta", hint("alpha"))
 
@@ -66,7 +69,10 @@ async def test_another_authoritys_site_at_a_peers_address(
     federation: Federation, tmp_path: Path
 ) -> None:
     other = Federation.found(tmp_path / "other", "beta").identity("beta")
-    async with answering(federation, Answers([]), other), running(federation, "alpha") as alpha:
+    async with (
+        answering(federation, Answers([]), other),
+        running(federation, "alpha", options=HASTY) as alpha,
+    ):
         with pytest.raises(PeerUnreachable, match="whoever answers there cannot prove to be"):
             await alpha.transport.send("beta", hint("alpha"))
 

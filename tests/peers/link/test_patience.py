@@ -32,7 +32,7 @@ from tests.support.strangers import Answers, answering, framed
 
 IMPATIENT = replace(
     QUICK,
-    timeouts=CallTimeouts(hello_s=0.5, call_s=0.5, frame_s=0.5, pauses_s=()),
+    timeouts=CallTimeouts(hello_s=0.5, call_s=0.25, frame_s=0.25, pauses_s=()),
     limits=replace(QUICK.limits, handshake_s=0.5),
 )
 # Greeting (hello_s), then the call (call_s, or frame_s for what is written and what is read).
@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[Transport, Path], Awaitable[object]]] = {
     "Deliver": lambda transport, _: transport.send("beta", hint("alpha")),
     "Push": lambda transport, _: transport.push("beta", UPDATE, bytes(20 * MIB)),
     "Pull": lambda transport, folder: transport.pull("beta", VERSION, folder / "version"),
-    "Negatives": lambda transport, _: transport.negatives("beta", REQUEST, 0.5),
+    "Negatives": lambda transport, _: transport.negatives("beta", REQUEST, 0.25),
 }
 
 
@@ -169,7 +169,7 @@ async def test_a_peer_that_answers_a_byte_at_a_time(federation: Federation, meth
         ) as alpha,
     ):
         beta.inbox.shelf[pb.MODEL_VERSION] = bytes(3 * MIB)
-        await alpha.transport.send("beta", hint("alpha"))  # the connection is up
+        await alpha.transport.hello("beta")  # the connection is up
         line.a_byte_every_s = 0.05
         assert "site 'beta'" in await gives_up(alpha, method)
 
@@ -240,7 +240,7 @@ async def test_a_peer_that_sends_an_object_a_byte_a_frame(federation: Federation
     crumb.last = False
     async with (
         answering(federation, Answers([crumb] * 1000)),
-        running(federation, "alpha", options=IMPATIENT) as alpha,
+        running(federation, "alpha") as alpha,
     ):
         with pytest.raises(RemoteProtocolError, match="data is 1 bytes; expected 1048576 bytes"):
             await CALLS["Pull"](alpha.transport, alpha.spool)

@@ -30,6 +30,7 @@ from tests.support.authority import Federation
 from tests.support.lines import until
 from tests.support.loopback import (
     CONTEXT,
+    HASTY,
     QUICK,
     UPDATE,
     VERSION,
@@ -108,7 +109,8 @@ async def test_our_own_expired_certificate_is_named_as_the_cause(
 ) -> None:
     federation.ports["gamma"] = 1
     expired, manifest = federation.enrol("gamma", expired=True), federation.manifest()
-    async with running(federation, "gamma", identity=expired, manifest=manifest) as gamma:
+    gamma_runs = running(federation, "gamma", identity=expired, manifest=manifest, options=HASTY)
+    async with gamma_runs as gamma:
         with pytest.raises(PeerUnreachable, match="our own certificate expired on"):
             await gamma.transport.send("alpha", hint("gamma"))
     del federation.ports["gamma"]

@@ -34,6 +34,7 @@ from tests.support.authority import Federation
 from tests.support.lines import until
 from tests.support.loopback import (
     CONTEXT,
+    HASTY,
     QUICK,
     UPDATE,
     VERSION,
@@ -122,7 +123,7 @@ async def test_an_error_of_our_own_is_told_without_its_details(alpha: Site, beta
 
 
 async def test_a_peer_that_is_down_is_unreachable_and_says_where(federation: Federation) -> None:
-    async with running(federation, "alpha") as alpha:
+    async with running(federation, "alpha", options=HASTY) as alpha:
         with pytest.raises(PeerUnreachable, match=f"'beta' .*:{federation.ports['beta']}"):
             await alpha.transport.send("beta", hint("alpha"))
         assert not alpha.transport.statistics()["beta"].connected

@@ -1,0 +1,81 @@
+"""What workers are given to do in tests; imports little, for each worker imports it anew."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+from daemon.process.workers import NobodyAnswers, ask, reads, report
+
+MIB = 1 << 20
+
+
+def reporting(item: int) -> int:
+    report(item)
+    return os.getpid()
+
+
+def reporting_and_sleeping() -> None:
+    report("begun")
+    time.sleep(600)
+
+
+def whereabouts() -> tuple[bool, str, int]:
+    """Whether what was to be imported is here, the limit on threads, and the parent."""
+    return "fractions" in sys.modules, os.environ["OMP_NUM_THREADS"], os.getppid()
+
+
+# ---- that ask ---------------------------------------------------------------------------
+
+
+def asking(count: int, size: int) -> list[int]:
+    """Lengths of the answers to ``count`` questions of ``size`` bytes."""
+    return [len(ask(bytes(size))) for _ in range(count)]
+
+
+def asking_until_nobody_answers() -> str:
+    """Why it ended."""
+    try:
+        while True:
+            ask("is anybody there?")
+    except NobodyAnswers as error:
+        return str(error)
+
+
+def asking_after_a_failure() -> str:
+    try:
+        ask("first")
+    except ValueError as error:
+        return f"{error}, then {ask('second')}"
+    return "no failure"
+
+
+# ---- that end badly ---------------------------------------------------------------------
+
+
+@reads("the update of {site}")
+def crash(how: signal.Signals, site: str) -> None:
+    """As native code does: no Python runs any more."""
+    if how is signal.SIGSEGV:
+        ctypes.string_at(0)
+    os.abort()
+
+
+@reads("the update of {site}")
+def take_memory(mebibytes: int, site: str) -> int:
+    return len(bytearray(mebibytes * MIB))
+
+
+def hang(path: Path) -> None:
+    path.touch()
+    while True:
+        time.sleep(60)
+
+
+def limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_DATA)
