@@ -46,6 +46,7 @@ def chosen(
         for name, table in tables.items():
             table.update(RECIPES[recipe].settings[name])
         tables["learning"]["recipe"] = recipe
+    written: dict[str, str] = {}
     for choice in choices:
         said, _, value = choice.partition("=")
         name = RENAMED["learning"].get(said, said)
@@ -54,11 +55,13 @@ def chosen(
             raise ChoiceRefused(f"{choice!r} is no choice: say axis=value; axes are {known}")
         section = "training" if name in TrainingSettings.model_fields else "learning"
         tables[section][name] = _value(value)
+        if name != said:
+            written[f"{section}.{name}"] = f"{section}.{said}"
     try:
         return TrainingSettings(**tables["training"]), LearningSettings(**tables["learning"])
     except ValidationError as error:
         section = "training" if error.title == TrainingSettings.__name__ else "learning"
-        raise ChoiceRefused("; ".join(explained(section, error))) from error
+        raise ChoiceRefused("; ".join(explained(section, error, written))) from error
 
 
 # Policy of a site is not for one run to change; bits and mode have options of their own, and
