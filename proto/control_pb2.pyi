@@ -756,6 +756,7 @@ class IngestProgress(_message.Message):
     PAIRS_USABLE_FIELD_NUMBER: _builtins.int
     UNKNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
     KNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
+    PAIRS_REPEATED_FIELD_NUMBER: _builtins.int
     documents_new: _builtins.int
     """of this call so far"""
     documents_changed: _builtins.int
@@ -763,7 +764,7 @@ class IngestProgress(_message.Message):
     documents_unchanged: _builtins.int
     """nothing to do"""
     pairs: _builtins.int
-    """stored by this call"""
+    """of this call, each counted once: now stored"""
     passages_total: _builtins.int
     """that this call made"""
     passages_embedded: _builtins.int
@@ -776,6 +777,8 @@ class IngestProgress(_message.Message):
     """the first that a pair without one names; empty: there is none"""
     known_document: _builtins.str
     """the id of one that is here and may be meant; empty: none"""
+    pairs_repeated: _builtins.int
+    """came again in this call: the same question with the same documents"""
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one line each: what was refused and why"""
@@ -794,10 +797,11 @@ class IngestProgress(_message.Message):
         pairs_usable: _builtins.int = ...,
         unknown_document: _builtins.str = ...,
         known_document: _builtins.str = ...,
+        pairs_repeated: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "known_document", b"known_document", "pairs", b"pairs", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "known_document", b"known_document", "pairs", b"pairs", "pairs_repeated", b"pairs_repeated", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,7 +20,6 @@ import pytest
 import typer.main
 
 from config import settings
-from daemon.fedctl.commands import library
 from daemon.fedctl.main import app
 from daemon.fedctl.terminal.connection import DEFAULT_SOCKET
 from daemon.fedctl.terminal.output import Exit
@@ -327,66 +325,6 @@ def test_a_defect_of_ours_is_no_traceback(
     assert str(report) in ran.object["remedy"]
     assert "Traceback" in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
-
-
-# ---- ingest -----------------------------------------------------------------
-
-
-def test_ingest_goes_on_after_a_refused_file(
-    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "docs.jsonl").write_text(
-        '{"id": "1", "title": "Weirs", "text": "A weir."}\n{"id": broken\n'
-    )
-    ran = fedctl("ingest", tmp_path, tmp_path / "vanished", "--json")
-    assert ran.code == Exit.PARTLY
-    assert ran.object["documents_new"] == 2
-    assert [Path(p["path"]).name for p in ran.object["problems"]] == [
-        "b.txt",
-        "docs.jsonl",
-        "vanished",
-    ]
-    assert ran.object["problems"][1]["line"] == 2
-    assert ran.err.count("refused: ") == 3
-    assert fedctl("ingest", tmp_path / "vanished").code == Exit.FAILED  # nothing was ingested
-
-
-def test_ingest_tells_what_the_daemon_refused(
-    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
-) -> None:
-    (tmp_path / "a.md").write_text("# Locks\n\nLocks keep the level.")
-    daemon.ingest_errors = ["document b: its id is too long"]
-    ran = fedctl("ingest", tmp_path)
-    assert ran.code == Exit.PARTLY
-    assert "refused: document b: its id is too long" in ran.err
-
-
-def test_ingest_tells_of_pairs_that_name_no_document_here(
-    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
-) -> None:
-    pair = json.dumps({"query": "Who mends the lift?", "positives": ["lift"]})
-    (tmp_path / "pairs_train.jsonl").write_text(f"{pair}\n" * 3)
-    assert "; 3 pairs." in fedctl("ingest", tmp_path).out
-    daemon.unusable = 2
-    ran = fedctl("ingest", tmp_path)
-    assert ran.code == Exit.OK
-    assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
-    assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
-    daemon.unusable = 3
-    ran = fedctl("ingest", tmp_path, "--json")
-    assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
-    assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
-
-
-def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
-    lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
-    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
-    assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
-    sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
-    assert len(sizes) == 3
-    assert max(sizes) < library.BATCH_BYTES + (1 << 20)
 
 
 # ---- train ------------------------------------------------------------------
