@@ -982,6 +982,7 @@ class EvaluateReply(_message.Message):
     SPLIT_FIELD_NUMBER: _builtins.int
     WORDS_WEIGHT_FIELD_NUMBER: _builtins.int
     WEIGHED_BY_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -1012,6 +1013,10 @@ class EvaluateReply(_message.Message):
     def over_vanilla(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
         """likewise: the ranking minus the encoder before any training"""
 
+    @_builtins.property
+    def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]:
+        """about what is this site's own in "dense" and "fused", as in LearningReply"""
+
     def __init__(
         self,
         *,
@@ -1028,10 +1033,11 @@ class EvaluateReply(_message.Message):
         split: _builtins.str = ...,
         words_weight: _builtins.float = ...,
         weighed_by: _builtins.int = ...,
+        facts: _abc.Iterable[Global___Fact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1376,6 +1382,7 @@ class LearningReply(_message.Message):
     CARRIED_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     FITTED_FIELD_NUMBER: _builtins.int
+    BEING_FITTED_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """[learning] recipe"""
     shared_values: _builtins.int
@@ -1398,6 +1405,8 @@ class LearningReply(_message.Message):
     """10 and 11 were found for an earlier version; this one has its own when the run is over"""
     fitted: _builtins.bool
     """what is this site's own is fitted when a run is over"""
+    being_fitted: _builtins.bool
+    """just now"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
         """on every axis of [retriever], [training] and [learning]"""
@@ -1427,10 +1436,11 @@ class LearningReply(_message.Message):
         carried: _builtins.bool = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
         fitted: _builtins.bool = ...,
+        being_fitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "carried", b"carried", "choices", b"choices", "decision", b"decision", "facts", b"facts", "fitted", b"fitted", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "being_fitted", b"being_fitted", "carried", b"carried", "choices", b"choices", "decision", b"decision", "facts", b"facts", "fitted", b"fitted", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
