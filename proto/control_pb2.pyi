@@ -1090,6 +1090,7 @@ class TrainRequest(_message.Message):
     EPSILON_FIELD_NUMBER: _builtins.int
     RECIPE_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    NOUGHTS_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """to add to the head; 1 .. 10000"""
     epsilon: _builtins.float
@@ -1104,6 +1105,10 @@ class TrainRequest(_message.Message):
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """single ones, "axis=value", before both; <= 64"""
 
+    @_builtins.property
+    def noughts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """fields of plan, and of its privacy, that are chosen to be 0 and are not unset; <= 64"""
+
     def __init__(
         self,
         *,
@@ -1112,10 +1117,11 @@ class TrainRequest(_message.Message):
         epsilon: _builtins.float = ...,
         recipe: _builtins.str = ...,
         choices: _abc.Iterable[_builtins.str] | None = ...,
+        noughts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "noughts", b"noughts", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1192,6 +1198,7 @@ class TrainingProgress(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """under way; 0 when none"""
     attempt: _builtins.int
@@ -1205,7 +1212,7 @@ class TrainingProgress(_message.Message):
     bytes_received: _builtins.int
     """likewise"""
     loss: _builtins.float
-    """this site's last epoch, or the committed mean; NaN: unknown"""
+    """of this site's last epoch, in phase train; of all sites, when committed; else the last of these; NaN: unknown"""
     fraction: _builtins.float
     """of the phase at this site, 0 .. 1"""
     target_round: _builtins.int
@@ -1226,6 +1233,10 @@ class TrainingProgress(_message.Message):
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """whose updates are in the sum so far known"""
 
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """peers that did not answer last time they were asked, sorted; what changes there is told, too"""
+
     def __init__(
         self,
         *,
@@ -1244,10 +1255,11 @@ class TrainingProgress(_message.Message):
         model_digest: _builtins.bytes = ...,
         message: _builtins.str = ...,
         finished: _builtins.bool = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "contributors", b"contributors", "coordinator", b"coordinator", "finished", b"finished", "fraction", b"fraction", "head_round", b"head_round", "loss", b"loss", "message", b"message", "model_digest", b"model_digest", "participants", b"participants", "phase", b"phase", "round", b"round", "target_round", b"target_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "contributors", b"contributors", "coordinator", b"coordinator", "finished", b"finished", "fraction", b"fraction", "head_round", b"head_round", "loss", b"loss", "message", b"message", "model_digest", b"model_digest", "participants", b"participants", "phase", b"phase", "round", b"round", "target_round", b"target_round", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -87,3 +88,36 @@ async def test_an_evaluation_says_of_what_this_version_is_a_mixture(site: LiveSi
     assert told in await shown(site, "eval", "--split", "test")
     (fact,) = json.loads(await shown(site, "eval", "--json"))["facts"]
     assert fact["name"] == "mixture"
+
+
+async def test_nought_is_a_choice_and_no_gap(site: LiveSite) -> None:
+    words = ["--local-epochs", "0", "--hard-negatives", "0", "--robust", "norm"]
+    train = ["train", "--rounds", "1", "--detach", "--json", *words, "--byzantine-sites", "0"]
+    code, _, err = await fedctl(site, *train, "--clip", "1", "--colluders", "0")
+    assert (code, "holds against 0 sites that pool what they know" in err) == (1, True)
+    plan = json.loads(await shown(site, *train))["run"]["plan"]
+    assert (plan["local_epochs"], plan["hard_negatives"], plan["byzantine_sites"]) == (0, 0, 0)
+    assert plan["batch_size"] == 32, "what was not chosen is as in the settings"
+    await shown(site, "train", "--stop")
+
+
+async def test_who_does_not_answer_is_named_also_while_nothing_else_happens(
+    live: LiveFederation, site: LiveSite
+) -> None:
+    watching = await started(site, "train", "--rounds", "1")
+
+    async def until_told(silent: str) -> None:
+        assert watching.stderr is not None
+        async with asyncio.timeout(40):  # a phase waits for 60 seconds
+            while f"no answer from {silent}: `fedctl peers` says why" not in (
+                (await watching.stderr.readline()).decode()
+            ):
+                pass
+
+    await until_told("fir, oak")
+    fir = await live.launch("fir")
+    await until_told("oak")
+    await fir.terminate()
+    await until_told("fir, oak")
+    watching.send_signal(signal.SIGINT)
+    await watching.communicate()

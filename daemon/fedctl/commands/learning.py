@@ -75,6 +75,7 @@ def personalise(
         of_plan(
             "TrainingPlan",
             "local_epochs",
+            least=1,
             help="Passes over this site's own pairs; for a mixture, in each of its rounds alone.",
         ),
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -18,8 +19,10 @@ from typing import Any
 
 import pytest
 import typer.main
+from rich.console import Console
 
 from config import settings
+from daemon.fedctl.commands.train import TrainingView
 from daemon.fedctl.main import app
 from daemon.fedctl.terminal.connection import DEFAULT_SOCKET
 from daemon.fedctl.terminal.output import Exit
@@ -338,6 +341,40 @@ def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> No
     assert "round 1.0 train, coordinator north" in ran.err
     assert "round 1 committed, mean loss 1.2500" in ran.err
     assert "Round 2 is committed" in ran.out
+
+
+def test_nought_is_chosen_where_it_says_something(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    """On the wire 0 is what was left open; so what was chosen is named beside it."""
+    chosen = ["local-epochs", "hard-negatives", "byzantine-sites", "colluders"]
+    words = [word for name in chosen for word in (f"--{name}", 0)]
+    ran = fedctl("train", "--rounds", 1, "--detach", *words, "--robust", "norm", "--clip", 1)
+    assert ran.code == Exit.OK
+    assert sorted(daemon.asked[-1].noughts) == sorted(name.replace("-", "_") for name in chosen)
+    assert fedctl("train", "--rounds", 1, "--detach", "--mask").code == Exit.OK
+    assert not daemon.asked[-1].noughts
+    assert fedctl("train", "--rounds", 1, "--batch-size", 0).code == Exit.USAGE
+    assert fedctl("personalise", "--local-epochs", 0).code == Exit.USAGE
+
+
+def test_the_panel_says_whose_loss_it_is_and_who_does_not_answer() -> None:
+    def shown(**fields: Any) -> str:
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, color_system=None, width=100)
+        with TrainingView(console) as view:
+            view.show(progress(round=2, loss=0.75, **fields))
+        return screen.getvalue()
+
+    assert re.search(
+        r"loss here\S* +0\.7500, mean of the last pass", shown(phase="train", fraction=0.5)
+    )
+    for elsewhere in (
+        "prepare",
+        "train",
+        "committed",
+    ):  # it is still of the round before, or of all
+        panel = shown(phase=elsewhere, unreachable=["east", "west"])
+        assert "loss here" not in panel
+        assert "no answer from east, west: `fedctl peers` says why" in panel
 
 
 def test_train_for_machines_is_a_line_a_step(fedctl: Fedctl, daemon: CannedDaemon) -> None:
