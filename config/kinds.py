@@ -104,6 +104,14 @@ def _as_writer(value: str, info: ValidationInfo) -> str:
     return str(_as_path(value, info))
 
 
+def _as_generator(value: str, info: ValidationInfo) -> str:
+    """One of those that `load` was told of; who doesn't answer, as fedctl, knows of none."""
+    known: Sequence[str] = (info.context or {}).get("generators", ())
+    if known and value not in known:
+        raise _refuse(f"one of {', '.join(map(json.dumps, known))}", "choose one of these")
+    return value
+
+
 def _one_of(names: Sequence[str], example: str, *, refused: Sequence[str] = ()) -> BeforeValidator:
     """One of the names of a table; ``refused``: those that `config.loading` refuses, and why."""
 
@@ -166,6 +174,7 @@ _PERSONAL_EXAMPLE = f"personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}"
 PersonalName = Annotated[str, _one_of(PERSONAL, _PERSONAL_EXAMPLE)]
 RuleName = Annotated[str, _one_of(_names("robust"), 'rule = "norm"', refused=RULES_ON_VALUES)]
 ModeName = Annotated[str, _one_of(_names("mode"), 'mode = "ckks"')]
+GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -67,22 +67,24 @@ class SettingsError(Exception):
 RENAMED = {"learning": {"own_rounds": "local_only_rounds", "floor": "adam_tau"}}
 
 
-def load(path: Path, *, notes: list[str] | None = None) -> Settings:
+def load(path: Path, *, notes: list[str] | None = None, generators: Sequence[str] = ()) -> Settings:
     """Read and check a settings file.
 
     ``notes`` takes what is right and should be mended all the same: options under a name
-    that the next version no longer reads.
+    that the next version no longer reads. ``generators``: the names of those that there are;
+    none: any name will do.
 
     Relative paths in it start at its own folder, wherever the daemon was started.
     Files that it names need not exist yet: who opens them says what is missing.
     Raises SettingsError with all problems at once.
     """
     document = _parse(path)
-    context = {"folder": path.absolute().parent}
+    context = {"folder": path.absolute().parent, "generators": generators}
     problems: list[Problem] = [
         _unknown_table(key, value) for key, value in document.items() if key not in SECTIONS
     ]
-    for said in _take_new_names(document):
+    written: dict[str, str] = {}
+    for said in _take_new_names(document, written):
         if isinstance(said, Problem):
             problems.append(said)
         elif notes is not None:
@@ -98,15 +100,18 @@ def load(path: Path, *, notes: list[str] | None = None) -> Settings:
             whole = {**recipe.get(name, {}), **table}
             sections[name] = model.model_validate(whole, context=context)
         except ValidationError as error:
-            problems += [_explain(name, details) for details in error.errors()]
+            problems += [_explain(name, details, written) for details in error.errors()]
     problems += _contradictions(sections)
     if problems:
         raise SettingsError(path, tuple(problems))
     return Settings.model_validate(sections)
 
 
-def _take_new_names(document: dict[str, Any]) -> Iterator[str | Problem]:
-    """Put options under the names that they have now; what there is to say of each."""
+def _take_new_names(document: dict[str, Any], written: dict[str, str]) -> Iterator[str | Problem]:
+    """Put options under the names that they have now; what there is to say of each.
+
+    ``written`` takes by their new names the old ones that stand in the file.
+    """
     for name, renamed in RENAMED.items():
         table = document.get(name)
         if not isinstance(table, dict):
@@ -120,6 +125,7 @@ def _take_new_names(document: dict[str, Any]) -> Iterator[str | Problem]:
                 yield Problem(f"{name}.{old}", _toml(value), "nothing", remedy)
             else:
                 table[new] = value
+                written[f"{name}.{new}"] = f"{name}.{old}"
                 yield f"{name}.{old} is called {name}.{new} now; the next version reads that alone"
 
 
@@ -154,14 +160,19 @@ def _recipe_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 # ---- explaining -------------------------------------------------------------
 
 
-def explained(section: str, error: ValidationError) -> list[str]:
-    """What is wrong with values of one table, a line each."""
-    return [str(_explain(section, details)) for details in error.errors()]
+def explained(section: str, error: ValidationError, written: Mapping[str, str]) -> list[str]:
+    """What is wrong with values of one table, a line each.
+
+    ``written``: options by the names that they have now, under which a person named them.
+    """
+    return [str(_explain(section, details, written)) for details in error.errors()]
 
 
-def _explain(section: str, details: ErrorDetails) -> Problem:
+def _explain(section: str, details: ErrorDetails, written: Mapping[str, str]) -> Problem:
     key = str(details["loc"][0])
     path = f"{section}.{key}"
+    if path in written:
+        path = f"{written[path]} (called {key} now)"
     if details["type"] == "extra_forbidden":
         return _unknown_key(section, key, details["input"])
     field = SECTIONS[section].model_fields[key]

@@ -15,6 +15,7 @@ from config.kinds import (
     Bind,
     EncoderName,
     FilePath,
+    GeneratorName,
     GroupName,
     Levels,
     ModeName,
@@ -111,7 +112,7 @@ class RetrievalSettings(Section):
 
     passage_tokens: int = Field(220, ge=32, le=510)
     top_k: int = Field(8, ge=1, le=100)
-    generator: str = "extractive"  # checked against the table of them at the start
+    generator: GeneratorName = "extractive"
 
 
 @planned("min_pairs", "TrainingPlan")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from config.loading import Problem, SettingsError, load
+from config.loading import SettingsError, load
 from config.settings import Settings
 from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
@@ -475,8 +475,7 @@ def main(tap: Tap | None = None) -> None:
     os.umask(0o077)  # as the unit has it: what is written here is for nobody else to read
     notes: list[str] = []
     try:
-        settings = load(arguments.config, notes=notes)
-        check_names(arguments.config, settings)
+        settings = load(arguments.config, notes=notes, generators=tuple(GENERATORS))
         configure_logging(settings.log.level, settings.log.format)
         for note in notes:
             log.warning("an option has a new name", settings=str(arguments.config), note=note)
@@ -486,23 +485,6 @@ def main(tap: Tap | None = None) -> None:
     except _REFUSALS as refusal:
         print(f"fedd: {refusal}", file=sys.stderr)
         sys.exit(os.EX_CONFIG if isinstance(refusal, _MISCONFIGURED) else 2)
-
-
-def check_names(path: Path, settings: Settings) -> None:
-    """Raises SettingsError for a name that is in no table of the daemon's."""
-    generator = settings.retrieval.generator
-    if generator not in GENERATORS:
-        raise SettingsError(
-            path,
-            (
-                Problem(
-                    "retrieval.generator",
-                    f'"{generator}"',
-                    f"one of {', '.join(GENERATORS)}",
-                    "choose one of these",
-                ),
-            ),
-        )
 
 
 async def _run(daemon: Daemon) -> None:

@@ -756,6 +756,7 @@ class IngestProgress(_message.Message):
     PAIRS_USABLE_FIELD_NUMBER: _builtins.int
     UNKNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
     KNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
+    PAIRS_REPEATED_FIELD_NUMBER: _builtins.int
     documents_new: _builtins.int
     """of this call so far"""
     documents_changed: _builtins.int
@@ -763,7 +764,7 @@ class IngestProgress(_message.Message):
     documents_unchanged: _builtins.int
     """nothing to do"""
     pairs: _builtins.int
-    """stored by this call"""
+    """of this call, each counted once: now stored"""
     passages_total: _builtins.int
     """that this call made"""
     passages_embedded: _builtins.int
@@ -776,6 +777,8 @@ class IngestProgress(_message.Message):
     """the first that a pair without one names; empty: there is none"""
     known_document: _builtins.str
     """the id of one that is here and may be meant; empty: none"""
+    pairs_repeated: _builtins.int
+    """came again in this call: the same question with the same documents"""
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one line each: what was refused and why"""
@@ -794,10 +797,11 @@ class IngestProgress(_message.Message):
         pairs_usable: _builtins.int = ...,
         unknown_document: _builtins.str = ...,
         known_document: _builtins.str = ...,
+        pairs_repeated: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "known_document", b"known_document", "pairs", b"pairs", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "known_document", b"known_document", "pairs", b"pairs", "pairs_repeated", b"pairs_repeated", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -978,6 +982,7 @@ class EvaluateReply(_message.Message):
     SPLIT_FIELD_NUMBER: _builtins.int
     WORDS_WEIGHT_FIELD_NUMBER: _builtins.int
     WEIGHED_BY_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -1008,6 +1013,10 @@ class EvaluateReply(_message.Message):
     def over_vanilla(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
         """likewise: the ranking minus the encoder before any training"""
 
+    @_builtins.property
+    def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]:
+        """about what is this site's own in "dense" and "fused", as in LearningReply"""
+
     def __init__(
         self,
         *,
@@ -1024,10 +1033,11 @@ class EvaluateReply(_message.Message):
         split: _builtins.str = ...,
         words_weight: _builtins.float = ...,
         weighed_by: _builtins.int = ...,
+        facts: _abc.Iterable[Global___Fact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1080,6 +1090,7 @@ class TrainRequest(_message.Message):
     EPSILON_FIELD_NUMBER: _builtins.int
     RECIPE_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    NOUGHTS_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
     """to add to the head; 1 .. 10000"""
     epsilon: _builtins.float
@@ -1094,6 +1105,10 @@ class TrainRequest(_message.Message):
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """single ones, "axis=value", before both; <= 64"""
 
+    @_builtins.property
+    def noughts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """fields of plan, and of its privacy, that are chosen to be 0 and are not unset; <= 64"""
+
     def __init__(
         self,
         *,
@@ -1102,10 +1117,11 @@ class TrainRequest(_message.Message):
         epsilon: _builtins.float = ...,
         recipe: _builtins.str = ...,
         choices: _abc.Iterable[_builtins.str] | None = ...,
+        noughts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "epsilon", b"epsilon", "noughts", b"noughts", "plan", b"plan", "recipe", b"recipe", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,6 +1198,7 @@ class TrainingProgress(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """under way; 0 when none"""
     attempt: _builtins.int
@@ -1195,7 +1212,7 @@ class TrainingProgress(_message.Message):
     bytes_received: _builtins.int
     """likewise"""
     loss: _builtins.float
-    """this site's last epoch, or the committed mean; NaN: unknown"""
+    """of this site's last epoch, in phase train; of all sites, when committed; else the last of these; NaN: unknown"""
     fraction: _builtins.float
     """of the phase at this site, 0 .. 1"""
     target_round: _builtins.int
@@ -1216,6 +1233,10 @@ class TrainingProgress(_message.Message):
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """whose updates are in the sum so far known"""
 
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """peers that did not answer last time they were asked, sorted; what changes there is told, too"""
+
     def __init__(
         self,
         *,
@@ -1234,10 +1255,11 @@ class TrainingProgress(_message.Message):
         model_digest: _builtins.bytes = ...,
         message: _builtins.str = ...,
         finished: _builtins.bool = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "contributors", b"contributors", "coordinator", b"coordinator", "finished", b"finished", "fraction", b"fraction", "head_round", b"head_round", "loss", b"loss", "message", b"message", "model_digest", b"model_digest", "participants", b"participants", "phase", b"phase", "round", b"round", "target_round", b"target_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "contributors", b"contributors", "coordinator", b"coordinator", "finished", b"finished", "fraction", b"fraction", "head_round", b"head_round", "loss", b"loss", "message", b"message", "model_digest", b"model_digest", "participants", b"participants", "phase", b"phase", "round", b"round", "target_round", b"target_round", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1372,6 +1394,7 @@ class LearningReply(_message.Message):
     CARRIED_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
     FITTED_FIELD_NUMBER: _builtins.int
+    BEING_FITTED_FIELD_NUMBER: _builtins.int
     recipe: _builtins.str
     """[learning] recipe"""
     shared_values: _builtins.int
@@ -1394,6 +1417,8 @@ class LearningReply(_message.Message):
     """10 and 11 were found for an earlier version; this one has its own when the run is over"""
     fitted: _builtins.bool
     """what is this site's own is fitted when a run is over"""
+    being_fitted: _builtins.bool
+    """just now"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
         """on every axis of [retriever], [training] and [learning]"""
@@ -1423,10 +1448,11 @@ class LearningReply(_message.Message):
         carried: _builtins.bool = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
         fitted: _builtins.bool = ...,
+        being_fitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "carried", b"carried", "choices", b"choices", "decision", b"decision", "facts", b"facts", "fitted", b"fitted", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptation_index", b"adaptation_index", "being_fitted", b"being_fitted", "carried", b"carried", "choices", b"choices", "decision", b"decision", "facts", b"facts", "fitted", b"fitted", "own_share", b"own_share", "personal_digest", b"personal_digest", "plan", b"plan", "reason", b"reason", "recipe", b"recipe", "shared_values", b"shared_values", "tier", b"tier", "untrained", b"untrained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import EvaluationProgress, LearningError
-from daemon.personal.layer import Serving
+from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS
 from daemon.personal.personal import embedded_by
 from daemon.process.streams import watched
@@ -162,7 +162,11 @@ class LearningCalls(Calls):
                     yield control.EvaluateProgress(**step._asdict())
                 judged = await self._answered(context, work)
             recorded["questions"] = judged.dense.questions
-        yield control.EvaluateProgress(step="done", result=_evaluated(judged))
+        result = _evaluated(judged)
+        served, facts = await self._answered(context, asyncio.to_thread(_own, self._around))
+        if served.version == judged.model_digest:
+            result.facts.extend(facts)
+        yield control.EvaluateProgress(step="done", result=result)
 
     async def LearningCurve(
         self, request: control.LearningCurveRequest, _context: Context
@@ -231,7 +235,7 @@ def _learning_reply(around: ServiceContext) -> control.LearningReply:
         "learning": around.settings.learning.model_dump(),
     }
     recipe = RECIPES[around.settings.learning.recipe].settings
-    layer, serving = LAYERS[around.settings.retriever.personal], _serving(around)
+    serving, facts = _own(around)
     reply = control.LearningReply(
         recipe=around.settings.learning.recipe,
         choices=[
@@ -243,19 +247,33 @@ def _learning_reply(around: ServiceContext) -> control.LearningReply:
         shared_values=around.node.shapes.total,
         adaptation_index=math.nan,
         own_share=math.nan,
-        facts=[control.Fact(name=name, value=value) for name, value in layer.facts(serving)],
-        fitted=layer.fitted,
+        facts=facts,
+        fitted=LAYERS[around.settings.retriever.personal].fitted,
+        being_fitted=around.services.personaliser.fitting,
     )
     if serving.state is not None:
-        facts = serving.state.facts
+        state = serving.state.facts
         reply.personal_digest = serving.version
-        reply.own_share = float(facts.get("share", math.nan))
-        reply.untrained = bool(facts.get("untrained", False))
-        reply.carried = bool(facts.get("carried", False))
+        reply.own_share = float(state.get("share", math.nan))
+        reply.untrained = bool(state.get("untrained", False))
+        reply.carried = bool(state.get("carried", False))
     if (report := serving.report) is not None:
         reply.tier, reply.decision, reply.reason = report.tier, report.decision, report.reason
         reply.adaptation_index = math.nan if report.api is None else report.api
     return reply
+
+
+def _own(around: ServiceContext) -> tuple[Serving, list[control.Fact]]:
+    """What the version that answers has of this site's own, and what people are told of it.
+
+    Not to fit it while it is being fitted. Reads files, as `_learning_reply` does.
+    """
+    serving = _serving(around)
+    facts = LAYERS[around.settings.retriever.personal].facts(serving)
+    if around.services.personaliser.fitting:
+        facts = [fact for fact in facts if fact != NOTHING_YET]
+        facts.append((NOTHING_YET[0], "being fitted now"))
+    return serving, [control.Fact(name=name, value=value) for name, value in facts]
 
 
 def _serving(around: ServiceContext) -> Serving:

@@ -43,14 +43,17 @@ class LibraryCalls(Calls):
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
         # Their documents may come later in this call. Usually these are few.
         lost: list[Pair] = []
+        told: set[int] = set()
         async for request in requests:
             documents, pairs, errors = _parsed(request)
             counts = await self._answered(context, self._node.collection.ingest(documents, pairs))
             state.documents_new += counts.new
             state.documents_changed += counts.changed
             state.documents_unchanged += counts.unchanged
-            state.pairs += len(pairs)
-            lost += await self._answered(context, self._node.collection.unusable(pairs))
+            new = _first_time(pairs, told)
+            state.pairs += len(new)
+            state.pairs_repeated += len(pairs) - len(new)
+            lost += await self._answered(context, self._node.collection.unusable(new))
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
             recorded |= _counted(state)
             yield _with_errors(state, errors)
@@ -122,6 +125,14 @@ def _parsed(
         else:
             pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
     return documents, pairs, errors
+
+
+def _first_time(pairs: list[Pair], told: set[int]) -> list[Pair]:
+    """Those that didn't come before in this call; ``told`` holds hashes, texts may be many."""
+    once = {hash((pair.query, pair.positives)): pair for pair in pairs}
+    new = [pair for key, pair in once.items() if key not in told]
+    told.update(once)
+    return new
 
 
 def _with_errors(state: control.IngestProgress, errors: list[str]) -> control.IngestProgress:

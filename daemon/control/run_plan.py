@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from config.loading import RENAMED, explained
@@ -46,6 +47,7 @@ def chosen(
         for name, table in tables.items():
             table.update(RECIPES[recipe].settings[name])
         tables["learning"]["recipe"] = recipe
+    written: dict[str, str] = {}
     for choice in choices:
         said, _, value = choice.partition("=")
         name = RENAMED["learning"].get(said, said)
@@ -54,11 +56,13 @@ def chosen(
             raise ChoiceRefused(f"{choice!r} is no choice: say axis=value; axes are {known}")
         section = "training" if name in TrainingSettings.model_fields else "learning"
         tables[section][name] = _value(value)
+        if name != said:
+            written[f"{section}.{name}"] = f"{section}.{said}"
     try:
         return TrainingSettings(**tables["training"]), LearningSettings(**tables["learning"])
     except ValidationError as error:
         section = "training" if error.title == TrainingSettings.__name__ else "learning"
-        raise ChoiceRefused("; ".join(explained(section, error))) from error
+        raise ChoiceRefused("; ".join(explained(section, error, written))) from error
 
 
 # Policy of a site is not for one run to change; bits and mode have options of their own, and
@@ -83,8 +87,12 @@ def make_plan(
     learning: LearningSettings,
     robust: RobustSettings,
     adapt: str,
+    noughts: Collection[str] = (),
 ) -> pb.TrainingPlan:
-    """The plan asked for; what it leaves open comes from settings."""
+    """The plan asked for; what it leaves open comes from settings.
+
+    ``noughts``: fields of it that are chosen to be 0, which says otherwise that they are open.
+    """
     plan = pb.TrainingPlan(learning=learning_plan(learning))
     fill(
         plan,
@@ -96,7 +104,15 @@ def make_plan(
         if field.message_type is None:
             setattr(plan, field.name, value)
     fill(plan, {"adapt": adapt})
+    put_noughts(plan, noughts)
     plan.seed = plan.seed or int.from_bytes(os.urandom(4))
     if not plan.robust:
         plan.byzantine_sites = 0
     return plan
+
+
+def put_noughts(part: Message, noughts: Collection[str]) -> None:
+    """Set those of its numbers to 0 that are named."""
+    for field in part.DESCRIPTOR.fields:
+        if field.name in noughts and field.message_type is None:
+            setattr(part, field.name, 0)

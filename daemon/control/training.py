@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 
 from daemon.control.context import Calls, Context, refuse
-from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
+from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
 from daemon.services.personaliser import last_step, told, watched
 from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
@@ -17,6 +17,7 @@ from peers.wire.messages import check
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 
+_LOOK_EVERY_S = 1.0  # whether a peer has come or gone, while a run is watched
 _UNIT = "this site: all that it contributed, in every round, against zeros in its place"
 
 
@@ -54,9 +55,11 @@ class TrainingCalls(Calls):
                 learning,
                 around.settings.robust,
                 around.settings.retriever.adapt,
+                request.noughts,
             )
             if request.plan.HasField("privacy"):
                 plan.privacy.CopyFrom(await self._noise(request, context))
+                put_noughts(plan.privacy, request.noughts)
             check(plan)
         except (ChoiceRefused, RemoteProtocolError) as error:
             await refuse(context, str(error), "Choose other options")
@@ -132,12 +135,28 @@ class TrainingCalls(Calls):
     async def WatchTraining(
         self, _request: control.WatchTrainingRequest, _context: Context
     ) -> AsyncIterator[control.TrainingProgress]:
-        """The run under way, step by step, until it is over."""
+        """The run under way, step by step, until it is over; and who does not answer meanwhile."""
         run = self._node.protocol.run
-        if run is not None:
-            active = run.target_round > self._node.protocol.head_round
-            async for progress in self._node.progress.watch(active):
-                yield progress
+        if run is None:
+            return
+        steps = self._node.progress.watch(run.target_round > self._node.protocol.head_round)
+        step, coming = control.TrainingProgress(), None
+        try:
+            while not step.finished:
+                coming = coming or asyncio.ensure_future(anext(steps))
+                if (await asyncio.wait([coming], timeout=_LOOK_EVERY_S))[0]:
+                    step, coming = coming.result(), None
+                elif self._unreachable() == step.unreachable:
+                    continue
+                step.unreachable[:] = self._unreachable()
+                yield step
+        finally:
+            if coming is not None:
+                coming.cancel()
+
+    def _unreachable(self) -> list[str]:
+        peers = self._node.transport.statistics()
+        return sorted(site for site, seen in peers.items() if not seen.connected)
 
     async def Personalise(
         self, request: control.PersonaliseRequest, context: Context

@@ -118,6 +118,11 @@ class Personaliser:
         return self._chosen.spec
 
     @property
+    def fitting(self) -> bool:
+        """Whether it is being fitted now."""
+        return self._turn.locked()
+
+    @property
     def _on(self) -> bool:
         return layer_of(self._chosen.spec).fitted
 
@@ -149,7 +154,7 @@ class Personaliser:
         store = PersonalStore(Path(self._chosen.spec.personal_folder), self._chosen.shape_digest)
         serving = await asyncio.to_thread(store.serving, digest)
         finished = serving is not None and layer_of(self._chosen.spec).is_finished(serving)
-        if self._turn.locked() or finished:
+        if self.fitting or finished:
             return
         await self._audit.record(DAEMON, "personalise", "begun", digest=digest.hex())
         run = self._protocol.run
@@ -184,7 +189,7 @@ class Personaliser:
                 "this site fits nothing of its own: set retriever.personal = "
                 f"{' or '.join(fitted)} and start fedd again"
             )
-        if self._turn.locked():
+        if self.fitting:
             raise LearningError("this site is being fitted already: wait for it")
         async with self._turn:
             return await self._personalise(listener, options)

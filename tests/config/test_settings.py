@@ -68,6 +68,17 @@ def test_an_option_that_was_called_otherwise_is_read_and_told_of(tmp_path: Path)
     assert load(path) == settings
 
 
+def test_a_bad_value_is_told_under_the_name_that_it_stands_under(
+    tmp_path: Path,
+) -> None:
+    assert refusals(tmp_path, "[learning]\nown_rounds = 0\nfloor = -1.0\n") == [
+        "learning.own_rounds (called local_only_rounds now) = 0: expected a whole number from 1 "
+        "to 1000; raise it to 1 or more",
+        "learning.floor (called adam_tau now) = -1.0: expected a number above 0, at most 1; "
+        "raise it above 0.0",
+    ]
+
+
 def test_an_option_under_both_of_its_names_is_refused(tmp_path: Path) -> None:
     (line,) = refusals(tmp_path, "[learning]\nfloor = 0.5\nadam_tau = 0.5\n")
     assert line.startswith("learning.floor = 0.5: expected nothing; remove it: learning.adam_tau")

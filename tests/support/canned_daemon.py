@@ -33,6 +33,7 @@ class CannedDaemon(ControlServicer):
         self.asked: list[Any] = []
         self.site = "north"
         self.unusable = 0  # of the pairs that are ingested
+        self.repeated = 0  # of them, likewise
         self.training_pairs = 70
         self.run = federation.Run.FromString(RUN.SerializeToString())
         self.refusal = ""  # when set, every call is refused with it
@@ -142,8 +143,12 @@ class CannedDaemon(ControlServicer):
             self._hear(request, context)
             documents += len(request.documents)
             pairs += len(request.pairs)
+        pairs -= self.repeated
         so_far = control.IngestProgress(
-            documents_new=documents, pairs=pairs, passages_total=documents
+            documents_new=documents,
+            pairs=pairs,
+            pairs_repeated=self.repeated,
+            passages_total=documents,
         )
         so_far.errors.extend(self.ingest_errors)
         yield so_far

@@ -350,7 +350,7 @@ def _segments(session: Session, state_dir: Path | None, files: list[Path] | None
         folder = (state_dir or _configured(session)) / "audit"
         paths = segments(folder)
     except AuditError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(str(error), exit_code=Exit.USAGE) from error
     except OSError as error:
         raise _unreadable(error) from error
     if not paths:
@@ -414,6 +414,7 @@ def _unreadable(error: OSError) -> CommandError:
     return CommandError(
         f"cannot read {error.filename}: {error.strerror}",
         "The audit log may be read by the daemon's user and root",
+        exit_code=Exit.USAGE if isinstance(error, FileNotFoundError) else Exit.FAILED,
     )
 
 

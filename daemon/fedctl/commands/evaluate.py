@@ -168,6 +168,8 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
         ("took", duration(reply.seconds)),
     ):
         grid.add_row(name, plain_text(value + (learned if value.endswith("train") else "")))
+    for fact in reply.facts:  # of this site's own, which "this version" and "fused" answer with
+        grid.add_row(plain_text(fact.name), plain_text(fact.value))
     console.print(grid)
     console.print(_figures_table(reply, wanted))
     how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"

@@ -1,21 +1,36 @@
-"""fedctl learning: what was chosen on each axis, and what became of the personal layer."""
+"""fedctl learning and personalise: how this site learns, and what is its own is fitted."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.terminal.options import command
-from daemon.fedctl.terminal.output import Session, as_plain, facts, plain_text
+from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.output import (
+    CommandError,
+    Exit,
+    Session,
+    as_plain,
+    duration,
+    facts,
+    plain_text,
+    short,
+    visible,
+)
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from proto.control_pb2 import LearningReply
+    from proto.control_pb2 import Exchanged, LearningReply, PersonaliseProgress
 
 topic = typer.Typer()
+
+
+# ---- how it learns --------------------------------------------------------------
 
 
 @topic.command("learning")
@@ -46,3 +61,108 @@ def _table(reply: LearningReply) -> Table:
         otherwise = f"  (the recipe says {choice.in_recipe})" if differs else ""
         grid.add_row(choice.axis.replace("_", " "), f"{choice.value}{otherwise}")
     return grid
+
+
+# ---- what is its own is fitted --------------------------------------------------
+
+
+@topic.command("personalise")
+@command
+def personalise(
+    session: Session,
+    local_epochs: Annotated[
+        int | None,
+        of_plan(
+            "TrainingPlan",
+            "local_epochs",
+            least=1,
+            help="Passes over this site's own pairs; for a mixture, in each of its rounds alone.",
+        ),
+    ] = None,
+) -> None:
+    """Fit what is this site's own to its pairs, as retriever.personal says.
+
+    For a mixture, train alone, and answer with the mean of that and the shared version, if
+    pairs that are kept apart say that it is better.
+    For a query encoder, fit how questions are embedded; other sites are asked for negatives
+    as the settings' section negatives says. It happens by itself when a run is over. Ctrl-C
+    gives it up: nothing has changed then, and it can be begun anew.
+    """
+    try:
+        last = run(_personalise(session, local_epochs or 0))
+    except KeyboardInterrupt:
+        raise CommandError(
+            "given up; questions are answered as before",
+            "`fedctl personalise` begins anew",
+            exit_code=Exit.INTERRUPTED,
+        ) from None
+    session.result(as_plain(last), lambda console: _show(console, last))
+
+
+async def _personalise(session: Session, local_epochs: int) -> PersonaliseProgress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from proto.control_pb2 import PersonaliseProgress, PersonaliseRequest
+
+    bars = Progress(
+        TextColumn("passes over the pairs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        console=session.notes,
+        transient=True,
+        disable=session.json or not session.notes.is_terminal,
+    )
+    last = PersonaliseProgress()
+    async with connected(socket_path(session)) as daemon:
+        with bars:
+            bar = bars.add_task("", total=None)
+            request = PersonaliseRequest(local_epochs=local_epochs)
+            async for last in daemon.Personalise(request):
+                loss = f"loss {last.loss:.4f}" if math.isfinite(last.loss) else ""
+                bars.update(bar, completed=last.epoch, total=last.epochs, description=loss)
+    if not last.done:
+        raise CommandError(
+            "the daemon stopped telling before it was done",
+            "`fedctl status` shows how it is; `fedctl personalise` begins anew",
+            exit_code=Exit.UNREACHABLE,
+        )
+    return last
+
+
+def _show(console: Console, last: PersonaliseProgress) -> None:
+    grid = facts()
+    rows = [
+        ("model version", short(last.model_digest.hex())),
+        ("learned from", f"{last.pairs} pairs"),
+        ("judged by", _judged(last)),
+        ("answers with", last.answers_with),
+        *((peer.site, _exchanged(peer)) for peer in last.peers),
+    ]
+    if last.steps_unanswered:
+        note = f"{last.steps_unanswered} of {last.steps} steps had local negatives only"
+        rows.append(("without peers", note))
+    rows.append(("took", duration(last.seconds)))
+    for name, value in rows:
+        grid.add_row(plain_text(name), plain_text(value))
+    console.print(grid)
+
+
+def _judged(last: PersonaliseProgress) -> str:
+    if not last.pairs_judged:
+        return "nothing: too few pairs to keep some apart"
+    if last.judged_in_turn:
+        return (
+            f"{last.pairs_judged} training pairs: MRR {last.mrr_before:.3f} with the shared "
+            f"version, which has learned from them, {last.mrr_after:.3f} with what this site "
+            "learns alone from others of them"
+        )
+    return (
+        f"{last.pairs_judged} pairs kept apart: MRR {last.mrr_before:.3f} with the shared "
+        f"version, {last.mrr_after:.3f} with this"
+    )
+
+
+def _exchanged(peer: Exchanged) -> str:
+    text = f"answered {peer.answered} of {peer.asked} queries with {peer.embeddings} embeddings"
+    return f"{text}; {visible(peer.reason)}" if peer.reason else text

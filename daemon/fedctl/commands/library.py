@@ -17,6 +17,7 @@ from daemon.fedctl.terminal.output import (
     Exit,
     Session,
     as_plain,
+    byte_count,
     duration,
     plain_text,
     short,
@@ -52,12 +53,15 @@ class Ingested:
     documents_changed: int = 0
     documents_unchanged: int = 0
     pairs: int = 0
+    pairs_repeated: int = 0
     pairs_usable: int = 0
     unknown_document: str = ""
     known_document: str = ""
     passages_total: int = 0
     passages_embedded: int = 0
     done: bool = False
+    bytes_read: int = 0
+    bytes_total: int = 0
     problems: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -74,6 +78,7 @@ class Ingested:
         self.documents_changed = progress.documents_changed
         self.documents_unchanged = progress.documents_unchanged
         self.pairs = progress.pairs
+        self.pairs_repeated = progress.pairs_repeated
         self.pairs_usable = progress.pairs_usable
         self.unknown_document = progress.unknown_document
         self.known_document = progress.known_document
@@ -84,6 +89,7 @@ class Ingested:
 
 
 Watcher = Callable[[Ingested], None]
+_ON_THE_WAY = ("done", "bytes_read", "bytes_total")  # what is no result
 
 
 @topic.command("ingest")
@@ -103,7 +109,10 @@ def ingest(
     Ingesting again is free; a document that changed replaces its old passages.
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
     A pair is of use once a document that it names is here; if none is, the exit code is 3, too.
+    A path that is not there, and paths at which there is nothing to read, are exit code 2.
     """
+    for path in paths:
+        _look(path)
     try:
         ingested = run(_ingest_with_bars(session, paths))
     except KeyboardInterrupt:
@@ -112,31 +121,51 @@ def ingest(
             "ingest the same paths again for the rest; what is there already costs nothing",
             exit_code=Exit.INTERRUPTED,
         ) from None
-    plain = {name: value for name, value in vars(ingested).items() if name != "done"}
+    if not (ingested.documents_read or ingested.pairs_read or ingested.problems):
+        raise CommandError(
+            f"nothing was read: no files at {', '.join(map(str, paths))}",
+            f"Name files ({', '.join(SUFFIXES)}) or folders of them; hidden ones are passed over",
+            exit_code=Exit.USAGE,
+        )
+    plain = {name: value for name, value in vars(ingested).items() if name not in _ON_THE_WAY}
     session.result(plain, lambda console: _show(console, ingested))
     for problem in ingested.problems:
         session.note(f"refused: {_problem_line(problem)}")
     return ingested.exit_code
 
 
+def _look(path: Path) -> None:
+    """Raises CommandError for a path that isn't there; the reader tells of all else."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        cause = f"{path} is not there; nothing was ingested"
+        raise CommandError(cause, "Check the path", exit_code=Exit.USAGE) from None
+    except OSError:
+        return
+
+
 async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
         console=session.notes,
         transient=True,
     )
-    reading = bars.add_task("documents and pairs read", total=None)
-    embedding = bars.add_task("passages embedded", total=None)
+    reading = bars.add_task("read", total=None, count="")
+    embedding = bars.add_task("passages embedded", total=None, count="")
 
     def watch(so_far: Ingested) -> None:
-        bars.update(reading, completed=so_far.documents_read + so_far.pairs_read)
-        bars.update(
-            embedding, completed=so_far.passages_embedded, total=so_far.passages_total or None
-        )
+        done, total = so_far.bytes_read, so_far.bytes_total
+        items = so_far.documents_read + so_far.pairs_read
+        count = f"{byte_count(done)} of {byte_count(total)}: {items} documents and pairs"
+        bars.update(reading, completed=done, total=total or None, count=count)
+        done, total = so_far.passages_embedded, so_far.passages_total
+        count = f"{done} of {total}" if total else ""
+        bars.update(embedding, completed=done, total=total or None, count=count)
 
     async with connected(socket_path(session)) as daemon:
         site = (await asked_status(daemon)).site
@@ -159,7 +188,7 @@ async def _batches(
     paths: list[Path], so_far: Ingested, watch: Watcher
 ) -> AsyncIterator[IngestRequest]:
     """Requests of about BATCH_BYTES; files are read in a thread, so slow disks block nothing."""
-    items = _read(paths)
+    items = _read(paths, so_far)
     while True:
         batch, problems = await asyncio.to_thread(_next_batch, items)
         so_far.problems.extend(problems)
@@ -171,11 +200,19 @@ async def _batches(
         yield batch
 
 
-def _read(paths: list[Path]) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.readers.files import read
+def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | FileProblem]:
+    from daemon.library.readers.files import Found, found, read_file
 
-    for path in paths:
-        yield from read(path)
+    def watch(count: int) -> None:
+        so_far.bytes_read += count
+
+    files = [(one, one.size if isinstance(one, Found) else 0) for p in paths for one in found(p)]
+    so_far.bytes_total = sum(size for _, size in files)
+    before = 0
+    for one, size in files:
+        yield from read_file(one, watch) if isinstance(one, Found) else [one]
+        # What was refused unread counts, too.
+        so_far.bytes_read = before = before + size
 
 
 def _next_batch(
@@ -213,14 +250,20 @@ def _problem_line(problem: dict[str, Any]) -> str:
 
 def _pairs(ingested: Ingested) -> str:
     """How many pairs there were, and which of them are of no use and why."""
-    lost = ingested.pairs - ingested.pairs_usable
+    lost, again = ingested.pairs - ingested.pairs_usable, ingested.pairs_repeated
+    said = f"{ingested.pairs} pairs"
+    if again:
+        said = (
+            f"{ingested.pairs + again} pairs read, {ingested.pairs} kept ({again} "
+            f"{'repeats' if again == 1 else 'repeat'} another's question and documents)"
+        )
     if not lost:
-        return f"{ingested.pairs} pairs"
+        return said
     first = f"first: {visible(repr(ingested.unknown_document))}"
     if ingested.known_document:
         first += f"; is it {visible(repr(ingested.known_document))}?"
     return (
-        f"{ingested.pairs} pairs, of which {ingested.pairs_usable} can be used: "
+        f"{said}, of which {ingested.pairs_usable} can be used: "
         f"{lost} {'names' if lost == 1 else 'name'} documents that are not here ({first})"
     )
 

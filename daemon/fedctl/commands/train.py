@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,12 +46,14 @@ REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 LocalEpochs = Annotated[
     int | None,
-    of_plan("TrainingPlan", "local_epochs", help="Passes over each site's own pairs."),
+    of_plan(
+        "TrainingPlan", "local_epochs", help="Passes over each site's own pairs; 0: learn nothing."
+    ),
 ]
 BatchSize = Annotated[int | None, of_plan("TrainingPlan", "batch_size", help="Pairs a batch.")]
 LearningRate = Annotated[float | None, of_plan("TrainingPlan", "learning_rate", help="Of AdamW.")]
 HardNegatives = Annotated[
-    int | None, of_plan("TrainingPlan", "hard_negatives", help="Mined passages a pair.")
+    int | None, of_plan("TrainingPlan", "hard_negatives", help="Mined passages a pair; 0: none.")
 ]
 RecipeOption = Annotated[
     str,
@@ -78,7 +80,9 @@ Robust = Annotated[
 ]
 ByzantineSites = Annotated[
     int | None,
-    of_plan("TrainingPlan", "byzantine_sites", help="With --robust: sites that may poison."),
+    of_plan(
+        "TrainingPlan", "byzantine_sites", help="With --robust: sites that may poison; 0: none."
+    ),
 ]
 
 
@@ -106,7 +110,8 @@ Epsilon = Annotated[
     typer.Option(min=1e-3, max=1e6, help="With --clip: the noise that spends this in all rounds."),
 ]
 Colluders = Annotated[
-    int | None, of_plan("PrivacyPlan", "colluders", help="With --clip: sites that may collude.")
+    int | None,
+    of_plan("PrivacyPlan", "colluders", help="With --clip: sites that may collude; 0: none."),
 ]
 Quantile = Annotated[
     float | None,
@@ -261,6 +266,8 @@ async def start(
         epsilon=chosen.epsilon,
         recipe=chosen.recipe,
         choices=chosen.choices,
+        # On the wire a number that is 0 is left open.
+        noughts=[name for name, value in {**plan, **plan.get("privacy", {})}.items() if value == 0],
     )
     return await daemon.Train(request, timeout=ANSWER_WITHIN_S)
 
@@ -431,6 +438,7 @@ class TrainingView:
         self._reasons: dict[str, set[tuple[int, int]]] = {}
         self._untold: dict[str, int] = {}  # how often since it was last told
         self._newest = ""
+        self._silent: list[str] = []
 
     def __enter__(self) -> TrainingView:
         if self._moving:
@@ -448,6 +456,7 @@ class TrainingView:
             return
         if self._moving:
             self._live.update(_picture(progress))
+        self._name_silent(progress)
         if progress.message:
             self._reason(progress.message, (progress.round, progress.attempt))
         here = (progress.round, progress.attempt, progress.phase)
@@ -461,6 +470,13 @@ class TrainingView:
             elif self._phases and not self._moving and progress.phase != "idle":
                 by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
                 self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
+
+    def _name_silent(self, progress: TrainingProgress) -> None:
+        """Say who does not answer when that has changed; the panel shows it all the time."""
+        silent = [*progress.unreachable]
+        if silent != self._silent and self._phases and not self._moving:
+            self._say(f"  {_unanswered(silent)}" if silent else "  every site answers again")
+        self._silent = silent
 
     def _reason(self, reason: str, attempt: tuple[int, int]) -> None:
         """Say a reason once, and how often it came back when that has doubled."""
@@ -494,6 +510,10 @@ def _loss(progress: TrainingProgress, before: str) -> str:
     return f"{before}{progress.loss:.4f}" if math.isfinite(progress.loss) else ""
 
 
+def _unanswered(sites: Sequence[str]) -> str:
+    return f"no answer from {', '.join(sites)}: `fedctl peers` says why"
+
+
 def _picture(progress: TrainingProgress) -> RenderableType:
     """The round under way as a small panel."""
     from rich.panel import Panel
@@ -508,6 +528,9 @@ def _picture(progress: TrainingProgress) -> RenderableType:
     grid.add_row("contributors", ", ".join(progress.contributors) or "–")
     grid.add_row("sent", byte_count(progress.bytes_sent))
     grid.add_row("received", byte_count(progress.bytes_received))
-    grid.add_row("loss", _loss(progress, "") or "–")
+    if progress.phase == "train" and progress.fraction:  # else it is of another round, or of all
+        grid.add_row("loss here", _loss(progress, "") + ", mean of the last pass")
+    if progress.unreachable:
+        grid.add_row("peers", visible(_unanswered(progress.unreachable)))
     title = f"round {progress.round} of {progress.target_round}" if progress.round else "starting"
     return Panel.fit(grid, title=title)

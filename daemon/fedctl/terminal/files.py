@@ -24,7 +24,8 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except (IdentityError, ManifestError) as error:
-        raise CommandError(str(error)) from error
+        absent = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+        raise CommandError(str(error), exit_code=Exit.USAGE if absent else Exit.FAILED) from error
 
 
 def read_file(path: Path) -> bytes:

@@ -34,11 +34,10 @@ _Config = Annotated[
 LEAST_ABOVE_NOTHING = 1e-9  # of a number that must be above 0
 
 
-def of_plan(message: str, name: str, *, help: str) -> Any:
-    """The option that fills a field of a plan, within the field's bounds; 0 is left to settings."""
+def of_plan(message: str, name: str, *, help: str, least: int = 0) -> Any:
+    """The option that fills a field of a plan, within the field's bounds, and from ``least``."""
     low, above, high = bounds.chosen(message, name)
-    least = LEAST_ABOVE_NOTHING if above else low or 1
-    return typer.Option(min=least, max=high, help=help)
+    return typer.Option(min=LEAST_ABOVE_NOTHING if above else max(low, least), max=high, help=help)
 
 
 Authority = Annotated[

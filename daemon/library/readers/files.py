@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.library.readers.documents import FileProblem, Item
@@ -28,25 +29,49 @@ SUFFIXES = tuple(READERS)
 FILE_ENDINGS = tuple(ending for ending, reader in READERS.items() if reader.named_by_file)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A file to be read; ``name``: its path below the folder that was given."""
+
+    path: Path
+    name: str
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk; 0 where it can't be told."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+
 def read(path: Path) -> Iterator[Item]:
     """All documents and pairs at ``path``, a file or a folder, in the order of names.
 
     Hidden files are passed over. A text file's id is its path below the given
     folder; its title the first heading (.md) or the file's name.
     """
+    for one in found(path):
+        yield from [one] if isinstance(one, FileProblem) else read_file(one)
+
+
+def found(path: Path) -> Iterator[Found | FileProblem]:
+    """The files at ``path``, as `read` reads them, and what can't be looked into."""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
         yield FileProblem(str(path), cause_of(error))
         return
     if is_folder:
-        yield from _read_folder(path, path, frozenset())
+        yield from _found_in(path, path, frozenset())
     else:
-        yield from _read_file(path, path.name)
+        yield Found(path, path.name)
 
 
-def _read_folder(folder: Path, root: Path, above: frozenset[tuple[int, int]]) -> Iterator[Item]:
-    """Read a folder; ``above`` are those it lies in, so that a link to one of them ends there."""
+def _found_in(
+    folder: Path, root: Path, above: frozenset[tuple[int, int]]
+) -> Iterator[Found | FileProblem]:
+    """Look through a folder; ``above`` are those it lies in: a link to one of them ends there."""
     try:
         status = folder.stat()
         entries = sorted(folder.iterdir())
@@ -66,20 +91,20 @@ def _read_folder(folder: Path, root: Path, above: frozenset[tuple[int, int]]) ->
             yield FileProblem(str(entry), cause_of(error))
             continue
         if is_folder:
-            yield from _read_folder(entry, root, above | {key})
+            yield from _found_in(entry, root, above | {key})
         else:
-            yield from _read_file(entry, entry.relative_to(root).as_posix())
+            yield Found(entry, entry.relative_to(root).as_posix())
 
 
-def _read_file(path: Path, name: str) -> Iterator[Item]:
-    """Read one file; whatever goes wrong in it is its own problem."""
+def read_file(file: Found, watch: Callable[[int], None] = lambda _: None) -> Iterator[Item]:
+    """Read one file; whatever goes wrong in it is its own problem. ``watch``: as in `Source`."""
     try:
-        reader, size = _checked(path)
-        yield from reader.read(Source(path, name, size))
+        reader, size = _checked(file.path)
+        yield from reader.read(Source(file.path, file.name, size, watch))
     except Refused as refusal:
-        yield FileProblem(str(path), str(refusal))
+        yield FileProblem(str(file.path), str(refusal))
     except (OSError, EOFError, zlib.error) as error:
-        yield FileProblem(str(path), cause_of(error))
+        yield FileProblem(str(file.path), cause_of(error))
 
 
 def _checked(path: Path) -> tuple[Reader, int]:

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from daemon.library.readers.documents import Item
+
+STEP = 1 << 20  # bytes read at a time
 
 
 @dataclass(frozen=True)
 class Source:
-    """A regular file that is not empty; ``name``: its path below the folder that was given."""
+    """A regular file that is not empty; ``name``: its path below the folder that was given.
+
+    ``watch`` hears of the bytes that are read, as they lie on the disk, as ``size`` is.
+    """
 
     path: Path
     name: str
-    size: int  # bytes, as they lie on the disk
+    size: int
+    watch: Callable[[int], None] = lambda _: None
+
+    def open(self) -> io.BufferedReader:
+        """To read it from its beginning; raises OSError."""
+        return io.BufferedReader(_Watched(self.path, self.watch), STEP)
+
+
+class _Watched(io.FileIO):
+    """A file that tells how much of it is read."""
+
+    def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._watch = watch
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0  # None: it would block, and regular files don't
+        self._watch(count)
+        return count
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,9 @@ from daemon.library.readers.documents import (
     Item,
     Pair,
 )
-from daemon.library.readers.reader import Refused, Source, cause_of, decoded, limited
+from daemon.library.readers.reader import STEP, Refused, Source, cause_of, decoded, limited
 
 _MAX_PROBLEMS = 20  # told one by one for each file; the rest is counted
-_STEP = 1 << 20  # bytes read at a time, and held while a line that is too long goes by
 _MAX_RATIO, _RATIO_FROM = 200, 1 << 30  # a file that expands further is an attack
 _SPLITS = {
     "train": "train",
@@ -44,14 +43,14 @@ _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_
 
 def read_lines(source: Source) -> Iterator[Item]:
     """Records of a .jsonl file."""
-    with source.path.open("rb", buffering=_STEP) as file:
+    with source.open() as file:
         yield from _read_records(source.path, _Lines(file))
 
 
 def read_packed_lines(source: Source) -> Iterator[Item]:
     """Records of a .jsonl.gz file."""
-    with gzip.open(source.path) as packed:
-        wide = io.BufferedReader(cast(io.RawIOBase, packed), _STEP)
+    with source.open() as file, gzip.open(file) as packed:
+        wide = io.BufferedReader(cast(io.RawIOBase, packed), STEP)
         yield from _read_records(source.path, _Lines(wide, packed_bytes=source.size))
 
 
@@ -70,9 +69,9 @@ class _Lines:
         self.number += bool(line)
         if len(line) > documents.MAX_TEXT_BYTES and not line.endswith(b"\n"):
             line = b""  # not needed while the rest goes by
-            rest = self._take(_STEP)
+            rest = self._take(STEP)  # held while it goes by
             while rest and not rest.endswith(b"\n"):
-                rest = self._take(_STEP)
+                rest = self._take(STEP)
             raise Refused(
                 f"longer than {documents.MAX_TEXT_BYTES >> 20} MiB: cut it into several records"
             )

@@ -15,7 +15,7 @@ _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
 def read_text(source: Source) -> Iterator[Item]:
     """One document; its title is the first heading (.md) or the file's name."""
     path, name = source.path, source.name
-    with path.open("rb") as file:
+    with source.open() as file:
         raw = file.read(documents.MAX_TEXT_BYTES + 1)
     if len(raw) > documents.MAX_TEXT_BYTES:
         raise Refused(

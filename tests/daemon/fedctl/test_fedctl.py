@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import math
 import os
 import re
@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 import typer.main
+from rich.console import Console
 
 from config import settings
-from daemon.fedctl.commands import library
+from daemon.fedctl.commands.train import TrainingView
 from daemon.fedctl.main import app
 from daemon.fedctl.terminal.connection import DEFAULT_SOCKET
 from daemon.fedctl.terminal.output import Exit
@@ -294,6 +295,12 @@ def test_an_option_beats_the_environment(
         ["train", "--attach", "--learning-rate", "0.1"],
         ["rounds", "show", "x"],
         ["ca", "sign", "missing.csr", "--ca", "ca", "--out", "x"],
+        ["ca", "rotate", "missing", "authority-2"],
+        ["site", "show", "missing"],
+        ["site", "renew", "missing"],
+        ["audit", "verify", "missing.jsonl"],
+        ["audit", "show", "audit-000009.jsonl"],
+        ["ingest", "missing.txt"],
         ["demo", "--data", "missing"],
         ["demo", "--sites", "a,b"],
     ],
@@ -323,66 +330,6 @@ def test_a_defect_of_ours_is_no_traceback(
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
 
 
-# ---- ingest -----------------------------------------------------------------
-
-
-def test_ingest_goes_on_after_a_refused_file(
-    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "docs.jsonl").write_text(
-        '{"id": "1", "title": "Weirs", "text": "A weir."}\n{"id": broken\n'
-    )
-    ran = fedctl("ingest", tmp_path, tmp_path / "vanished", "--json")
-    assert ran.code == Exit.PARTLY
-    assert ran.object["documents_new"] == 2
-    assert [Path(p["path"]).name for p in ran.object["problems"]] == [
-        "b.txt",
-        "docs.jsonl",
-        "vanished",
-    ]
-    assert ran.object["problems"][1]["line"] == 2
-    assert ran.err.count("refused: ") == 3
-    assert fedctl("ingest", tmp_path / "vanished").code == Exit.FAILED  # nothing was ingested
-
-
-def test_ingest_tells_what_the_daemon_refused(
-    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
-) -> None:
-    (tmp_path / "a.md").write_text("# Locks\n\nLocks keep the level.")
-    daemon.ingest_errors = ["document b: its id is too long"]
-    ran = fedctl("ingest", tmp_path)
-    assert ran.code == Exit.PARTLY
-    assert "refused: document b: its id is too long" in ran.err
-
-
-def test_ingest_tells_of_pairs_that_name_no_document_here(
-    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
-) -> None:
-    pair = json.dumps({"query": "Who mends the lift?", "positives": ["lift"]})
-    (tmp_path / "pairs_train.jsonl").write_text(f"{pair}\n" * 3)
-    assert "; 3 pairs." in fedctl("ingest", tmp_path).out
-    daemon.unusable = 2
-    ran = fedctl("ingest", tmp_path)
-    assert ran.code == Exit.OK
-    assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
-    assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
-    daemon.unusable = 3
-    ran = fedctl("ingest", tmp_path, "--json")
-    assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
-    assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
-
-
-def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
-    lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
-    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
-    assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
-    sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
-    assert len(sizes) == 3
-    assert max(sizes) < library.BATCH_BYTES + (1 << 20)
-
-
 # ---- train ------------------------------------------------------------------
 
 
@@ -394,6 +341,40 @@ def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> No
     assert "round 1.0 train, coordinator north" in ran.err
     assert "round 1 committed, mean loss 1.2500" in ran.err
     assert "Round 2 is committed" in ran.out
+
+
+def test_nought_is_chosen_where_it_says_something(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    """On the wire 0 is what was left open; so what was chosen is named beside it."""
+    chosen = ["local-epochs", "hard-negatives", "byzantine-sites", "colluders"]
+    words = [word for name in chosen for word in (f"--{name}", 0)]
+    ran = fedctl("train", "--rounds", 1, "--detach", *words, "--robust", "norm", "--clip", 1)
+    assert ran.code == Exit.OK
+    assert sorted(daemon.asked[-1].noughts) == sorted(name.replace("-", "_") for name in chosen)
+    assert fedctl("train", "--rounds", 1, "--detach", "--mask").code == Exit.OK
+    assert not daemon.asked[-1].noughts
+    assert fedctl("train", "--rounds", 1, "--batch-size", 0).code == Exit.USAGE
+    assert fedctl("personalise", "--local-epochs", 0).code == Exit.USAGE
+
+
+def test_the_panel_says_whose_loss_it_is_and_who_does_not_answer() -> None:
+    def shown(**fields: Any) -> str:
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, color_system=None, width=100)
+        with TrainingView(console) as view:
+            view.show(progress(round=2, loss=0.75, **fields))
+        return screen.getvalue()
+
+    assert re.search(
+        r"loss here\S* +0\.7500, mean of the last pass", shown(phase="train", fraction=0.5)
+    )
+    for elsewhere in (
+        "prepare",
+        "train",
+        "committed",
+    ):  # it is still of the round before, or of all
+        panel = shown(phase=elsewhere, unreachable=["east", "west"])
+        assert "loss here" not in panel
+        assert "no answer from east, west: `fedctl peers` says why" in panel
 
 
 def test_train_for_machines_is_a_line_a_step(fedctl: Fedctl, daemon: CannedDaemon) -> None:

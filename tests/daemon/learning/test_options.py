@@ -158,6 +158,7 @@ def test_every_recipe_is_a_plan_that_sites_take(name: str) -> None:
         ("fedsearch", (), "this federation exchanges 'head'"),
         ("", ("dropout",), "expected a number"),
         ("", ("dropout=2",), "lower it to 0.9 or less"),
+        ("", ("floor=-1",), r"learning\.floor \(called adam_tau now\) = -1"),
         ("", ("negatives=none",), 'expected one of "static", "bm25", "in_batch"'),
         ("", ("willing=false",), "is no choice"),
         ("", ("min_pairs=2",), "is no choice"),

@@ -1,0 +1,123 @@
+"""fedctl ingest as a person and a script see it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from daemon.fedctl.commands import library
+from daemon.fedctl.terminal.output import Exit
+from proto import control_pb2 as control
+from tests.support.canned_daemon import CannedDaemon
+from tests.support.command_line import Fedctl
+
+
+def test_ingest_goes_on_after_a_refused_file(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "docs.jsonl").write_text(
+        '{"id": "1", "title": "Weirs", "text": "A weir."}\n{"id": broken\n'
+    )
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert ran.code == Exit.PARTLY
+    assert ran.object["documents_new"] == 2
+    assert [Path(p["path"]).name for p in ran.object["problems"]] == [
+        "b.txt",
+        "docs.jsonl",
+        "gone.txt",
+    ]
+    assert ran.object["problems"][1]["line"] == 2
+    assert ran.err.count("refused: ") == 3
+    assert fedctl("ingest", tmp_path / "b.txt").code == Exit.FAILED  # nothing was ingested
+
+
+def test_a_path_that_is_not_there_is_refused_before_anything_is_sent(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    for missing in (tmp_path / "vanished", tmp_path / "a.txt" / "below"):
+        ran = fedctl("ingest", tmp_path, missing, "--json")
+        assert ran.code == Exit.USAGE
+        assert ran.object["error"] == f"{missing} is not there; nothing was ingested"
+    assert not daemon.asked
+
+
+def test_a_folder_with_nothing_to_read_is_told(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / ".hidden.txt").write_text("Locks keep the level of a canal.")
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert ran.code == Exit.USAGE
+    assert ran.object["error"] == f"nothing was read: no files at {tmp_path}"
+    assert ".txt, .md, .jsonl, .jsonl.gz" in ran.object["remedy"]
+
+
+def test_ingest_tells_what_the_daemon_refused(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.md").write_text("# Locks\n\nLocks keep the level.")
+    daemon.ingest_errors = ["document b: its id is too long"]
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.PARTLY
+    assert "refused: document b: its id is too long" in ran.err
+
+
+def test_ingest_tells_of_pairs_that_name_no_document_here(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    pair = json.dumps({"query": "Who mends the lift?", "positives": ["lift"]})
+    (tmp_path / "pairs_train.jsonl").write_text(f"{pair}\n" * 3)
+    assert "; 3 pairs." in fedctl("ingest", tmp_path).out
+    daemon.repeated = 1
+    assert "; 3 pairs read, 2 kept (1 repeats another's question and documents)." in (
+        fedctl("ingest", tmp_path).out
+    )
+    daemon.repeated = 0
+    daemon.unusable = 2
+    ran = fedctl("ingest", tmp_path)
+    assert ran.code == Exit.OK
+    assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
+    assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
+    daemon.unusable = 3
+    ran = fedctl("ingest", tmp_path, "--json")
+    assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
+    assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
+
+
+def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
+    lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
+    sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
+    assert len(sizes) == 3
+    assert max(sizes) < library.BATCH_BYTES + (1 << 20)
+
+
+def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> None:
+    """In bytes as they lie on the disk, also of what is packed or refused."""
+    records = b"".join(
+        json.dumps({"id": str(n), "title": "t", "text": f"{n} {'word ' * 50_000}"}).encode() + b"\n"
+        for n in range(60)
+    )
+    (tmp_path / "a.jsonl").write_bytes(records)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(records, compresslevel=0))
+    (tmp_path / "c.bin").write_bytes(bytes(1000))
+    whole = sum(path.stat().st_size for path in tmp_path.iterdir())
+    so_far, seen = library.Ingested(), list[int]()
+
+    def watch(step: library.Ingested) -> None:
+        assert step.bytes_total == whole
+        seen.append(step.bytes_read)
+
+    async def sent() -> list[control.IngestRequest]:
+        return [batch async for batch in library._batches([tmp_path], so_far, watch)]
+
+    assert len(asyncio.run(sent())) == len(seen) - 1 > 6, "the last one is empty"
+    assert seen == sorted(seen) and seen[-1] == whole
+    assert max(after - before for before, after in pairwise([0, *seen])) < whole / 3

@@ -1,0 +1,125 @@
+"""What a person sees at one real daemon, whose two peers are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from proto import control_pb2 as control
+from tests.daemon.learning.test_options import give_validation_pairs
+from tests.live.test_operations import fedctl, started
+from tests.support.federation import LiveFederation, LiveSite
+
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFederation]:
+    async with LiveFederation.start(
+        tmp_path_factory.mktemp("alone"),
+        ["elm"],
+        without=["fir", "oak"],
+        tables={"retriever": {"personal": "mixture"}},
+    ) as federation:
+        give_validation_pairs(federation.sites["elm"].corpus)
+        await federation.ingest_all()
+        yield federation
+
+
+@pytest.fixture
+def site(live: LiveFederation) -> LiveSite:
+    return live.sites["elm"]
+
+
+async def shown(site: LiveSite, *words: str) -> str:
+    """What is printed, whatever the terminal's width."""
+    code, out, err = await fedctl(site, *words)
+    assert code == 0, err
+    return " ".join(out.split())
+
+
+async def test_pairs_that_came_again_are_told_and_counted_once(
+    site: LiveSite, tmp_path: Path
+) -> None:
+    train = (await site.status()).pairs_train
+    names = ["anchor-winch", "beacon-lamp", "anchor-winch", "nowhere"]
+    lines = [{"query": f"where is the {n}?", "positives": [f"elm/{n}"]} for n in names]
+    pairs = tmp_path / "pairs_train.jsonl"
+    pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, out, err = await fedctl(site, "ingest", str(pairs))
+    assert code == 0, err
+    assert "4 pairs read, 3 kept (1 repeats another's question and documents), of which 2" in out
+    assert (await site.status()).pairs_train == train + 2
+    _, out, _ = await fedctl(site, "ingest", str(pairs), "--json")
+    told = json.loads(out)
+    assert [told[n] for n in ("pairs_read", "pairs", "pairs_repeated", "pairs_usable")] == [
+        4, 3, 1, 2,
+    ]  # fmt: skip
+
+
+async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> None:
+    advice = "this site's own nothing yet for the version that answers: fedctl personalise"
+    assert advice in await shown(site, "learning")
+    fitting = await started(site, "personalise", "--local-epochs", "100")
+    async with asyncio.timeout(60):
+        while not (await site.stub.Learning(control.LearningRequest())).being_fitted:
+            await asyncio.sleep(0.02)
+    # Not by a command: until that has started it may be over.
+    reply = await site.stub.Learning(control.LearningRequest())
+    assert [(fact.name, fact.value) for fact in reply.facts] == [
+        ("this site's own", "being fitted now")
+    ]
+    _, err = await asyncio.wait_for(fitting.communicate(), 120)
+    assert fitting.returncode == 0, err
+    assert "being fitted" not in await shown(site, "learning")
+
+
+async def test_an_evaluation_says_of_what_this_version_is_a_mixture(site: LiveSite) -> None:
+    share = (await site.stub.Learning(control.LearningRequest())).own_share
+    told = f"mixture {share:.0%} of what this site learned alone, for version "
+    assert told in await shown(site, "eval", "--split", "test")
+    (fact,) = json.loads(await shown(site, "eval", "--json"))["facts"]
+    assert fact["name"] == "mixture"
+
+
+async def test_nought_is_a_choice_and_no_gap(site: LiveSite) -> None:
+    words = ["--local-epochs", "0", "--hard-negatives", "0", "--robust", "norm"]
+    train = ["train", "--rounds", "1", "--detach", "--json", *words, "--byzantine-sites", "0"]
+    code, _, err = await fedctl(site, *train, "--clip", "1", "--colluders", "0")
+    assert (code, "holds against 0 sites that pool what they know" in err) == (1, True)
+    plan = json.loads(await shown(site, *train))["run"]["plan"]
+    assert (plan["local_epochs"], plan["hard_negatives"], plan["byzantine_sites"]) == (0, 0, 0)
+    assert plan["batch_size"] == 32, "what was not chosen is as in the settings"
+    await shown(site, "train", "--stop")
+
+
+async def test_who_does_not_answer_is_named_also_while_nothing_else_happens(
+    live: LiveFederation, site: LiveSite
+) -> None:
+    watching = await started(site, "train", "--rounds", "1")
+
+    async def until_told(silent: str) -> None:
+        assert watching.stderr is not None
+        async with asyncio.timeout(40):  # a phase waits for 60 seconds
+            while f"no answer from {silent}: `fedctl peers` says why" not in (
+                (await watching.stderr.readline()).decode()
+            ):
+                pass
+
+    await until_told("fir, oak")
+    fir = await live.launch("fir")
+    await until_told("oak")
+    await fir.terminate()
+    await until_told("fir, oak")
+    watching.send_signal(signal.SIGINT)
+    await watching.communicate()
