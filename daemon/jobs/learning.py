@@ -7,7 +7,6 @@ job loads the model version it works on, so no job depends on the one before.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32
+from crypto.durable import whole
 from crypto.quantize import LOSS_BOUND
 from daemon.evaluation.rankings import held_out
 from daemon.learning.options import (
@@ -296,7 +296,5 @@ def _check_update(update: Float32, num_examples: int, personal: PersonalState) -
 def _write_update(path: Path, update: Float32) -> None:
     """Whole or not at all: the crypto worker must never read half an update."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with whole(path, lasting=False) as unfinished, unfinished.open("wb") as file:
         np.save(file, update.astype(np.float32), allow_pickle=False)
-    temporary.replace(path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Int64
+from crypto.durable import fsync
 
 if TYPE_CHECKING:
     import hnswlib
@@ -126,9 +126,9 @@ class DenseIndex:
         description = replace(description, sha256=_seal(description, graph))
         (temporary / _DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
         for path in (graph, temporary / _DESCRIPTION, temporary):
-            _fsync(path)
+            fsync(path)
         temporary.rename(final)
-        _fsync(root)
+        fsync(root)
         return final
 
 
@@ -228,11 +228,3 @@ def _seal(described: IndexDescription, graph: Path) -> str:
             file, lambda: hashlib.sha256(json.dumps([*fields, *numbers]).encode() + b"\0")
         )
     return digest.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,9 +22,8 @@ import numpy as np
 
 from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64, Int32, Int64
-from crypto.ckks.sums import (
-    CryptoError,
-)
+from crypto.ckks.sums import CryptoError
+from crypto.durable import whole
 from crypto.privacy import (
     TRAILING_INTEGERS,
     Mechanism,
@@ -300,10 +299,8 @@ def with_residual(delta: Float32, residual_path: Path | None) -> Float32:
 def _write_residual(residual_path: Path, residual: Float32) -> None:
     """Beside the one in use: an update that is never added must not change it."""
     pending = _pending(residual_path)
-    partial = pending.with_name(pending.name + ".partial")
-    with partial.open("wb") as file:
+    with whole(pending, lasting=False) as unfinished, unfinished.open("wb") as file:
         np.save(file, residual, allow_pickle=False)
-    partial.rename(pending)
 
 
 def _pending(residual_path: Path) -> Path:

@@ -24,6 +24,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import structlog
 
+from crypto.durable import whole
 from crypto.identity.site import IdentityError, Trust
 from crypto.keystream import Ring, Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
@@ -330,12 +331,8 @@ def _open_sum(round: int, attempt: int) -> MaskedSum:
 
 def _write(path: Path, words: Words) -> BlobInfo:
     """The file appears under its name only when it is whole."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(words.data)
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path, lasting=False) as unfinished:
+        unfinished.write_bytes(words.data)
     return BlobInfo(hashlib.sha256(words.data).digest(), words.nbytes)
 
 

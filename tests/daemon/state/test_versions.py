@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from crypto.arrays import Float32
+from crypto.durable import sweep
 from daemon.process import faultpoints
 from daemon.state.versions import (
     ShapeManifest,
@@ -21,7 +22,6 @@ from daemon.state.versions import (
     is_sound,
     largest_file,
     read_version,
-    sweep,
     version_digest,
     version_path,
     write_version,

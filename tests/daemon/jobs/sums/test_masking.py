@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crypto.durable import UNFINISHED
 from crypto.identity.site import Identity, IdentityError
 from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
@@ -416,7 +417,7 @@ def test_a_sum_that_could_not_be_written_is_not_lost(attempt: Attempt) -> None:
     attempt.sum.mkdir()
     with pytest.raises(OSError, match="sum-0"):
         attempt.contribute(SITES)
-    assert not list(attempt.folder.glob("*.partial"))
+    assert not list(attempt.folder.glob(f"{UNFINISHED}*"))
     with pytest.raises(CryptoError, match="not due"):
         attempt.lead.run(masking.add_update, *AT, "s01", attempt.folder / "s01.masked")
     attempt.sum.rmdir()
