@@ -104,8 +104,17 @@ class LocalAxes:
     weight_decay: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """``[learning]``, as far as it is about one rule of the step alone; as in `ServerOptions`."""
+
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    adam_tau: float = 1e-3
+
+
 @dataclass(frozen=True)
-class ServerOptions:
+class ServerOptions(StepOptions):
     """What becomes of the mean update (daemon/learning/server_step.py).
 
     ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
@@ -117,9 +126,6 @@ class ServerOptions:
 
     rule: Aggregate = "fedavg"
     learning_rate: float = 1.0
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    adam_tau: float = 1e-3
 
 
 @dataclass(frozen=True)

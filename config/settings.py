@@ -32,7 +32,7 @@ from config.recipes import (
     LearningAxes,
     RecipeName,
     RetrieverAxes,
-    ServerOptions,
+    StepOptions,
     TrainingAxes,
 )
 from config.tables import Section, as_in, planned
@@ -132,14 +132,11 @@ class TrainingSettings(Section, TrainingAxes):  # type: ignore[misc]  # frozen b
 
 
 @planned("recipe", "LearningPlan")
-class LearningSettings(Section, LearningAxes):  # type: ignore[misc]  # frozen by its config
+class LearningSettings(Section, StepOptions, LearningAxes):  # type: ignore[misc]  # frozen by its config
     """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
 
     recipe: RecipeName = DEFAULT_RECIPE
     local_only_rounds: int = Field(RECIPES[DEFAULT_RECIPE].local_only_rounds, ge=1, le=1000)
-    momentum: float = ServerOptions.momentum
-    second_momentum: float = ServerOptions.second_momentum
-    adam_tau: float = ServerOptions.adam_tau
 
 
 class DepthSettings(Section):
