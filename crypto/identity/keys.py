@@ -25,7 +25,7 @@ PublicKey = ec.EllipticCurvePublicKey
 
 _OTHERS = 0o077  # any right of group or others
 _MAX_PEM = 16 * 1024
-_MAX_SIGNATURE = 80  # DER of two 256-bit integers takes at most 72
+MAX_SIGNATURE_BYTES = 80  # DER of two 256-bit integers takes at most 72
 
 # HPKE (RFC 9180), base mode: DHKEM(P-256, HKDF-SHA256), HKDF-SHA256 (RFC 5869),
 # ChaCha20-Poly1305 (RFC 8439).
@@ -89,9 +89,9 @@ def sign(key: PrivateKey, payload: bytes) -> bytes:
 
 def check_signature(key: PublicKey, signature: bytes, payload: bytes, signer: str) -> None:
     """Raises IdentityError, naming ``signer``, unless the signature is over these bytes."""
-    if len(signature) > _MAX_SIGNATURE:
+    if len(signature) > MAX_SIGNATURE_BYTES:
         raise IdentityError(
-            f"the signature by {signer} has {len(signature)} bytes, at most {_MAX_SIGNATURE} are "
+            f"the signature by {signer} has {len(signature)} bytes, at most {MAX_SIGNATURE_BYTES} are "
             "possible: get it again from its author"
         )
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from config.recipes import WITH_LORA_SERVER
 from crypto.arrays import Float32
 from crypto.durable import whole
 from crypto.quantize import LOSS_BOUND
@@ -235,16 +236,12 @@ def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
     """Raise LearningError for a plan that does not go with what this federation exchanges."""
     if spec.adapt != "lora_server":
         return
-    if plan.start_from == "local":
-        raise LearningError(
-            "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
-            "projection on the parent version's factors, which a student has left"
-        )
-    if plan.server.rule != "fedavg":
-        raise LearningError(
-            f"aggregate = '{plan.server.rule}' and adapt = 'lora_server' do not combine: a round "
-            "trains one of two factors, and momentum goes on moving the one that sites hold fixed"
-        )
+    chosen = {"start_from": plan.start_from, "aggregate": plan.server.rule}
+    for axis, (only, why) in WITH_LORA_SERVER.items():
+        if chosen[axis] != only:
+            raise LearningError(
+                f"{axis} = '{chosen[axis]}' and adapt = 'lora_server' do not combine: {why}"
+            )
 
 
 def _own(

@@ -25,7 +25,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_what_must_last_is_synced_before_it_has_its_name_and_its_folder_after(
+def test_what_must_last_is_synced_before_its_name_and_the_folder_after(
     tmp_path: Path, lasting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = []
