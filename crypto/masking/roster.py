@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from crypto.identity.keys import MAX_SIGNATURE_BYTES
 from crypto.identity.names import ID
 from crypto.keystream import MAX_VALUES, Ring
 from crypto.quantize import CryptoError

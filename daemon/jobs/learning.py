@@ -55,7 +55,6 @@ def describe(spec: RetrieverSpec) -> RetrieverDescription:
     """What this site's retriever is; raises EncoderError when it cannot be had."""
     retriever = retriever_for(spec)
     return RetrieverDescription(
-        encoder_digest=retriever.encoder.digest,
         dimension=retriever.encoder.dimension,
         shape_manifest=retriever.shape_manifest,
     )

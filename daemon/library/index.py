@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _M = 16  # links of a passage in each layer of the graph
 _EF_CONSTRUCTION = 256  # candidates looked at while linking a passage
-_EF_SEARCH = 128  # candidates looked at while searching, at least
+_EF_SEARCH = 128  # candidates looked at while searching, at least: more find more, slower
 _SEED = 20
 _GRAPH, _DESCRIPTION = "index.hnsw", "index.json"
 _MAX_DESCRIPTION = 4096  # bytes
@@ -58,11 +58,11 @@ class DenseIndex:
         self.count = count
         self.dimension = dimension
 
-    def search(self, queries: Float32, k: int, *, ef: int = _EF_SEARCH) -> tuple[Int64, Float32]:
+    def search(self, queries: Float32, k: int) -> tuple[Int64, Float32]:
         """The nearest passages of each query: labels [q, n] and cosines [q, n], best first.
 
         ``queries`` is float32 [q, d]. n is ``k`` or, in a smaller index, all
-        there are. A greater ``ef`` finds more of the true neighbours, slower.
+        there are.
         """
         if queries.ndim != 2 or (self.count and queries.shape[1] != self.dimension):
             raise ValueError(f"expected queries [q, {self.dimension}], got {queries.shape}")
@@ -70,7 +70,7 @@ class DenseIndex:
         while n > 0:
             # hnswlib refuses ef < k; and it raises when its graph reaches fewer
             # than n passages, as it may with many equal vectors: ask for fewer.
-            self._graph.set_ef(max(ef, n))
+            self._graph.set_ef(max(_EF_SEARCH, n))
             try:
                 labels, distances = self._graph.knn_query(queries, k=n, num_threads=1)
             except RuntimeError:

@@ -214,6 +214,6 @@ def version_path(folder: Path, digest: bytes) -> Path:
     return folder / f"{digest.hex()}.safetensors"
 
 
-def largest_file(shapes: ShapeManifest, moments: int = _MOST_MOMENTS) -> int:
-    """Bytes that the file of a version with so many moments takes at most."""
-    return 4 * shapes.total * (1 + moments) + _HEADER_BYTES
+def largest_file(shapes: ShapeManifest) -> int:
+    """Bytes that the file of a version takes at most."""
+    return 4 * shapes.total * (1 + _MOST_MOMENTS) + _HEADER_BYTES
