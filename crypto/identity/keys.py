@@ -91,8 +91,8 @@ def check_signature(key: PublicKey, signature: bytes, payload: bytes, signer: st
     """Raises IdentityError, naming ``signer``, unless the signature is over these bytes."""
     if len(signature) > MAX_SIGNATURE_BYTES:
         raise IdentityError(
-            f"the signature by {signer} has {len(signature)} bytes, at most {MAX_SIGNATURE_BYTES} are "
-            "possible: get it again from its author"
+            f"the signature by {signer} has {len(signature)} bytes, at most "
+            f"{MAX_SIGNATURE_BYTES} are possible: get it again from its author"
         )
     try:
         key.verify(signature, payload, ec.ECDSA(hashes.SHA256()))
