@@ -33,7 +33,7 @@ from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import IngestCounts, Library
-from daemon.pairs.learning import training_pairs, training_set
+from daemon.pairs.training_set import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of
 from daemon.personal.personal import PersonalState, PersonalStore, embedded_by

@@ -29,8 +29,8 @@ from daemon.library.index import load_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs import made
-from daemon.pairs.learning import training_set
 from daemon.pairs.made import Made
+from daemon.pairs.training_set import training_set
 from daemon.personal.personal import PersonalState
 from daemon.personal.serving import open_retriever, retriever_for
 from daemon.process.workers import Worker
