@@ -12,11 +12,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from config import control_socket
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
 from proto import bounds
 
-# Linux sun_path holds 108 bytes, the last of them zero (unix(7)).
-_LONGEST_SOCKET_PATH = 107
 _SITE_ID = re.compile(bounds.of("Signed", "site").pattern)
 _GROUP = re.compile(r"[A-Za-z_][\w.-]{0,31}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -47,9 +46,9 @@ def _as_path(value: object, info: ValidationInfo) -> Path:
 
 
 def _as_socket(path: Path) -> Path:
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+    if len(os.fsencode(path)) > control_socket.LONGEST_PATH:
         raise _refuse(
-            f"a path of at most {_LONGEST_SOCKET_PATH} bytes, the limit of Unix sockets",
+            f"a path of at most {control_socket.LONGEST_PATH} bytes, the limit of Unix sockets",
             "choose a shorter one, e.g. under /run",
         )
     return path

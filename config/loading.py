@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from config.kinds import RULES_ON_VALUES
-from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
+from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES, WITH_LORA_SERVER
 from config.settings import (
     SECTIONS,
     LearningSettings,
@@ -325,22 +325,12 @@ def _adaptation_problems(
             f"retriever.adapt = {_toml(beneath)}, behind which it lies",
             "choose another of the two",
         )
-    if not isinstance(learning, LearningSettings):
+    if not isinstance(learning, LearningSettings) or retriever.adapt != "lora_server":
         return
-    if learning.start_from == "local" and retriever.adapt == "lora_server":
-        yield Problem(
-            "learning.start_from",
-            _toml(learning.start_from),
-            '"global" with retriever.adapt = "lora_server"',
-            "what is exchanged then is a projection on factors that a student has left",
-        )
-    if learning.aggregate != "fedavg" and retriever.adapt == "lora_server":
-        yield Problem(
-            "learning.aggregate",
-            _toml(learning.aggregate),
-            '"fedavg" with retriever.adapt = "lora_server"',
-            "rounds train one factor in turn, and momentum goes on moving the other",
-        )
+    for axis, (only, why) in WITH_LORA_SERVER.items():
+        if (choice := getattr(learning, axis)) != only:
+            expected = f'{_toml(only)} with retriever.adapt = "lora_server"'
+            yield Problem(f"learning.{axis}", _toml(choice), expected, why)
 
 
 def _answering_problems(

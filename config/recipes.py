@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from annotated_types import Ge, Gt, Le
 
 Adapt = Literal["head", "lora", "lora_server", "full"]
 Negatives = Literal["static", "bm25", "in_batch"]
@@ -44,9 +46,24 @@ PERSONAL: Final[Mapping[str, PersonalTraits]] = {
 }
 
 
+# With ``adapt = "lora_server"``: the one choice that another axis has, and why.
+WITH_LORA_SERVER: Final[Mapping[str, tuple[str, str]]] = {
+    "start_from": (
+        "global",
+        "what is exchanged is a projection on the parent version's factors, which a student has "
+        "left",
+    ),
+    "aggregate": (
+        "fedavg",
+        "a round trains one of two factors, and momentum goes on moving the one that sites hold "
+        "fixed",
+    ),
+}
+
+
 @dataclass(frozen=True)
-class DepthOptions:
-    """How DATE's depth scheduler and its distillation behave.
+class DepthAxes:
+    """``[depth]``: how DATE's depth scheduler and its distillation behave.
 
     As in pFedRAG's Table 8, but for ``kd_learning_rate`` (docs/decisions/0018).
 
@@ -54,18 +71,26 @@ class DepthOptions:
     ``low_rounds`` tau_l below it for a downgrade; ``cooling_rounds`` T_cool without
     a change after one; ``momentum_weight`` w_L of Eq. 4 (w_O is what it lacks to 1).
     ``kd_temperature`` tau_KD, ``kd_epochs`` and ``kd_learning_rate``: of the
-    distillation from the old tier into the new one. ``complexity_range``: lowest
-    and highest score S_i among the sites (Eq. 5), None while unknown: base.
+    distillation from the old tier into the new one.
     """
 
-    window: int = 5
-    stable_rounds: int = 3
-    low_rounds: int = 4
-    cooling_rounds: int = 5
-    momentum_weight: float = 0.8
-    kd_temperature: float = 3.0
-    kd_epochs: int = 50
-    kd_learning_rate: float = 1e-3
+    window: Annotated[int, Ge(2), Le(1000)] = 5
+    stable_rounds: Annotated[int, Ge(1), Le(1000)] = 3
+    low_rounds: Annotated[int, Ge(1), Le(1000)] = 4
+    cooling_rounds: Annotated[int, Ge(0), Le(1000)] = 5
+    momentum_weight: Annotated[float, Ge(0), Le(1)] = 0.8
+    kd_temperature: Annotated[float, Ge(0.01), Le(100)] = 3.0
+    kd_epochs: Annotated[int, Ge(1), Le(10_000)] = 50
+    kd_learning_rate: Annotated[float, Gt(0), Le(1)] = 1e-3
+
+
+@dataclass(frozen=True)
+class DepthOptions(DepthAxes):
+    """As a site trains: also the lowest and highest score S_i among the sites (Eq. 5).
+
+    ``complexity_range``: None while unknown; the tier is base then.
+    """
+
     complexity_range: tuple[float, float] | None = None
 
 
@@ -104,8 +129,17 @@ class LocalAxes:
     weight_decay: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """``[learning]``, as far as it is about one rule of the step alone; as in `ServerOptions`."""
+
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    adam_tau: float = 1e-3
+
+
 @dataclass(frozen=True)
-class ServerOptions:
+class ServerOptions(StepOptions):
     """What becomes of the mean update (daemon/learning/server_step.py).
 
     ``rule``: ``fedavg`` adds it; ``fedavgm`` adds a running sum of such means
@@ -117,9 +151,6 @@ class ServerOptions:
 
     rule: Aggregate = "fedavg"
     learning_rate: float = 1.0
-    momentum: float = 0.9
-    second_momentum: float = 0.99
-    adam_tau: float = 1e-3
 
 
 @dataclass(frozen=True)

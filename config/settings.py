@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from config import control_socket
 from config.kinds import (
     Beginnings,
     Bind,
@@ -29,16 +30,14 @@ from config.kinds import (
 from config.recipes import (
     DEFAULT_RECIPE,
     RECIPES,
-    DepthOptions,
+    DepthAxes,
     LearningAxes,
     RecipeName,
     RetrieverAxes,
-    ServerOptions,
+    StepOptions,
     TrainingAxes,
 )
 from config.tables import Section, as_in, planned
-
-_DEPTH = DepthOptions()
 
 
 class SiteSettings(Section):
@@ -91,7 +90,7 @@ class LimitsSettings(Section):
 class ControlSettings(Section):
     """``[control]``: where fedctl reaches the daemon."""
 
-    socket: SocketPath = Path("/run/hanse/fedd.sock")
+    socket: SocketPath = control_socket.PATH
     group: GroupName | None = None  # None: the daemon's
 
 
@@ -133,30 +132,19 @@ class TrainingSettings(Section, TrainingAxes):  # type: ignore[misc]  # frozen b
 
 
 @planned("recipe", "LearningPlan")
-class LearningSettings(Section, LearningAxes):  # type: ignore[misc]  # frozen by its config
+class LearningSettings(Section, StepOptions, LearningAxes):  # type: ignore[misc]  # frozen by its config
     """``[learning]``: the recipe, and what is chosen otherwise, in plans proposed here."""
 
     recipe: RecipeName = DEFAULT_RECIPE
     local_only_rounds: int = Field(RECIPES[DEFAULT_RECIPE].local_only_rounds, ge=1, le=1000)
-    momentum: float = ServerOptions.momentum
-    second_momentum: float = ServerOptions.second_momentum
-    adam_tau: float = ServerOptions.adam_tau
 
 
-class DepthSettings(Section):
+class DepthSettings(Section, DepthAxes):  # type: ignore[misc]  # frozen by its config
     """``[depth]``: the tiers of this site's personal layer.
 
     As in pFedRAG's Table 8, but for ``kd_learning_rate`` (0.1 there; decision 0018).
     """
 
-    window: int = Field(_DEPTH.window, ge=2, le=1000)
-    stable_rounds: int = Field(_DEPTH.stable_rounds, ge=1, le=1000)
-    low_rounds: int = Field(_DEPTH.low_rounds, ge=1, le=1000)
-    cooling_rounds: int = Field(_DEPTH.cooling_rounds, ge=0, le=1000)
-    momentum_weight: float = Field(_DEPTH.momentum_weight, ge=0, le=1)
-    kd_temperature: float = Field(_DEPTH.kd_temperature, ge=0.01, le=100)
-    kd_epochs: int = Field(_DEPTH.kd_epochs, ge=1, le=10_000)
-    kd_learning_rate: float = Field(_DEPTH.kd_learning_rate, gt=0, le=1)
     tell_complexity: bool = False
 
 

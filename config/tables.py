@@ -57,7 +57,7 @@ def planned(behind: str, message: str = "") -> Callable[[type[S]], type[S]]:
                 option.default = getattr(_USUAL, name)
             if message and name in bounds.fields_of(message):
                 option.metadata += _bounds(message, name)
-        own = [name for name in options if not hasattr(_USUAL, name)]
+        own = [name for name in section.__annotations__ if not hasattr(_USUAL, name)]
         before = own[: own.index(behind) + 1]
         ordered = {name: options[name] for name in (*before, *options)}
         options.clear()

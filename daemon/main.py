@@ -22,6 +22,7 @@ import structlog
 
 from config.loading import SettingsError, load
 from config.settings import Settings
+from crypto.durable import sweep
 from crypto.identity.site import IdentityError
 from crypto.quantize import CryptoError
 from daemon.answering.generators import GENERATORS
@@ -33,7 +34,6 @@ from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.options import LearningError, RetrieverDescription
 from daemon.library.schema import LibraryError
 from daemon.personal.personal import PersonalStore
-from daemon.personal.personal import sweep as sweep_personal
 from daemon.process import faultpoints
 from daemon.process.log import configure_logging
 from daemon.process.systemd import Notifier
@@ -60,7 +60,6 @@ from daemon.state.membership import Membership
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
-from daemon.state.versions import sweep
 from daemon.wiring import Workers, folders_of, limits_of, protocol_of, retriever_spec
 from peers.link.contacts import Tap
 from peers.link.servicer import Admission
@@ -269,8 +268,8 @@ class Daemon:
         stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         described = await workers.learning.run(learning_jobs.describe, spec)
-        await asyncio.to_thread(sweep, folders.versions)
-        await asyncio.to_thread(sweep_personal, Path(spec.personal_folder))
+        for folder in (folders.versions, Path(spec.personal_folder)):
+            await asyncio.to_thread(sweep, folder)
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(

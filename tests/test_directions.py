@@ -14,7 +14,7 @@ from tests.test_rooms import ROOMS, ROOT, name_of, nodes, sources
 
 # Each folder may import those behind it, itself, and nothing before it.
 ORDER = {
-    "crypto": ("crypto/masking", "crypto/ckks", "crypto", "crypto/identity"),
+    "crypto": ("crypto/masking", "crypto/ckks", "crypto", "crypto/identity", "crypto/durable.py"),
     "peers": ("peers/link", "peers/rounds", "peers/attempts", "peers/plans", "peers/wire"),
     "daemon": tuple(
         f"daemon/{room}"

@@ -8,7 +8,6 @@ machine can open it, and one that others could read is refused.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from crypto import durable
+
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 
 _OTHERS = 0o077  # any right of group or others
 _MAX_PEM = 16 * 1024
-_MAX_SIGNATURE = 80  # DER of two 256-bit integers takes at most 72
+MAX_SIGNATURE_BYTES = 80  # DER of two 256-bit integers takes at most 72
 
 # HPKE (RFC 9180), base mode: DHKEM(P-256, HKDF-SHA256), HKDF-SHA256 (RFC 5869),
 # ChaCha20-Poly1305 (RFC 8439).
@@ -88,10 +89,10 @@ def sign(key: PrivateKey, payload: bytes) -> bytes:
 
 def check_signature(key: PublicKey, signature: bytes, payload: bytes, signer: str) -> None:
     """Raises IdentityError, naming ``signer``, unless the signature is over these bytes."""
-    if len(signature) > _MAX_SIGNATURE:
+    if len(signature) > MAX_SIGNATURE_BYTES:
         raise IdentityError(
-            f"the signature by {signer} has {len(signature)} bytes, at most {_MAX_SIGNATURE} are "
-            "possible: get it again from its author"
+            f"the signature by {signer} has {len(signature)} bytes, at most "
+            f"{MAX_SIGNATURE_BYTES} are possible: get it again from its author"
         )
     try:
         key.verify(signature, payload, ec.ECDSA(hashes.SHA256()))
@@ -223,28 +224,28 @@ def read_bounded(path: Path, limit: int, *, remedy: str, private: bool = False) 
 
 def write_new(path: Path, content: bytes, mode: int, *, remedy: str) -> None:
     """Create ``path`` whole; refuses, with ``remedy``, when it exists already."""
-    temporary = _write_temporary(path, content, mode)
     try:
-        # link, unlike rename, fails when the name is taken: nothing is overwritten.
-        os.link(temporary, path)
-    except FileExistsError as error:
-        raise IdentityError(f"{path} exists and is not overwritten: {remedy}") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(path, content, mode, fresh=True)
     except OSError as error:
-        raise IdentityError(f"cannot create {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink()
-    _fsync_folder(path.parent)
+        if os.path.lexists(path):
+            raise IdentityError(f"{path} exists and is not overwritten: {remedy}") from error
+        raise _unwritable(path, error) from error
 
 
 def replace(path: Path, content: bytes, mode: int) -> None:
     """Put ``content`` under ``path``: after a crash the old or the new is there, whole."""
-    temporary = _write_temporary(path, content, mode)
     try:
-        temporary.rename(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(path, content, mode)
     except OSError as error:
-        temporary.unlink()
-        raise IdentityError(f"cannot write {path}: {error.strerror}") from error
-    _fsync_folder(path.parent)
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> IdentityError:
+    return IdentityError(
+        f"cannot write {path}: {error.strerror}; choose a folder you may write to, with room in it"
+    )
 
 
 def rename(old: Path, new: Path) -> None:
@@ -253,33 +254,4 @@ def rename(old: Path, new: Path) -> None:
         old.replace(new)
     except OSError as error:
         raise IdentityError(f"cannot rename {old} to {new.name}: {error.strerror}") from error
-    _fsync_folder(new.parent)
-
-
-def _write_temporary(path: Path, content: bytes, mode: int) -> Path:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise IdentityError(
-            f"cannot write in {path.parent}: {error.strerror}; choose a folder you may write to"
-        ) from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        temporary.unlink()
-        raise IdentityError(f"cannot write {path}: {error.strerror}") from error
-    return temporary
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    durable.fsync(new.parent)

@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from crypto.identity.keys import MAX_SIGNATURE_BYTES
 from crypto.identity.names import ID
 from crypto.keystream import MAX_VALUES, Ring
 from crypto.quantize import CryptoError
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
-MAX_SIGNATURE_BYTES = 80
 _MAX_COUNT = 2**62
 _CURVE_PRIME = 2**255 - 19
 _CURVE_ORDER = 2**252 + 27742317777372353535851937790883648493

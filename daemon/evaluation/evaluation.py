@@ -22,7 +22,7 @@ It lacks these, which are ours:
 dcg@k      sum over the right answers at ranks r <= k of 1 / log2(r + 1)
 idcg@k     the same of the best order there can be
 f1@k       harmonic mean of precision@k and recall@k, of each question
-acc@k      hit@k, counting only results whose similarity reaches a threshold
+acc@k      hit@k, under the name that FedE4RAG gives it
 em         the first R answers are exactly the R right ones
 avg_rank   rank of the first right answer; where none was found, one more than
            the answers that were ranked: a lower bound, so rank all of a corpus
@@ -103,32 +103,20 @@ def judge(
     positives: Sequence[Set[str]],
     *,
     cutoffs: Sequence[int] = CUTOFFS,
-    similarities: Sequence[Sequence[float]] | None = None,
-    threshold: float = -1.0,
 ) -> Judged:
     """Every metric at the top of this module, for each question.
 
     ``rankings[i]`` are documents, best first, and belong to ``positives[i]``. A
-    question whose ranking is empty is a miss, not an absence. ``similarities``
-    (cosines, one a ranked document) and ``threshold`` matter to acc@k alone;
-    without them it is hit@k. Raises EvaluationError when there is no question,
-    lengths differ, or a question has no right document.
+    question whose ranking is empty is a miss, not an absence. Raises EvaluationError
+    when there is no question, lengths differ, or a question has no right document.
     """
-    _check(rankings, positives, similarities)
+    _check(rankings, positives)
     answers = [collapse(ranking) for ranking in rankings]
     right = [frozenset(map(answer_of, documents)) for documents in positives]
     scores = _from_library(answers, right, cutoffs)
     scores |= _ours(answers, right, cutoffs)
-    accepted = answers
-    if similarities is not None:
-        accepted = [
-            collapse([d for d, s in zip(ranking, row, strict=True) if s >= threshold])
-            for ranking, row in zip(rankings, similarities, strict=True)
-        ]
     for k in cutoffs:
-        hits = [not r.isdisjoint(a[:k]) for a, r in zip(accepted, right, strict=True)]
-        scores[f"acc@{k}"] = np.array(hits, dtype=np.float64)
-    for k in cutoffs:
+        scores[f"acc@{k}"] = scores[f"hit@{k}"]
         precision, recall = scores[f"precision@{k}"], scores[f"recall@{k}"]
         total = precision + recall
         scores[f"f1@{k}"] = 2 * precision * recall / np.where(total > 0, total, 1.0)
@@ -140,11 +128,7 @@ def collapse(ranking: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(answer_of, ranking)))
 
 
-def _check(
-    rankings: Sequence[Sequence[str]],
-    positives: Sequence[Set[str]],
-    similarities: Sequence[Sequence[float]] | None,
-) -> None:
+def _check(rankings: Sequence[Sequence[str]], positives: Sequence[Set[str]]) -> None:
     if not rankings or len(rankings) != len(positives):
         raise EvaluationError(
             f"cannot score {len(rankings)} rankings against {len(positives)} questions: "
@@ -153,8 +137,6 @@ def _check(
     for number, right in enumerate(positives):
         if not right:
             raise EvaluationError(f"question {number} has no right document: leave it out")
-    if similarities is not None and [*map(len, similarities)] != [*map(len, rankings)]:
-        raise EvaluationError("expected one similarity for each ranked document")
 
 
 def _from_library(

@@ -7,7 +7,7 @@ so that what makes a question hard for both cancels out (Sakai, SIGIR 2006).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,23 +18,17 @@ from daemon.learning.options import EvaluationError
 
 RESAMPLES = 2000
 LEVEL = 0.95
+_SEED = 0  # the same draws each time
 _DRAWS_AT_ONCE = 1 << 22  # bounds the table of drawn rows to 32 MiB
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where it lies with ``level`` confidence.
-
-    ``p``: two-sided probability of a mean on the other side of zero, that is
-    twice the share of resamples there, each side counted with zero itself and
-    one more for what was observed; only of interest for differences.
-    """
+    """A mean, and where it lies with a confidence of `LEVEL`."""
 
     mean: float
     low: float
     high: float
-    p: float
-    level: float = LEVEL
 
 
 def interval_of(values: Float64, means: Float64, level: float) -> Interval:
@@ -44,19 +38,15 @@ def interval_of(values: Float64, means: Float64, level: float) -> Interval:
     """
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
-    # Differences of equal scores sum to rounding errors: those are zero.
-    noise = 1e-12 * max(1.0, float(np.abs(values).max()))
-    below, above = (int((means <= noise).sum()), int((means >= -noise).sum()))
-    p = min(1.0, 2.0 * (min(below, above) + 1) / (len(means) + 1))
-    return Interval(float(values.mean()), float(low), float(high), p, level)
+    return Interval(float(values.mean()), float(low), float(high))
 
 
-def figures_of(judged: Judged, *, seed: int = 0) -> dict[str, Interval]:
+def figures_of(judged: Judged) -> dict[str, Interval]:
     """Every metric of a judgement with its interval, as an operator is shown them."""
-    return _all_at_once(dict(judged.scores), seed)
+    return _all_at_once(judged.scores)
 
 
-def differences_of(ours: Judged, theirs: Judged, *, seed: int = 0) -> dict[str, Interval]:
+def differences_of(ours: Judged, theirs: Judged) -> dict[str, Interval]:
     """How much each metric of ``ours`` is above that of ``theirs``; positive: they are better.
 
     Both are of the same questions in order, which raises EvaluationError otherwise.
@@ -66,11 +56,10 @@ def differences_of(ours: Judged, theirs: Judged, *, seed: int = 0) -> dict[str, 
             f"a paired comparison needs the same questions: got {ours.questions} "
             f"and {theirs.questions}"
         )
-    differences = {name: ours.scores[name] - theirs.scores[name] for name in ours.scores}
-    return _all_at_once(differences, seed)
+    return _all_at_once({name: ours.scores[name] - theirs.scores[name] for name in ours.scores})
 
 
-def _all_at_once(columns: dict[str, Float64], seed: int) -> dict[str, Interval]:
+def _all_at_once(columns: Mapping[str, Float64]) -> dict[str, Interval]:
     """Intervals of all columns on the draws they have in common, hence drawn once."""
     table = np.stack(list(columns.values()), axis=1)  # [n, metrics]
     if not table.size or not np.isfinite(table).all():
@@ -78,7 +67,7 @@ def _all_at_once(columns: dict[str, Float64], seed: int) -> dict[str, Interval]:
     count = len(table)
     means = np.empty((RESAMPLES, table.shape[1]))
     start = 0
-    for rows in draws(count, RESAMPLES, seed):
+    for rows in draws(count, RESAMPLES, _SEED):
         # How often each question was drawn, [r, n]: a mean is then a product.
         cells = np.arange(len(rows))[:, np.newaxis] * count + rows
         times = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(len(rows), count)

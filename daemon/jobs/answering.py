@@ -48,15 +48,14 @@ class NotOpenError(Exception):
 class Evaluation:
     """Scores of the open version on one split.
 
-    ``dense`` is what training changes; ``fused`` is what a question meets.
-    ``figures``: of each ranking of `daemon.evaluation.rankings` every metric of
-    `daemon.evaluation.evaluation` with its interval; ``over_vanilla``: how much it is
-    above that of the encoder before training. They stay at the site.
+    ``dense`` is what training changes. ``figures``: of each ranking of
+    `daemon.evaluation.rankings` every metric of `daemon.evaluation.evaluation` with its
+    interval; ``over_vanilla``: how much it is above that of the encoder before training.
+    They stay at the site.
     """
 
     split: str
     dense: Metrics
-    fused: Metrics
     figures: dict[str, dict[str, Interval]]
     over_vanilla: dict[str, dict[str, Interval]]
     model_digest: bytes
@@ -131,7 +130,6 @@ def evaluate(split: str) -> Evaluation:
     return Evaluation(
         split=split,
         dense=judged["dense"].metrics(),
-        fused=judged["fused"].metrics(),
         figures={name: figures_of(one) for name, one in judged.items()},
         over_vanilla={
             name: differences_of(one, before)

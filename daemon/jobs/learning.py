@@ -7,7 +7,6 @@ job loads the model version it works on, so no job depends on the one before.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from config.recipes import WITH_LORA_SERVER
 from crypto.arrays import Float32
+from crypto.durable import whole
 from crypto.quantize import LOSS_BOUND
 from daemon.evaluation.rankings import held_out
 from daemon.learning.options import (
@@ -32,7 +33,7 @@ from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import IngestCounts, Library
-from daemon.pairs.learning import training_pairs, training_set
+from daemon.pairs.training_set import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of
 from daemon.personal.personal import PersonalState, PersonalStore, embedded_by
@@ -54,7 +55,6 @@ def describe(spec: RetrieverSpec) -> RetrieverDescription:
     """What this site's retriever is; raises EncoderError when it cannot be had."""
     retriever = retriever_for(spec)
     return RetrieverDescription(
-        encoder_digest=retriever.encoder.digest,
         dimension=retriever.encoder.dimension,
         shape_manifest=retriever.shape_manifest,
     )
@@ -235,16 +235,12 @@ def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
     """Raise LearningError for a plan that does not go with what this federation exchanges."""
     if spec.adapt != "lora_server":
         return
-    if plan.start_from == "local":
-        raise LearningError(
-            "start_from = 'local' and adapt = 'lora_server' do not combine: what is exchanged is a "
-            "projection on the parent version's factors, which a student has left"
-        )
-    if plan.server.rule != "fedavg":
-        raise LearningError(
-            f"aggregate = '{plan.server.rule}' and adapt = 'lora_server' do not combine: a round "
-            "trains one of two factors, and momentum goes on moving the one that sites hold fixed"
-        )
+    chosen = {"start_from": plan.start_from, "aggregate": plan.server.rule}
+    for axis, (only, why) in WITH_LORA_SERVER.items():
+        if chosen[axis] != only:
+            raise LearningError(
+                f"{axis} = '{chosen[axis]}' and adapt = 'lora_server' do not combine: {why}"
+            )
 
 
 def _own(
@@ -296,7 +292,5 @@ def _check_update(update: Float32, num_examples: int, personal: PersonalState) -
 def _write_update(path: Path, update: Float32) -> None:
     """Whole or not at all: the crypto worker must never read half an update."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with whole(path, lasting=False) as unfinished, unfinished.open("wb") as file:
         np.save(file, update.astype(np.float32), allow_pickle=False)
-    temporary.replace(path)

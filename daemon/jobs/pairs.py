@@ -166,7 +166,7 @@ def overview(
     Raises PairError when the file is damaged, LibraryError.
     """
     from daemon.pairs import made
-    from daemon.pairs.learning import training_pairs
+    from daemon.pairs.training_set import training_pairs
 
     pairs = made.read(made_path)
     with Library.open(library_path, read_only=True) as library:
@@ -197,7 +197,7 @@ def drop_pairs(made_path: Path, how: str = "") -> None:
 
 def trainable(spec: RetrieverSpec, library_path: Path) -> int:
     """How many pairs the site would train on; raises PairError, LibraryError."""
-    from daemon.pairs.learning import training_pairs
+    from daemon.pairs.training_set import training_pairs
 
     with Library.open(library_path, read_only=True) as library:
         return training_pairs(spec, library)

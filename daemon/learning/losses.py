@@ -1,16 +1,23 @@
 """What training minimises, each term written out.
 
 All embeddings have rows of length 1, so that a dot product is a cosine. Every
-function returns a scalar that can be differentiated; `training.fit` adds them up.
+function returns a scalar that can be differentiated; `minimised` adds up what a plan
+asks for, wherever something is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from daemon.learning.options import TrainingOptions
+
+Embedded = tuple[Tensor, Tensor]
+"""Queries [b, d] and their positives [b, d]: row i of both is pair i."""
 
 
 def info_nce(
@@ -29,18 +36,17 @@ def info_nce(
     return functional.cross_entropy(scores, target.to(scores.device))
 
 
-def kd_pairs(local: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> Tensor:
+def kd_pairs(local: Embedded, teacher: Embedded) -> Tensor:
     """Mean square between the local and the global cosine of each pair.
 
-    ``local`` and ``teacher``: (queries [b, d], positives [b, d]), row i of both is
-    pair i; no gradient flows to the teacher. Source: FedE4RAG, Eq. 8.
+    No gradient flows to the teacher. Source: FedE4RAG, Eq. 8.
     """
     ours = (local[0] * local[1]).sum(dim=1)  # [b]
     theirs = (teacher[0] * teacher[1]).sum(dim=1).detach()  # [b]
     return (ours - theirs).square().mean()
 
 
-def kd_matrix(local: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]) -> Tensor:
+def kd_matrix(local: Embedded, teacher: Embedded) -> Tensor:
     """Mean square between the local and the global cosines of all queries with all positives.
 
     As `kd_pairs`, over the whole [b, b] matrix: also what is *no* answer must
@@ -76,3 +82,30 @@ def distillation(
     p_teacher = functional.softmax(teacher[0] @ teacher[1].T / temperature, dim=1).detach()
     log_student = functional.log_softmax(student[0] @ student[1].T / temperature, dim=1)  # [b, m]
     return -(p_teacher * log_student).sum(dim=1).mean()
+
+
+DISTILL: Final[Mapping[str, Callable[[Embedded, Embedded], Tensor]]] = {
+    "pairs": kd_pairs,
+    "matrix": kd_matrix,
+}
+"""By the names of the axis `distill`, but for "none"."""
+
+
+def minimised(
+    contrast: Tensor,
+    options: TrainingOptions,
+    local: Embedded,
+    teacher: Callable[[], Embedded],
+    moved: tuple[Sequence[Tensor], Sequence[Tensor]],
+) -> Tensor:
+    """What a step minimises: ``contrast``, and what the options add to it.
+
+    ``local``: a batch as it is embedded now, ``teacher`` as the global model embeds it;
+    ``moved``: parameters, and where the proximal term holds them to.
+    """
+    loss = contrast
+    if options.distill != "none":
+        loss = loss + options.kd_weight * DISTILL[options.distill](local, teacher())
+    if options.proximal:
+        loss = loss + options.proximal * proximal(*moved)
+    return loss

@@ -143,7 +143,6 @@ class TrainingResult:
 class RetrieverDescription:
     """What a site runs: enough to tell whether two sites may add their updates."""
 
-    encoder_digest: bytes
     dimension: int
     shape_manifest: ShapeManifest
 

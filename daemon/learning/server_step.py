@@ -16,7 +16,7 @@ from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64
 from daemon.learning.options import LearningError
 
-MOMENTS = {"fedavg": 0, "fedavgm": 1, "fedadam": 2}  # rows of state that a rule keeps
+_MOMENTS = {"fedavg": 0, "fedavgm": 1, "fedadam": 2}  # rows of state that a rule keeps
 
 
 def step(
@@ -34,7 +34,7 @@ def step(
 
     Raises LearningError when the result is not finite: no site may adopt it.
     """
-    rows = MOMENTS[options.rule]
+    rows = _MOMENTS[options.rule]
     if moments is None or moments.shape != (rows, parent.size):
         moments = np.zeros((rows, parent.size), dtype=np.float32)
         moments[1:] = options.adam_tau**2

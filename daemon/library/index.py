@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Int64
+from crypto.durable import fsync
 
 if TYPE_CHECKING:
     import hnswlib
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _M = 16  # links of a passage in each layer of the graph
 _EF_CONSTRUCTION = 256  # candidates looked at while linking a passage
-_EF_SEARCH = 128  # candidates looked at while searching, at least
+_EF_SEARCH = 128  # candidates looked at while searching, at least: more find more, slower
 _SEED = 20
 _GRAPH, _DESCRIPTION = "index.hnsw", "index.json"
 _MAX_DESCRIPTION = 4096  # bytes
@@ -58,11 +58,11 @@ class DenseIndex:
         self.count = count
         self.dimension = dimension
 
-    def search(self, queries: Float32, k: int, *, ef: int = _EF_SEARCH) -> tuple[Int64, Float32]:
+    def search(self, queries: Float32, k: int) -> tuple[Int64, Float32]:
         """The nearest passages of each query: labels [q, n] and cosines [q, n], best first.
 
         ``queries`` is float32 [q, d]. n is ``k`` or, in a smaller index, all
-        there are. A greater ``ef`` finds more of the true neighbours, slower.
+        there are.
         """
         if queries.ndim != 2 or (self.count and queries.shape[1] != self.dimension):
             raise ValueError(f"expected queries [q, {self.dimension}], got {queries.shape}")
@@ -70,7 +70,7 @@ class DenseIndex:
         while n > 0:
             # hnswlib refuses ef < k; and it raises when its graph reaches fewer
             # than n passages, as it may with many equal vectors: ask for fewer.
-            self._graph.set_ef(max(ef, n))
+            self._graph.set_ef(max(_EF_SEARCH, n))
             try:
                 labels, distances = self._graph.knn_query(queries, k=n, num_threads=1)
             except RuntimeError:
@@ -126,9 +126,9 @@ class DenseIndex:
         description = replace(description, sha256=_seal(description, graph))
         (temporary / _DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
         for path in (graph, temporary / _DESCRIPTION, temporary):
-            _fsync(path)
+            fsync(path)
         temporary.rename(final)
-        _fsync(root)
+        fsync(root)
         return final
 
 
@@ -228,11 +228,3 @@ def _seal(described: IndexDescription, graph: Path) -> str:
             file, lambda: hashlib.sha256(json.dumps([*fields, *numbers]).encode() + b"\0")
         )
     return digest.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from daemon.library.readers.documents import Document
 
 CountTokens = Callable[[str], int]
 
+_LANGUAGE = "en"
 _RULE = "sentences-1"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
 
@@ -35,7 +36,6 @@ class SentenceSplitter:
 
     count_tokens: CountTokens
     budget: int
-    language: str = "en"
 
     def __post_init__(self) -> None:
         if self.budget < 1:
@@ -44,16 +44,14 @@ class SentenceSplitter:
     @property
     def name(self) -> str:
         """Rule, budget and language: with another name documents are split anew."""
-        return f"{_RULE}/{self.budget}/{self.language}"
+        return f"{_RULE}/{self.budget}/{_LANGUAGE}"
 
     def __call__(self, document: Document, /) -> list[str]:
         """The texts of the document's passages, in reading order; none if it is blank."""
-        return split_text(document.text, self.budget, self.count_tokens, language=self.language)
+        return split_text(document.text, self.budget, self.count_tokens)
 
 
-def split_text(
-    text: str, budget: int, count_tokens: CountTokens, *, language: str = "en"
-) -> list[str]:
+def split_text(text: str, budget: int, count_tokens: CountTokens) -> list[str]:
     """Passages of ``text`` in order, each of at most ``budget`` tokens.
 
     Only white space between passages is left out. (A single character that
@@ -66,16 +64,16 @@ def split_text(
         return [text]
     pieces = [
         piece
-        for sentence in sentencex.segment(language, text)
+        for sentence in sentencex.segment(_LANGUAGE, text)
         for piece in _within(sentence, budget, count_tokens)
     ]
     packed = _pack(pieces, [count_tokens(piece) for piece in pieces], budget, count_tokens)
     return [passage for passage in (group.strip() for group in packed) if passage]
 
 
-def sentences(text: str, *, language: str = "en") -> list[str]:
+def sentences(text: str) -> list[str]:
     """The sentences of ``text`` in order, lines of a list apart, without white space around."""
-    parts = (sentence.strip() for sentence in sentencex.segment(language, text))
+    parts = (sentence.strip() for sentence in sentencex.segment(_LANGUAGE, text))
     return [sentence for sentence in parts if sentence]
 
 

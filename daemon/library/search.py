@@ -62,10 +62,8 @@ def search(
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[int | None]],
     weights: Sequence[float] | None = None,
-    *,
-    k: int = _FUSION_K,
 ) -> list[tuple[int, float]]:
-    """Labels with the sum of weight / (k + rank) over the rankings, best first.
+    """Labels with the sum of weight / (60 + rank) over the rankings, best first.
 
     Ranks count from 1. Only ranks are compared, so cosines and BM25 scores need
     no common scale (Cormack, Clarke and Büttcher, SIGIR 2009). Without ``weights`` all
@@ -77,5 +75,5 @@ def reciprocal_rank_fusion(
         for rank, label in enumerate(ranking, start=1):
             if label is None:
                 continue
-            scores[label] = scores.get(label, 0.0) + weight / (k + rank)
+            scores[label] = scores.get(label, 0.0) + weight / (_FUSION_K + rank)
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from crypto.arrays import Float32
+from crypto.durable import whole
 from daemon.learning.options import LearningError
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 
@@ -65,18 +65,11 @@ def merged(made: Iterable[Made]) -> list[Made]:
 def write(path: Path, made: Sequence[Made]) -> None:
     """Keep pairs in a file, whole or not at all; what was there before is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({"format": _FORMAT, "pairs": len(made)}) + "\n")
-            for pair in made:
-                row = [pair.query, list(pair.texts), list(pair.documents), pair.how]
-                file.write(json.dumps(dict(zip(_KEYS, row, strict=True))) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({"format": _FORMAT, "pairs": len(made)}) + "\n")
+        for pair in made:
+            row = [pair.query, list(pair.texts), list(pair.documents), pair.how]
+            file.write(json.dumps(dict(zip(_KEYS, row, strict=True))) + "\n")
 
 
 def read(path: Path) -> list[Made]:

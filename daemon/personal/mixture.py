@@ -31,7 +31,7 @@ from crypto.arrays import Float32, Float64, Rows
 from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
-from daemon.pairs.learning import training_set
+from daemon.pairs.training_set import training_set
 from daemon.personal.held_out import (
     FEWEST,
     Validation,

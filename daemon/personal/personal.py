@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +29,11 @@ from safetensors.numpy import save_file
 
 from config.recipes import PERSONAL
 from crypto.arrays import Float32
+from crypto.durable import whole
 from daemon.learning.options import DepthReport, LearningError
 
 _ROUNDS_KEPT = 3  # the next attempt needs the one before its round
 _VERSIONS_KEPT = 8
-_UNFINISHED = ".new-"
 
 
 @dataclass(frozen=True)
@@ -159,17 +157,12 @@ class PersonalStore:
 
     def _write(self, path: Path, state: PersonalState) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
         metadata = {"shape_digest": self._shape, "facts": json.dumps(dict(state.facts))}
         try:
-            save_file(dict(state.arrays), temporary, metadata=metadata)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            with whole(path) as unfinished:
+                save_file(dict(state.arrays), unfinished, metadata=metadata)
         except SafetensorError as error:  # a full disk, too, is one of these
             raise OSError(f"cannot write {path}: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def embedded_by(personal: str, folder: str | Path, model_digest: bytes) -> bytes:
@@ -192,12 +185,6 @@ def own_digest(folder: str | Path, model_digest: bytes) -> bytes:
         return b""
     with path.open("rb") as file:
         return hashlib.file_digest(cast(Any, file), "sha256").digest()
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a crash left half written. Only at a start, where nobody writes."""
-    for leftover in folder.glob(f"{_UNFINISHED}*"):
-        leftover.unlink(missing_ok=True)
 
 
 def report_of(state: PersonalState | None) -> DepthReport | None:

@@ -19,7 +19,7 @@ from daemon.learning.options import LearningError, Personalised, TrainingProgres
 from daemon.learning.retriever.peer_negatives import fetcher, same_above
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
-from daemon.pairs.learning import training_set
+from daemon.pairs.training_set import training_set
 from daemon.personal.held_out import set_apart
 from daemon.personal.layer import NOTHING_YET, Fact, FitRequest, Fitted, Layer, Serving
 from daemon.personal.personal import PersonalState, seed_for

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crypto.arrays import Float32, Rows
-from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
+from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import LearningError, TrainingError, TrainingOptions
 from daemon.learning.retriever import training
 from daemon.learning.retriever.encoder import Encoder, Texts
@@ -179,7 +180,7 @@ def tune(
     start = [value.detach().clone() for value in parameters]
     ground = _Ground.of(retriever, pairs, options)
     best = _Best(retriever, validation)
-    optimiser, schedule = training.optimiser_of(parameters, count, options)
+    descent = training.Descent(parameters, count, options)
     mean_loss = 0.0
     try:
         for epoch in range(1, options.local_epochs + 1):
@@ -191,18 +192,10 @@ def tune(
                 foreign = None if fetch is None else _foreign(fetch, queries)  # [f, d] unit rows
                 rows = (batch, drawn, explicit)
                 contrast = _contrast(queries, ground, rows, foreign, same_above)
-                loss = contrast
-                if options.distill != "none":
-                    loss = loss + options.kd_weight * _distilled(queries, ground, batch, drawn)
-                if options.proximal:
-                    loss = loss + options.proximal * proximal(parameters, start)
-
-                training.check_finite(loss.item(), epoch)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(parameters, training.CLIP)
-                optimiser.step()
-                schedule.step()
+                right = torch.from_numpy(ground.embeddings[drawn]).to(queries.device)  # [b, d]
+                teacher = partial(training.teacher_of, pairs, batch, drawn, queries.device)
+                held = (parameters, start)
+                descent.step(minimised(contrast, options, (queries, right), teacher, held), epoch)
                 losses.append(contrast.item() * len(batch))
             mean_loss = sum(losses) / count
             best.see()
@@ -257,14 +250,6 @@ def _contrast(
     passages = torch.from_numpy(candidates).to(queries.device)  # [m' + f, d]
     temperature = ground.options.temperature
     return info_nce(queries, passages, target, torch.from_numpy(hidden), temperature)
-
-
-def _distilled(queries: Tensor, ground: _Ground, batch: Rows, drawn: Rows) -> Tensor:
-    """How far a batch's cosines have moved from those of the shared query encoder (KD-GLE)."""
-    right = torch.from_numpy(ground.embeddings[drawn]).to(queries.device)  # [b, d]
-    teacher = training.teacher_of(ground.pairs, batch, drawn, queries.device)
-    distil = kd_pairs if ground.options.distill == "pairs" else kd_matrix
-    return distil((queries, right), teacher)
 
 
 class _Best:

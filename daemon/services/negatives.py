@@ -8,7 +8,6 @@ log are written where the traffic passes (daemon/rounds/audited.py).
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ import structlog
 
 from config.recipes import PERSONAL
 from config.settings import Settings
+from crypto import durable
 from crypto.arrays import Float32
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
@@ -147,13 +147,7 @@ def own_secret(path: Path) -> bytes:
         secret = path.read_bytes()
     except FileNotFoundError:
         secret = secrets.token_bytes(_SECRET_BYTES)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        durable.write(path, secret)
     if len(secret) != _SECRET_BYTES:
         raise OSError(
             f"{path} holds {len(secret)} bytes, {_SECRET_BYTES} were written: restore it, or "

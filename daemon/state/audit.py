@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 import structlog
 
+from crypto.durable import fsync
 from daemon.state.audit_format import (
     BROKEN,
     TORN,
@@ -367,11 +368,7 @@ class AuditLog:
 def _opened(path: Path) -> BinaryIO:
     """For appending, unbuffered: a line is one write. Its name is on the disk, too."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    fsync(path.parent)
     file = os.fdopen(descriptor, "ab", buffering=0)
     file.seek(0, os.SEEK_END)
     return file

@@ -16,7 +16,6 @@ as files named by digest (daemon/state/versions.py); the store only refers to th
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 import threading
 from collections import Counter
@@ -28,6 +27,7 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
+from crypto.durable import fsync
 from daemon.process.faultpoints import passing
 from daemon.state.schema import CURVE, EVIDENCE, PROTOCOL, SCHEMA, SCHEMA_VERSION
 from peers.attempts.effects import Durable
@@ -550,8 +550,4 @@ def _make_if_missing(path: Path) -> None:
         db.executescript(f"BEGIN;{SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
     unfinished.rename(path)
     for folder in (path.parent, path.parent.parent):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync(folder)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +24,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from crypto.arrays import Float32
+from crypto.durable import UNFINISHED, fsync
 from daemon.process.faultpoints import passing
 
 _MAX_GROUPS = 4096
 _TENSOR = "shared"
 _MOMENTS = "moments"
 _MOST_MOMENTS = 2  # vectors as long as the shared one
-_UNFINISHED = ".new-"
 _HEADER_BYTES = 64 * 1024  # more than safetensors writes around one tensor
 
 
@@ -119,17 +118,17 @@ def write_version(
     if is_sound(folder, digest, shape_digest):
         return digest, path
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{_UNFINISHED}{digest.hex()}.{secrets.token_hex(4)}"
+    temporary = folder / f"{UNFINISHED}{digest.hex()}.{secrets.token_hex(4)}"
     try:
         passing("version:write")
         _save(temporary, shape_digest, vector, moments)
-        _fsync(temporary)
+        fsync(temporary)
         passing("version:rename")
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
     passing("version:renamed")
-    _fsync(folder)
+    fsync(folder)
     passing("version:synced")
     return digest, path
 
@@ -151,12 +150,6 @@ def is_sound(folder: Path, digest: bytes, shape_digest: bytes) -> bool:
     except VersionError:
         return False
     return True
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a crash left half written. Only at a start: a write may be under way."""
-    for leftover in folder.glob(f"{_UNFINISHED}*"):
-        leftover.unlink(missing_ok=True)
 
 
 def read_version(folder: Path, digest: bytes, shape_digest: bytes) -> Float32:
@@ -221,14 +214,6 @@ def version_path(folder: Path, digest: bytes) -> Path:
     return folder / f"{digest.hex()}.safetensors"
 
 
-def largest_file(shapes: ShapeManifest, moments: int = _MOST_MOMENTS) -> int:
-    """Bytes that the file of a version with so many moments takes at most."""
-    return 4 * shapes.total * (1 + moments) + _HEADER_BYTES
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def largest_file(shapes: ShapeManifest) -> int:
+    """Bytes that the file of a version takes at most."""
+    return 4 * shapes.total * (1 + _MOST_MOMENTS) + _HEADER_BYTES

@@ -38,8 +38,6 @@ _PLAN = b"hanse-plan-v1\0"
 _DIGEST_BYTES = 32
 _MAX_CONTRIBUTORS = 256
 _MAX_VOTES = 256
-_MAX_CERTIFICATE_BYTES = 4096
-_MAX_SIGNATURE_BYTES = 80
 
 
 class CertificateError(Exception):
@@ -369,8 +367,6 @@ def _verify_signature(
         raise CertificateError(
             f"{_who(vote)} is not an enabled site of manifest {manifest.version}: it has no vote"
         )
-    if len(vote.certificate) > _MAX_CERTIFICATE_BYTES or len(vote.signature) > _MAX_SIGNATURE_BYTES:
-        raise CertificateError(f"the vote of {_who(vote)} is larger than any real one")
     try:
         signer = trust.verify(
             vote.certificate, vote.signature, vote_payload(body, vote.attempt), at=at

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from crypto.ckks.parameters import CkksParameters
+from crypto.durable import whole
 from crypto.quantize import CryptoError
 
 _HEADER = struct.Struct("<4sH8sQI")
@@ -51,15 +52,10 @@ def write_encrypted(
     """Write an encrypted vector; the file appears under its name only when it is whole."""
     digest = hashlib.sha256()
     size = 0
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            for piece in chain(_pieces(parameters, values, blocks), (trailer,)):
-                digest.update(piece)
-                size += file.write(piece)
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path, lasting=False) as unfinished, unfinished.open("wb") as file:
+        for piece in chain(_pieces(parameters, values, blocks), (trailer,)):
+            digest.update(piece)
+            size += file.write(piece)
     return BlobInfo(digest.digest(), size)
 
 

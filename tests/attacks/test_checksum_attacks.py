@@ -32,7 +32,7 @@ from crypto.ckks.sum_proof import (
 from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters
 from crypto.quantize import LOSS_BOUND, CryptoError, pack, quantise_fraction
 from daemon.jobs.sums import ckks
-from daemon.jobs.sums.integers import SumTerms
+from daemon.jobs.sums.integers import Hiding, SumTerms
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import read_encrypted, read_trailer, write_encrypted
 from tests.attacks.programs.lattice import short_relation
@@ -102,8 +102,7 @@ class Attempt:
             *(self.coordinator if site == COORDINATOR else self.holder),
             update,
             self.shape.sizes,
-            1.0,
-            [exponent],
+            Hiding(1.0, [exponent]),
             self.path(site),
             check=self.check(site),
         )

@@ -16,7 +16,7 @@ import pytest
 
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs.sums import ckks
-from daemon.jobs.sums.integers import SumTerms
+from daemon.jobs.sums.integers import Hiding, SumTerms
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.attempts import bundle, coordination, participation, statement
 from peers.attempts import effects as do
@@ -76,7 +76,8 @@ def version(folder: Path, made: pb.Plan) -> np.ndarray:
         np.save(update, vector)
         path = folder / f"encrypted-{site}"
         ckks.encrypt_update(
-            *(1, 1, update, SHAPE.sizes, weight[site], [4], path), check=check_of(site, "abc")
+            *(1, 1, update, SHAPE.sizes, Hiding(weight[site], [4]), path),
+            check=check_of(site, "abc"),
         )
         ckks.add_update(1, 0, site, path)
     finished = ckks.finish_sum(1, 0, folder / "sum")

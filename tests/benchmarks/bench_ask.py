@@ -77,7 +77,8 @@ async def _figures(folder: Path) -> list[dict[str, Any]]:
     try:
         described = await learning.run(learning_jobs.describe, spec)
         words = await learning.run(_words, spec)
-        _fill(library, words, described.encoder_digest, described.dimension)
+        encoder = await learning.run(_encoder_digest, spec)
+        _fill(library, words, encoder, described.dimension)
         versions = folder / "versions"
         digest = await learning.run(learning_jobs.write_initial_version, spec, versions)
         index = await learning.run(
@@ -167,6 +168,10 @@ def _words(spec: RetrieverSpec) -> list[str]:
     vocabulary: dict[str, int] = retriever_for(spec).encoder.tokenizer.get_vocab()
     plain = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 2]
     return sorted(plain, key=vocabulary.__getitem__)[:5000]
+
+
+def _encoder_digest(spec: RetrieverSpec) -> bytes:
+    return retriever_for(spec).encoder.digest
 
 
 def _fill(path: Path, words: list[str], encoder_digest: bytes, dimension: int) -> None:

@@ -38,6 +38,7 @@ from crypto.masking.roster import Roster
 from crypto.masking.site import Attendance, OpenedShares
 from crypto.quantize import CryptoError
 from daemon.jobs.sums import ckks
+from daemon.jobs.sums.integers import Hiding
 from daemon.process.workers import Worker
 from tests.crypto.masking.masked import Crowd, terms
 
@@ -122,7 +123,7 @@ def _make_update(path: Path, seed: int) -> int:
     vector = np.random.default_rng(seed).uniform(-1, 1, VALUES + 1).astype(np.float32)
     np.save(plain, np.abs(vector, out=vector), allow_pickle=False)
     del vector
-    arguments = (*AT, plain, SIZES, 1 / SITES, [0], path)
+    arguments = (*AT, plain, SIZES, Hiding(1 / SITES, [0]), path)
     blob = ckks.encrypt_update(*arguments, check=_check(path.name))
     plain.unlink()
     return blob.size

@@ -33,7 +33,7 @@ _SOURCES = (
     "daemon/learning/server_step.py",
     "daemon/personal/tiers.py",
     "daemon/learning/retriever/training.py",
-    "daemon/pairs/learning.py",
+    "daemon/pairs/training_set.py",
     "daemon/personal/tuning.py",
     "daemon/personal/layer.py",
     "daemon/personal/mixture.py",

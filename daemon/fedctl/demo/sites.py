@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import daemon
+from config import control_socket
 from daemon.fedctl.commands.authority import make_authority, sign_site
 from daemon.fedctl.commands.manifest import new_manifest
 from daemon.fedctl.commands.site import install_site, make_site
-from daemon.fedctl.terminal.connection import MAX_SOCKET_PATH_BYTES
 from daemon.fedctl.terminal.files import write_whole
 from daemon.fedctl.terminal.output import CommandError, Exit
 
@@ -201,7 +201,7 @@ def provision(work: Path, sites: Sequence[str], sockets: Path) -> list[DemoSite]
 def _socket(folder: Path, short: Path, number: int) -> Path:
     """In the site's folder; in a short one where the kernel's limit asks for that."""
     wanted = (folder / "fedd.sock").absolute()
-    fits = len(os.fsencode(wanted)) <= MAX_SOCKET_PATH_BYTES
+    fits = len(os.fsencode(wanted)) <= control_socket.LONGEST_PATH
     return wanted if fits else short / f"{number}.sock"
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from config import control_socket
 from daemon.fedctl.terminal.output import CommandError, Exit, Session
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_SOCKET = Path("/run/hanse/fedd.sock")
-MAX_MESSAGE_BYTES = 32 << 20
 ANSWER_WITHIN_S = 30.0
-# sun_path of sockaddr_un is 108 bytes on Linux, the closing NUL included (unix(7)).
-MAX_SOCKET_PATH_BYTES = 107
 
 
 def socket_path(session: Session) -> Path:
@@ -47,7 +44,7 @@ def socket_path(session: Session) -> Path:
                 f"settings refused: {error.path}: {problems}", exit_code=Exit.USAGE
             ) from error
     named = os.environ.get("HANSE_SOCKET", "")
-    return Path(named) if named else DEFAULT_SOCKET
+    return Path(named) if named else control_socket.PATH
 
 
 def settings_of(path: Path) -> Settings:
@@ -78,8 +75,8 @@ async def connected(path: Path) -> AsyncIterator[ControlAsyncStub]:
     channel = grpc.aio.insecure_channel(
         target,
         options=[
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", control_socket.MESSAGE_BYTES),
+            ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
             # Without it grpc asks a configured http_proxy for the way to a local socket.
             ("grpc.enable_http_proxy", 0),
             ("grpc.default_authority", "localhost"),
@@ -96,9 +93,9 @@ async def connected(path: Path) -> AsyncIterator[ControlAsyncStub]:
 def _knock(path: Path) -> str:
     """Connect once without grpc, which would not say why it cannot; returns grpc's target."""
     absolute = str(path.absolute())
-    if len(os.fsencode(absolute)) > MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(absolute)) > control_socket.LONGEST_PATH:
         raise CommandError(
-            f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes",
+            f"the socket path {path} is longer than {control_socket.LONGEST_PATH} bytes",
             "Choose a shorter [control] socket in the settings",
             exit_code=Exit.USAGE,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,20 +41,12 @@ def read_file(path: Path) -> bytes:
     return content
 
 
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CommandError(f"cannot write {path}: {error.strerror}", "Check the path") from error
+    from crypto.identity import keys
+
+    with refusing():
+        keys.replace(path, content, 0o644)
 
 
 def fingerprint(certificate_pem: bytes) -> str:

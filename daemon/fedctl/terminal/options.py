@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from config import control_socket
 from daemon.fedctl.terminal.output import Exit, Session
 from proto import bounds
 
@@ -24,7 +25,7 @@ _Socket = Annotated[
     typer.Option(
         "--socket",
         help="The daemon's control socket; beats the environment's HANSE_SOCKET, as does --config.",
-        show_default="/run/hanse/fedd.sock",
+        show_default=str(control_socket.PATH),
     ),
 ]
 _Config = Annotated[

@@ -42,17 +42,17 @@ from crypto.ckks.sums import (
     parameters_of,
 )
 from crypto.identity.site import IdentityError
-from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, pack, unpack
 from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.jobs.sums.integers import (
+    Hiding,
     NewVersion,
     SumTerms,
     Uploaded,
     apply_integers,
     integers_of,
 )
-from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
+from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, SumJobs
 from daemon.process.workers import WorkerCrashed, reads
 from peers.attempts import effects as do
 from peers.attempts.ckks import (
@@ -161,49 +161,24 @@ def encrypt_update(
     attempt: int,
     update_path: Path,
     sizes: Sequence[int],
-    weight: float,
-    exponents: Sequence[int],
+    hiding: Hiding,
     out_path: Path,
-    residual_path: Path | None = None,
     *,
     check: Check,
-    noise: NoiseTerms | None = None,
-    seeded: bool = True,
-    kept_path: Path | None = None,
 ) -> Uploaded:
-    """Quantise and encrypt this site's update under the attempt's key.
-
-    With ``residual_path`` (for bits < 16) what rounding dropped in earlier
-    rounds is added first, and what it drops now is kept beside it until
-    `keep_residual` (error feedback: Karimireddy et al. 2019). ``seeded`` false
-    makes a key holder's update twice as long and quicker to add.
-
-    With ``noise`` the update is clipped, and this site's share of noise is added to
-    the integers before anything is encrypted; there is no error feedback then.
-
-    With ``kept_path`` the integers are written there before anything is encrypted, and
-    where that file exists they are sent again as they are, noise, rounding and what
-    they leave of a residual included: nothing is read of the update then.
+    """Quantise and encrypt this site's update under the attempt's key; errors of `integers_of`.
 
     Behind a key holder's update stand its tags (docs/decisions/0014); the coordinator
     keeps its own integers until the challenges come.
-
-    Raises CryptoError when the update is missing, of the wrong length or not
-    finite, when the agreed scale is too small for it, or when what is kept was made
-    under another scale, weight, bits or noise, or is damaged.
     """
     state = _state(round, attempt)
-    bits = state.parameters.packing.bits
-    integers = integers_of(
-        update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
-    )
-    blocks = (
-        state.key.encrypt(row, seeded=seeded) for row in pack(integers, state.parameters.packing)
-    )
+    packing = state.parameters.packing
+    integers = integers_of(update_path, sizes, hiding, packing.bits)
+    blocks = (state.key.encrypt(row) for row in pack(integers, packing))
     tags = nonce = b""
     if state.check_key is not None:
         nonce = os.urandom(NONCE_BYTES)
-        tags = state.check_key.tags(check, exponents, integers, nonce)
+        tags = state.check_key.tags(check, hiding.exponents, integers, nonce)
     elif state.tally is not None:
         state.tally.own(integers)
     written = write_encrypted(out_path, state.parameters, integers.size, blocks, tags)
@@ -489,13 +464,9 @@ class CkksJobs(SumJobs):
             state.attempt,
             state.update,
             self._context.shapes.sizes,
-            hiding.weight,
-            list(hiding.exponents),
+            hiding,
             state.hidden(self._site),
-            hiding.residual,
             check=self._check(state.planned),
-            noise=hiding.noise,
-            kept_path=hiding.kept,
         )
         return uploaded
 

@@ -22,9 +22,8 @@ import numpy as np
 
 from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64, Int32, Int64
-from crypto.ckks.sums import (
-    CryptoError,
-)
+from crypto.ckks.sums import CryptoError
+from crypto.durable import whole
 from crypto.privacy import (
     TRAILING_INTEGERS,
     Mechanism,
@@ -70,6 +69,29 @@ class Uploaded(BlobInfo):
     """
 
     nonce: bytes = b""
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """An update that is to be hidden: on which scale, with which noise, and what is kept of it.
+
+    ``exponents``: the agreed scale, one a parameter group. With ``residual`` (for bits < 16)
+    what rounding dropped in earlier rounds is added first, and what it drops now is kept
+    beside it until `keep_residual` (error feedback: Karimireddy et al. 2019).
+
+    With ``noise`` the update is clipped, and this site's share of noise is added to the
+    integers before anything is hidden; there is no error feedback then.
+
+    With ``kept`` the integers are written there before anything is hidden, and where that
+    file exists they are sent again as they are, noise, rounding and what they leave of a
+    residual included: nothing is read of the update then.
+    """
+
+    weight: float
+    exponents: Sequence[int]
+    residual: Path | None = None
+    noise: NoiseTerms | None = None
+    kept: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,7 @@ def measure_update(
 ) -> list[int]:
     """Scale exponents of the shared delta, one a group: what `Trained` tells the others.
 
-    ``residual_path`` as in `ckks.encrypt_update`. With ``noise`` (and the plan's bits) they
+    ``residual_path`` as in `Hiding`. With ``noise`` (and the plan's bits) they
     follow from the plan and tell nothing. Raises CryptoError when the update is
     missing, of the wrong length, or not finite.
     """
@@ -139,72 +161,48 @@ def measure_update(
 
 
 def integers_of(
-    update_path: Path,
-    sizes: Sequence[int],
-    weight: float,
-    exponents: Sequence[int],
-    bits: int,
-    residual_path: Path | None,
-    noise: NoiseTerms | None,
-    kept_path: Path | None = None,
+    update_path: Path, sizes: Sequence[int], hiding: Hiding, bits: int
 ) -> Int32 | Int64:
     """This site's update as the integers that are hidden and added, whatever hides them.
 
-    Of the shared delta, and two of the loss. Arguments, the residual that is written
-    and errors as in `ckks.encrypt_update`.
+    Of the shared delta, and two of the loss. Raises CryptoError when the update is missing,
+    of the wrong length or not finite, when the agreed scale is too small for it, or when what
+    is kept was made under another scale, weight, bits or noise, or is damaged.
     """
-    fed_back = residual_path is not None and noise is None
-    check_exponents(sizes, exponents)
-    making = Making(sizes, exponents, weight, bits, noise, fed_back)
-    recalled = None if kept_path is None else recall(kept_path, making)
+    residual, noise = hiding.residual, hiding.noise
+    fed_back = residual is not None and noise is None
+    check_exponents(sizes, hiding.exponents)
+    making = Making(sizes, hiding.exponents, hiding.weight, bits, noise, fed_back)
+    recalled = None if hiding.kept is None else recall(hiding.kept, making)
     if recalled is None:
-        recalled = _made(update_path, sizes, weight, exponents, bits, residual_path, noise)
-        if kept_path is not None:
-            keep(kept_path, making, recalled)
-    if residual_path is not None and recalled.residual is not None:
+        recalled = _made(update_path, making, residual)
+        if hiding.kept is not None:
+            keep(hiding.kept, making, recalled)
+    if residual is not None and recalled.residual is not None:
         # Also when they are sent again: an attempt between may have left its own there.
-        _write_residual(residual_path, recalled.residual)
+        _write_residual(residual, recalled.residual)
     return recalled.integers
 
 
-def _made(
-    update_path: Path,
-    sizes: Sequence[int],
-    weight: float,
-    exponents: Sequence[int],
-    bits: int,
-    residual_path: Path | None,
-    noise: NoiseTerms | None,
-) -> KeptIntegers:
+def _made(update_path: Path, making: Making, residual_path: Path | None) -> KeptIntegers:
     """New integers, and what they leave of the update and of the residual in use."""
+    sizes, exponents, weight, bits = making.sizes, making.exponents, making.weight, making.bits
     delta, loss = read_update(update_path, sizes)
-    if noise is not None:
-        mechanism = agreed_mechanism(noise, bits, exponents)
+    if making.noise is not None:
+        mechanism = agreed_mechanism(making.noise, bits, exponents)
         clipped = clipped_integers(delta, loss, weight, bits, mechanism)
         return KeptIntegers(_noised(clipped, mechanism), None)
     delta = with_residual(delta, residual_path)
     if residual_path is None:
         _check_scale(scale_exponents(delta, sizes, weight), exponents)
-    integers = _quantised(delta, loss, sizes, weight, exponents, bits)
+    rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
+    integers = np.empty(making.values, dtype=np.int32)
+    integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
+    integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
     if residual_path is None:
         return KeptIntegers(integers, None)
     sent = dequantise_sum(integers[: delta.size], sizes, exponents, bits) / weight
     return KeptIntegers(integers, (delta - sent).astype(np.float32))
-
-
-def _quantised(
-    delta: Float32,
-    loss: float,
-    sizes: Sequence[int],
-    weight: float,
-    exponents: Sequence[int],
-    bits: int,
-) -> Int32:
-    rng = np.random.Generator(np.random.SFC64(int.from_bytes(os.urandom(32), "little")))
-    integers = np.empty(delta.size + FRACTION_INTEGERS, dtype=np.int32)
-    integers[: delta.size] = quantise(delta, sizes, weight, exponents, bits, rng)
-    integers[delta.size :] = quantise_fraction(weight * loss / LOSS_BOUND, bits, rng)
-    return integers
 
 
 def _noised(integers: Int64, mechanism: Mechanism) -> Int64:
@@ -300,10 +298,8 @@ def with_residual(delta: Float32, residual_path: Path | None) -> Float32:
 def _write_residual(residual_path: Path, residual: Float32) -> None:
     """Beside the one in use: an update that is never added must not change it."""
     pending = _pending(residual_path)
-    partial = pending.with_name(pending.name + ".partial")
-    with partial.open("wb") as file:
+    with whole(pending, lasting=False) as unfinished, unfinished.open("wb") as file:
         np.save(file, residual, allow_pickle=False)
-    partial.rename(pending)
 
 
 def _pending(residual_path: Path) -> Path:

@@ -20,7 +20,6 @@ Neither array can hold a pickle, and nothing is parsed before its digest is righ
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from crypto.arrays import Float32, Int32, Int64
+from crypto.durable import whole
 from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
 
@@ -83,28 +83,16 @@ class KeptIntegers:
 def keep(path: Path, making: Making, integers: KeptIntegers) -> None:
     """Write them, so that the file is there whole and for good, or not at all.
 
-    temp, fsync, rename, fsync of the folder. Raises OSError when the disk can't take it.
+    Raises OSError when the disk can't take it.
     """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w+b") as file:
-            file.write(bytes(_HEADER.size))
-            arrays = [one for one in (integers.integers, integers.residual) if one is not None]
-            for array in arrays:
-                np.save(file, array, allow_pickle=False)
-            content = _digest_behind_header(file)
-            file.seek(0)
-            file.write(_HEADER.pack(_MAGIC, _VERSION, len(arrays), making.digest, content))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with whole(path) as unfinished, unfinished.open("w+b") as file:
+        file.write(bytes(_HEADER.size))
+        arrays = [one for one in (integers.integers, integers.residual) if one is not None]
+        for array in arrays:
+            np.save(file, array, allow_pickle=False)
+        content = _digest_behind_header(file)
+        file.seek(0)
+        file.write(_HEADER.pack(_MAGIC, _VERSION, len(arrays), making.digest, content))
 
 
 def recall(path: Path, making: Making) -> KeptIntegers | None:

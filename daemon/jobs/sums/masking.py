@@ -24,21 +24,22 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import structlog
 
+from crypto.durable import whole
 from crypto.identity.site import IdentityError, Trust
 from crypto.keystream import Ring, Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import KEY_BYTES, Advertisement, Agreement, Roster, Verify
 from crypto.masking.site import Attendance, Contributor, Dealer, OpenedShares, SiteKeys
-from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS, CryptoError
 from daemon.jobs.sums.integers import (
+    Hiding,
     NewVersion,
     SumTerms,
     Uploaded,
     apply_integers,
     integers_of,
 )
-from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, Hiding, SumJobs
+from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, SumJobs
 from daemon.process.workers import reads
 from peers.attempts import effects as do
 from peers.attempts.masking import (
@@ -147,21 +148,13 @@ def mask_update(
     attempt: int,
     update_path: Path,
     sizes: Sequence[int],
-    weight: float,
-    exponents: Sequence[int],
+    hiding: Hiding,
     out_path: Path,
-    residual_path: Path | None = None,
-    *,
-    noise: NoiseTerms | None = None,
-    kept_path: Path | None = None,
 ) -> BlobInfo:
-    """Quantise and mask this site's update; as `ckks.encrypt_update`."""
+    """Quantise and mask this site's update; errors of `integers_of`."""
     state = _state(round, attempt)
     contributor = _in_step(state, Contributor)
-    bits = state.terms.bits
-    integers = integers_of(
-        update_path, sizes, weight, exponents, bits, residual_path, noise, kept_path
-    )
+    integers = integers_of(update_path, sizes, hiding, state.terms.bits)
     # Noise is made in 64 bits; the mask refuses what is beyond ±(2^(bits-1) - 1).
     return _write(out_path, contributor.mask(integers.astype(np.int32, casting="same_kind")))
 
@@ -330,12 +323,8 @@ def _open_sum(round: int, attempt: int) -> MaskedSum:
 
 def _write(path: Path, words: Words) -> BlobInfo:
     """The file appears under its name only when it is whole."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(words.data)
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path, lasting=False) as unfinished:
+        unfinished.write_bytes(words.data)
     return BlobInfo(hashlib.sha256(words.data).digest(), words.nbytes)
 
 
@@ -405,12 +394,8 @@ class MaskingJobs(SumJobs):
             state.attempt,
             state.update,
             self._context.shapes.sizes,
-            hiding.weight,
-            list(hiding.exponents),
+            hiding,
             state.hidden(self._site),
-            hiding.residual,
-            noise=hiding.noise,
-            kept_path=hiding.kept,
         )
         return Uploaded(masked.digest, masked.size)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from crypto.identity.site import Identity, Trust
-from crypto.privacy import NoiseTerms
+from daemon.jobs.sums.integers import Hiding as Hiding
 from daemon.jobs.sums.integers import NewVersion, SumTerms, Uploaded
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest
@@ -96,20 +96,6 @@ class JobContext:
     shapes: ShapeManifest
     feed: Callable[[do.Event], Awaitable[None]]
     peers: Peers
-
-
-@dataclass(frozen=True)
-class Hiding:
-    """An update that is to be hidden: on which scale, with which noise, and what is kept of it.
-
-    ``residual``: where what rounding drops waits for the next update, if it does.
-    """
-
-    weight: float
-    exponents: tuple[int, ...]
-    residual: Path | None
-    noise: NoiseTerms | None
-    kept: Path
 
 
 Carrying: TypeAlias = Callable[[Any, AttemptState, Any], Awaitable[None]]

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
-from daemon.learning.losses import info_nce, kd_matrix, kd_pairs, proximal
+from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import TrainingError, TrainingOptions
 from daemon.learning.retriever.retriever import Retriever, Texts
 
@@ -76,9 +77,9 @@ def fit(
         return 0.0
     check_enough(count)
     chance = np.random.Generator(np.random.Philox(key=seed))
-    parameters = retriever.parameters()
     start = shared_copies(retriever) if anchor is None else anchor
-    optimiser, schedule = optimiser_of(parameters, count, options)
+    shared = retriever.shared_parameters()
+    descent = Descent(retriever.parameters(), count, options)
     content = content_numbers(pairs.passages)
     mean_loss = 0.0
 
@@ -95,21 +96,9 @@ def fit(
             passages = retriever.forward(pairs.passages, rows)  # [m, d] unit rows
             target = torch.from_numpy(columns)
             contrast = info_nce(queries, passages, target, hidden, options.temperature)
-            loss = contrast
-            if options.distill != "none":
-                local = (queries, passages[target.to(passages.device)])  # [b, d] each
-                teacher = teacher_of(pairs, batch, drawn, queries.device)
-                distil = kd_pairs if options.distill == "pairs" else kd_matrix
-                loss = loss + options.kd_weight * distil(local, teacher)
-            if options.proximal:
-                loss = loss + options.proximal * proximal(retriever.shared_parameters(), start)
-
-            check_finite(loss.item(), epoch)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-            optimiser.step()
-            schedule.step()
+            local = (queries, passages[target.to(passages.device)])  # [b, d] each
+            teacher = partial(teacher_of, pairs, batch, drawn, queries.device)
+            descent.step(minimised(contrast, options, local, teacher, (shared, start)), epoch)
             losses.append(contrast.item() * len(batch))
         mean_loss = sum(losses) / count
         if on_epoch is not None:
@@ -117,17 +106,34 @@ def fit(
     return mean_loss
 
 
-def optimiser_of(
-    parameters: Sequence[nn.Parameter], count: int, options: TrainingOptions
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """AdamW, and its rate that falls linearly over the steps that ``count`` pairs take."""
-    # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
-    optimiser = torch.optim.AdamW(
-        parameters, lr=options.learning_rate, weight_decay=options.weight_decay
-    )
-    steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
-    falling = torch.optim.lr_scheduler.LinearLR
-    return optimiser, falling(optimiser, 1.0, FINAL_RATE, max(steps - 1, 1))
+class Descent:
+    """AdamW, its rate falling linearly over the steps that ``count`` pairs take."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], count: int, options: TrainingOptions
+    ) -> None:
+        self._parameters = parameters
+        # No decay unless asked for: the shared values' zero point is the encoder, not nothing.
+        self._optimiser = torch.optim.AdamW(
+            parameters, lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+        steps = options.local_epochs * len(in_runs(np.arange(count), options.batch_size))
+        self._schedule = torch.optim.lr_scheduler.LinearLR(
+            self._optimiser, 1.0, FINAL_RATE, max(steps - 1, 1)
+        )
+
+    def step(self, loss: Tensor, epoch: int) -> None:
+        """Take one step down ``loss``. Raises TrainingError when it is not finite."""
+        if not math.isfinite(loss.item()):
+            raise TrainingError(
+                f"the training loss became {loss.item()} in epoch {epoch}: lower the learning "
+                "rate or raise the temperature; no update was made"
+            )
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        self._optimiser.step()
+        self._schedule.step()
 
 
 def shared_copies(retriever: Retriever) -> list[Tensor]:
@@ -216,12 +222,3 @@ def content_numbers(texts: Texts) -> Rows:
     return np.array(
         [numbers.setdefault(text, len(numbers)) for text in texts.texts], dtype=np.int64
     )
-
-
-def check_finite(loss: float, epoch: int) -> None:
-    """Raise TrainingError for a loss from which no step may be taken."""
-    if not math.isfinite(loss):
-        raise TrainingError(
-            f"the training loss became {loss} in epoch {epoch}: lower the learning rate or raise "
-            "the temperature; no update was made"
-        )

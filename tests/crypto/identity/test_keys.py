@@ -50,7 +50,7 @@ def test_what_exists_is_not_overwritten_not_even_through_a_link(tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(IdentityError, match=r"cannot write in .*file"):
+    with pytest.raises(IdentityError, match=r"cannot write .*file.* choose a folder"):
         write_new(tmp_path / "file" / "site.key", b"", 0o600, remedy="")
     with pytest.raises(IdentityError, match=r"cannot write .*folder"):
         (tmp_path / "folder").mkdir()

@@ -134,21 +134,6 @@ def test_a_question_without_a_find_ranks_below_everything_ranked() -> None:
     assert judged.scores["avg_rank"].tolist() == [3, 1, 2]
 
 
-def test_accuracy_counts_only_what_is_similar_enough() -> None:
-    rankings, right = [["a", "x"], ["x", "b"]], [{"a"}, {"b"}]
-    similar = [[0.9, 0.2], [0.8, 0.4]]
-    strict = judge(rankings, right, similarities=similar, threshold=0.5)
-    loose = judge(rankings, right, similarities=similar, threshold=0.3)
-    assert strict.scores["acc@5"].tolist() == [1, 0]
-    assert loose.scores["acc@5"].tolist() == [1, 1]
-    assert loose.scores["acc@1"].tolist() == [1, 0]
-    picky = judge([["x", "b"]], [{"b"}], similarities=[[0.3, 0.4]], threshold=0.35)
-    assert picky.scores["acc@1"].tolist() == [1], "what is left out leaves its rank, too"
-    assert strict.scores["hit@5"].tolist() == [1, 1]
-    with pytest.raises(EvaluationError, match="one similarity"):
-        judge(rankings, right, similarities=[[0.9, 0.2], [0.8]])
-
-
 DOCUMENTS = st.lists(st.sampled_from("abcdefghijklmnop"), max_size=16, unique=True)
 
 

@@ -45,7 +45,6 @@ def test_a_difference_is_taken_question_by_question() -> None:
     difference = paired_bootstrap(ours, theirs)
     assert difference.low == pytest.approx(0.01)
     assert difference.high == pytest.approx(0.01)
-    assert difference.p < 0.01
     assert paired_bootstrap(theirs, ours).mean == pytest.approx(-0.01)
 
 
@@ -53,7 +52,6 @@ def test_no_difference_is_none() -> None:
     same = np.array([0.1, 0.2, 0.3, 1 / 3])
     found = paired_bootstrap(same, same + 1e-17)
     assert (found.mean, found.low, found.high) == pytest.approx((0.0, 0.0, 0.0), abs=1e-15)
-    assert found.p == 1.0
 
 
 @settings(max_examples=20, deadline=None)
@@ -87,7 +85,6 @@ def test_an_interval_lies_within_its_values_and_comes_out_again(
     found = bootstrap(array, resamples=50, seed=seed)
     spare = 1e-9 * max(1.0, np.abs(array).max())
     assert array.min() - spare <= found.low <= found.high <= array.max() + spare
-    assert 0.0 < found.p <= 1.0
     assert found == bootstrap(array, resamples=50, seed=seed)
 
 
@@ -123,14 +120,12 @@ def test_all_metrics_at_once_have_the_intervals_that_each_has_alone() -> None:
     )
     for name, figure in figures_of(ours).items():
         alone = bootstrap(ours.scores[name])
-        assert (figure.mean, figure.p) == (alone.mean, alone.p)
+        assert figure.mean == alone.mean
         assert (figure.low, figure.high) == pytest.approx((alone.low, alone.high), abs=1e-12)
     for name, gain in differences_of(ours, theirs).items():
         alone = paired_bootstrap(ours.scores[name], theirs.scores[name])
         assert gain.mean == pytest.approx(alone.mean, abs=1e-12)
-        assert (gain.low, gain.high, gain.p) == pytest.approx(
-            (alone.low, alone.high, alone.p), abs=1e-12
-        )
+        assert (gain.low, gain.high) == pytest.approx((alone.low, alone.high), abs=1e-12)
     assert differences_of(ours, theirs)["mrr@10"].mean == pytest.approx(
         ours.mean("mrr@10") - theirs.mean("mrr@10")
     )

@@ -21,10 +21,8 @@ import pytest
 import typer.main
 from rich.console import Console
 
-from config import settings
 from daemon.fedctl.commands.train import TrainingView
 from daemon.fedctl.main import app
-from daemon.fedctl.terminal.connection import DEFAULT_SOCKET
 from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
 from proto import federation_pb2 as federation
@@ -503,7 +501,3 @@ def test_a_reader_that_goes_away_is_no_traceback(daemon: CannedDaemon, path: Pat
         assert process.stderr is not None
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
-
-
-def test_default_socket_is_the_settings_default() -> None:
-    assert settings.ControlSettings.model_fields["socket"].default == DEFAULT_SOCKET

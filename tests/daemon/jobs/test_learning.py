@@ -29,10 +29,10 @@ from daemon.library.index import load_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs import made
-from daemon.pairs.learning import training_set
 from daemon.pairs.made import Made
+from daemon.pairs.training_set import training_set
 from daemon.personal.personal import PersonalState
-from daemon.personal.serving import open_retriever
+from daemon.personal.serving import open_retriever, retriever_for
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.evaluation.rankings import evaluate_rankings
@@ -211,7 +211,7 @@ def test_where_negatives_come_from_changes_what_is_learned(site: Site) -> None:
     parent = learning.write_initial_version(site.spec, site.versions)
     # A random encoder says nearly the same of every text: features that differ, then.
     chance = np.random.default_rng(0)
-    digest = learning.describe(site.spec).encoder_digest
+    digest = retriever_for(site.spec).encoder.digest
     passages, queries = (chance.normal(size=(10, 32)).astype(np.float32) for _ in range(2))
     with Library.open(site.library) as library:
         library.put_features(digest, [passage.rowid for passage in library.passages()], passages)
@@ -383,7 +383,7 @@ def test_whatever_answers_a_question_is_no_negative_of_it(site: Site) -> None:
 def test_query_features_are_kept_for_the_next_round(site: Site) -> None:
     parent = learning.write_initial_version(site.spec, site.versions)
     site.train(parent)
-    digest = learning.describe(site.spec).encoder_digest
+    digest = retriever_for(site.spec).encoder.digest
     with Library.open(site.library, read_only=True) as library:
         known = library.query_features(digest, [pair.query for pair in PAIRS])
     assert len(known) == 10

@@ -109,7 +109,8 @@ def test_a_choice_arrives_in_training_and_changes_nothing_else(axis: str, value:
 @pytest.mark.parametrize("rule", ["fedavg", "fedavgm", "fedadam"])
 def test_what_becomes_of_the_mean_is_part_of_the_plan(rule: str) -> None:
     asked = options(aggregate=rule, server_learning_rate=0.1, momentum=0.5, adam_tau=0.01)
-    assert asked.server == ServerOptions(rule, 0.1, 0.5, 0.99, 0.01)  # type: ignore[arg-type]
+    step: dict[str, Any] = {"rule": rule, "learning_rate": 0.1, "momentum": 0.5}
+    assert asked.server == ServerOptions(**step, second_momentum=0.99, adam_tau=0.01)
 
 
 def test_uniform_weights_are_a_plan_that_counts_one_example_a_site() -> None:

@@ -25,7 +25,7 @@ from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, Peer
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
-from daemon.pairs.learning import training_set
+from daemon.pairs.training_set import training_set
 from daemon.personal.held_out import set_apart
 from daemon.personal.personal import PersonalState, PersonalStore
 from daemon.personal.serving import load_serving, open_retriever

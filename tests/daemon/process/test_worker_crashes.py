@@ -19,6 +19,7 @@ import pytest_asyncio
 
 from crypto.ckks.sums import CryptoError
 from daemon.jobs.sums import ckks
+from daemon.jobs.sums.integers import Hiding
 from daemon.process.workers import Worker, WorkerCrashed
 from tests.daemon.jobs.sums.proofs import check_of
 from tests.daemon.process.jobs import MIB, crash, hang, limits, take_memory
@@ -81,6 +82,6 @@ async def test_a_key_of_noughts_is_refused_and_holds_nobody_up(
         with pytest.raises(CryptoError, match="too regular to be hidden"):
             await worker.run(
                 ckks.encrypt_update,
-                *(1, 1, tmp_path / "update.npy", (10,), 1.0, [0], tmp_path / "update.bin"),
+                *(1, 1, tmp_path / "update.npy", (10,), Hiding(1.0, [0]), tmp_path / "update.bin"),
                 check=check_of("beta", ["beta"]),
             )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from crypto.durable import sweep
 from daemon.process import faultpoints
 from daemon.state.versions import (
     ShapeManifest,
@@ -20,7 +21,6 @@ from daemon.state.versions import (
     is_sound,
     largest_file,
     read_version,
-    sweep,
     version_digest,
     version_path,
     write_version,

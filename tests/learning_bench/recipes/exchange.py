@@ -22,7 +22,7 @@ from crypto.privacy import NoiseTerms
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums import integers as integers_
-from daemon.jobs.sums.integers import Summed, SumTerms, apply_integers, measure_update
+from daemon.jobs.sums.integers import Hiding, Summed, SumTerms, apply_integers, measure_update
 from daemon.learning.options import TrainingOptions
 from daemon.state.versions import ShapeManifest, largest_file, read_version, write_version
 from tests.crypto.masking.masked import Relay
@@ -67,6 +67,10 @@ class Agreed:
     def weight(self) -> float:
         """Of all sites together."""
         return sum(self.weights.values())
+
+    def hiding(self, site: str) -> Hiding:
+        """How a site's update is hidden."""
+        return Hiding(self.weights[site], self.exponents, noise=self.training.noise)
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,8 @@ def _encrypted(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     for site, (path, _) in updates.items():
         out = scratch / f"{site}.encrypted"
         blob = ckks.encrypt_update(
-            *(*holder, path, manifest.sizes, agreed.weights[site], agreed.exponents, out),
+            *(*holder, path, manifest.sizes, agreed.hiding(site), out),
             check=check_of(site, updates),
-            noise=training.noise,
         )
         ckks.add_update(*adding, site, out)
         uploaded = blob.size
@@ -197,8 +200,8 @@ def _masked(updates: Updates, agreed: Agreed, scratch: Path) -> Exchanged:
     contributors = {site: dealer.receive(passed_on[site]) for site, dealer in dealers.items()}
     total, uploaded = MaskedSum(roster, sites), 0
     for site, name in ids.items():
-        scaled = (manifest.sizes, agreed.weights[name], agreed.exponents, training.bits)
-        integers = integers_.integers_of(updates[name][0], *scaled, None, training.noise)
+        path, hiding = updates[name][0], agreed.hiding(name)
+        integers = integers_.integers_of(path, manifest.sizes, hiding, training.bits)
         words = contributors[site].mask(integers.astype(np.int32, casting="same_kind"))
         total.add(site, words)
         uploaded = words.nbytes

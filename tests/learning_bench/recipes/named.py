@@ -27,7 +27,7 @@ from daemon.learning.retriever.peer_negatives import Disclosure, same_above
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import training_seed
 from daemon.library.store import Library
-from daemon.pairs.learning import training_set
+from daemon.pairs.training_set import training_set
 from daemon.personal import held_out
 from daemon.personal.personal import PersonalState, PersonalStore
 from daemon.personal.tuning import PersonalQueryRetriever, tune

@@ -20,7 +20,7 @@ from crypto.privacy import Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums import integers as integers_
-from daemon.jobs.sums.integers import NewVersion, SumTerms, measure_update
+from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, measure_update
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest, VersionError, read_version, write_version
 from tests.daemon.jobs.sums.proofs import LEAD, check_of, proven
@@ -77,7 +77,9 @@ async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> lis
     for number, worker in enumerate(workers):
         blob = await worker.run(
             ckks.encrypt_update,
-            *(7, 0, folder / f"{number}.npy", SIZES, WEIGHTS[number], agreed, updates[number]),
+            *(7, 0, folder / f"{number}.npy", SIZES),
+            Hiding(WEIGHTS[number], agreed),
+            updates[number],
             check=check_of(SITES[number], SITES, SITES[0]),
         )
         assert blob.digest == hashlib.sha256(updates[number].read_bytes()).digest()
@@ -175,7 +177,8 @@ def test_the_result_is_the_exact_integer_sum(roles: Path) -> None:
     for number, part in enumerate(integers):
         path = write_update(roles / "u.npy", (part * unit * (1 - 2**-20)).astype(np.float32), 1.0)
         check = check_of(SITES[number], SITES)
-        ckks.encrypt_update(*HOLDER, path, shape.sizes, 1.0, [15], roles / "u", check=check)
+        hiding = Hiding(1.0, [15])
+        ckks.encrypt_update(*HOLDER, path, shape.sizes, hiding, roles / "u", check=check)
         ckks.add_update(*COORDINATOR, SITES[number], roles / "u")
     finished = ckks.finish_sum(*COORDINATOR, roles / "sum")
     zero, _ = write_version(roles, shape.digest, np.zeros(1000, dtype=np.float32))
@@ -210,7 +213,7 @@ def test_a_bad_update_is_refused_at_its_own_site(
         measure_update(roles / "u.npy", SIZES, 1.0)
     with pytest.raises(CryptoError, match=refusal):
         ckks.encrypt_update(
-            *(*HOLDER, roles / "u.npy", SIZES, 1.0, EXPONENTS, roles / "u.encrypted"),
+            *(*HOLDER, roles / "u.npy", SIZES, Hiding(1.0, EXPONENTS), roles / "u.encrypted"),
             check=CHECK,
         )
     assert not (roles / "u.encrypted").exists()
@@ -228,7 +231,8 @@ def test_a_scale_below_our_own_is_refused(roles: Path) -> None:
     path = write_update(roles / "u.npy", delta(0), 0.1)
     lowered = [EXPONENTS[0], EXPONENTS[1] - 1, EXPONENTS[2]]
     with pytest.raises(CryptoError, match="group 1 is below ours"):
-        ckks.encrypt_update(*HOLDER, path, SIZES, 1.0, lowered, roles / "u", check=CHECK)
+        hiding = Hiding(1.0, lowered)
+        ckks.encrypt_update(*HOLDER, path, SIZES, hiding, roles / "u", check=CHECK)
 
 
 def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
@@ -242,7 +246,7 @@ def test_what_rounding_drops_is_sent_later(roles: Path) -> None:
         exponents = measure_update(update, sizes, 1.0, residual)
         before = integers_.with_residual(meant, residual)
         ckks.encrypt_update(
-            *(2, 0, update, sizes, 1.0, exponents, roles / "u", residual), check=CHECK
+            *(2, 0, update, sizes, Hiding(1.0, exponents, residual), roles / "u"), check=CHECK
         )
         assert residual.exists() == (round_ > 0)  # a round that fails leaves it as it was
         integers_.keep_residual(residual)
@@ -333,9 +337,10 @@ def summed(number: int, folder: Path, bits: int) -> bytes:
     for site, weight in zip(SITES, WEIGHTS, strict=True):
         out = folder / f"{site}-{number}"
         written = ckks.encrypt_update(
-            *(*holder, folder / f"{site}.npy", SIZES, weight, EXPONENTS, out),
+            *(*holder, folder / f"{site}.npy", SIZES),
+            Hiding(weight, EXPONENTS, kept=folder / f"{site}.kept"),
+            out,
             check=check_of(site, SITES),
-            kept_path=folder / f"{site}.kept",
         )
         raw = out.read_bytes()
         assert (written.digest, written.size) == (hashlib.sha256(raw).digest(), len(raw))
@@ -372,7 +377,8 @@ def test_the_coordinators_own_update_has_no_nonce(roles: Path) -> None:
     path = write_update(roles / "u.npy", delta(0), 0.1)
     ckks.start_sum(*COORDINATOR, SIZES, check_of(LEAD, SITES))
     written = ckks.encrypt_update(
-        *(*COORDINATOR, path, SIZES, 1.0, EXPONENTS, roles / "u"), check=check_of(LEAD, SITES)
+        *(*COORDINATOR, path, SIZES, Hiding(1.0, EXPONENTS), roles / "u"),
+        check=check_of(LEAD, SITES),
     )
     assert written.nonce == b""
 
@@ -383,10 +389,9 @@ def kept_at(folder: Path, name: str = "kept", **changed: Any) -> Path:
     terms |= changed
     residual = folder / "residual.npy" if terms["bits"] < 16 else None
     write_update(folder / "u.npy", delta(0), 0.1)
-    integers_.integers_of(
-        *(folder / "u.npy", terms.get("sizes", SIZES), terms["weight"], terms["exponents"]),
-        *(terms["bits"], residual, terms["noise"], folder / name),
-    )
+    hiding = Hiding(terms["weight"], terms["exponents"], residual, terms["noise"], folder / name)
+    sizes = terms.get("sizes", SIZES)
+    integers_.integers_of(folder / "u.npy", sizes, hiding, terms["bits"])
     return folder / name
 
 
@@ -418,12 +423,8 @@ def test_noise_is_kept_with_what_it_is_added_to(tmp_path: Path) -> None:
     terms: dict[str, Any] = {"noise": noise, "exponents": [Mechanism.of(noise, 16).exponent] * 3}
     path = kept_at(tmp_path, **terms)
     (tmp_path / "u.npy").unlink()
-    first, second = (
-        integers_.integers_of(
-            tmp_path / "u.npy", SIZES, 1.0, terms["exponents"], 16, None, noise, path
-        )
-        for _ in range(2)
-    )
+    hiding = Hiding(1.0, terms["exponents"], None, noise, path)
+    first, second = (integers_.integers_of(tmp_path / "u.npy", SIZES, hiding, 16) for _ in range(2))
     assert first.dtype == np.int64
     assert np.array_equal(first, second)
     with pytest.raises(CryptoError, match="kept under another scale"):
@@ -450,15 +451,17 @@ def test_damaged_kept_integers_are_refused_and_not_made_anew(tmp_path: Path) -> 
 def test_integers_are_kept_before_anything_is_encrypted(roles: Path) -> None:
     """Whole, or not at all: where they can't be, nothing leaves."""
     path = write_update(roles / "u.npy", delta(0), 0.1)
-    arguments = (*HOLDER, path, SIZES, 1.0, EXPONENTS, roles / "u")
+    arguments = (*HOLDER, path, SIZES)
     for nowhere in (roles / "none" / "kept", roles / ("k" * 250)):
         with pytest.raises(OSError, match=r"No such file|name too long"):
-            ckks.encrypt_update(*arguments, check=CHECK, kept_path=nowhere)
+            hiding = Hiding(1.0, EXPONENTS, kept=nowhere)
+            ckks.encrypt_update(*arguments, hiding, roles / "u", check=CHECK)
     assert sorted(one.name for one in roles.iterdir()) == ["u.npy"]
     unusable = roles / "u"
     unusable.mkdir()  # the upload can't be written: what is kept stays, for the next attempt
     with pytest.raises(OSError, match="u"):
-        ckks.encrypt_update(*arguments, check=CHECK, kept_path=roles / "kept")
+        hiding = Hiding(1.0, EXPONENTS, kept=roles / "kept")
+        ckks.encrypt_update(*arguments, hiding, unusable, check=CHECK)
     assert (roles / "kept").exists()
 
 
@@ -476,9 +479,8 @@ def test_a_repeated_upload_leaves_its_residual_once(tmp_path: Path) -> None:
     assert not np.array_equal(np.load(pending), left)
     kept_at(tmp_path, "first", bits=8)  # and one that sums the first once more
     assert np.array_equal(np.load(pending), left)
-    integers = integers_.integers_of(
-        *(tmp_path / "none", SIZES, 1.0, EXPONENTS, 8, residual, None, first)
-    )
+    hiding = Hiding(1.0, EXPONENTS, residual, kept=first)
+    integers = integers_.integers_of(tmp_path / "none", SIZES, hiding, 8)
     meant = delta(0) + in_use
     unit = np.repeat(np.ldexp(1.0, EXPONENTS), SIZES) / 127
     assert np.abs(meant - integers[: SHAPE.total] * unit - left).max() < 1e-6
@@ -531,7 +533,8 @@ def test_a_sum_under_another_key_is_refused_and_no_version_written(roles: Path) 
     path = write_update(roles / "u.npy", delta(0), 0.1)
     for site in SITES[:2]:
         check = check_of(site, SITES)
-        ckks.encrypt_update(*HOLDER, path, SIZES, 1.0, EXPONENTS, roles / "u", check=check)
+        hiding = Hiding(1.0, EXPONENTS)
+        ckks.encrypt_update(*HOLDER, path, SIZES, hiding, roles / "u", check=check)
         ckks.add_update(*COORDINATOR, site, roles / "u")
     finished = ckks.finish_sum(*COORDINATOR, roles / "sum")
     with pytest.raises(CryptoError, match="nothing was claimed of this sum"):

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crypto.durable import UNFINISHED
 from crypto.identity.site import Identity, IdentityError
 from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs.sums import masking
-from daemon.jobs.sums.integers import NewVersion, SumTerms, measure_update
+from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, measure_update
 from daemon.jobs.sums.masking import Believed
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.wire.vectors import BlobInfo
@@ -86,10 +87,9 @@ class Attempt:
             self.exponents = [max(column) for column in zip(*measured, strict=True)]
         for site in sites:
             out = self.folder / f"{site}.masked"
-            arguments = (paths[site], SIZES, 1.0, self.exponents, out)
             kept = self.folder / f"{site}.kept" if keep else None
-            mask = masking.mask_update
-            blob = self.processes[site].run(mask, *self.at, *arguments, kept_path=kept)
+            arguments = (paths[site], SIZES, Hiding(1.0, self.exponents, kept=kept), out)
+            blob = self.processes[site].run(masking.mask_update, *self.at, *arguments)
             assert blob.size == 4 * self.terms.values
             assert blob.digest == hashlib.sha256(out.read_bytes()).digest()
             self.lead.run(masking.add_update, *self.at, site, out)
@@ -416,7 +416,7 @@ def test_a_sum_that_could_not_be_written_is_not_lost(attempt: Attempt) -> None:
     attempt.sum.mkdir()
     with pytest.raises(OSError, match="sum-0"):
         attempt.contribute(SITES)
-    assert not list(attempt.folder.glob("*.partial"))
+    assert not list(attempt.folder.glob(f"{UNFINISHED}*"))
     with pytest.raises(CryptoError, match="not due"):
         attempt.lead.run(masking.add_update, *AT, "s01", attempt.folder / "s01.masked")
     attempt.sum.rmdir()

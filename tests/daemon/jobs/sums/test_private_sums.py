@@ -12,7 +12,7 @@ from crypto.arrays import Float32
 from crypto.privacy import LOSS_CLIP, Mechanism, NoiseTerms
 from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs.sums import ckks
-from daemon.jobs.sums.integers import NewVersion, Summed, SumTerms, measure_update
+from daemon.jobs.sums.integers import Hiding, NewVersion, Summed, SumTerms, measure_update
 from daemon.state.versions import ShapeManifest, read_version, write_version
 from tests.daemon.jobs.sums.proofs import LEAD, check_of, proven
 
@@ -52,9 +52,8 @@ def summed(
         exponents = measure_update(path, SHAPE.sizes, weight, None, (TERMS, 16))
         blob = folder / f"{number}.bin"
         check = check_of(sites[number], sites)
-        ckks.encrypt_update(
-            *HOLDER, path, SHAPE.sizes, weight, exponents, blob, check=check, noise=TERMS
-        )
+        hiding = Hiding(weight, exponents, noise=TERMS)
+        ckks.encrypt_update(*HOLDER, path, SHAPE.sizes, hiding, blob, check=check)
         ckks.add_update(*COORDINATOR, sites[number], blob)
     finished = ckks.finish_sum(*COORDINATOR, folder / "sum")
     zero, _ = write_version(folder, SHAPE.digest, np.zeros(SHAPE.total, dtype=np.float32))
@@ -136,9 +135,10 @@ def test_another_scale_than_the_plans_is_refused(folder: Path) -> None:
     for exponents in ([right + 1, right], [right, right - 1]):
         with pytest.raises(CryptoError, match="under this plan's noise every scale exponent"):
             ckks.encrypt_update(
-                *(*HOLDER, folder / "u.npy", SHAPE.sizes, 1.0, exponents, folder / "u.bin"),
+                *(*HOLDER, folder / "u.npy", SHAPE.sizes),
+                Hiding(1.0, exponents, noise=TERMS),
+                folder / "u.bin",
                 check=check_of("site-0", ["site-0"]),
-                noise=TERMS,
             )
     assert not (folder / "u.bin").exists()
 
@@ -148,9 +148,9 @@ def test_error_feedback_is_off_under_noise(folder: Path) -> None:
     np.save(folder / "u.npy", np.ones(SHAPE.total + 1, dtype=np.float32))
     exponents = [Mechanism.of(TERMS, 16).exponent] * 2
     ckks.encrypt_update(
-        *(*HOLDER, folder / "u.npy", SHAPE.sizes, 1.0, exponents, folder / "u.bin"),
-        folder / "residual.npy",
+        *(*HOLDER, folder / "u.npy", SHAPE.sizes),
+        Hiding(1.0, exponents, folder / "residual.npy", TERMS),
+        folder / "u.bin",
         check=check_of("site-0", ["site-0"]),
-        noise=TERMS,
     )
     assert not list(folder.glob("residual*"))

@@ -12,7 +12,7 @@ from crypto.arrays import Float32
 from crypto.ckks.sums import CryptoError, DealtKey, choose_measurable
 from crypto.quantize import LOSS_BOUND
 from daemon.jobs.sums import ckks
-from daemon.jobs.sums.integers import SumTerms, measure_update
+from daemon.jobs.sums.integers import Hiding, SumTerms, measure_update
 from daemon.process.workers import Worker
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest, read_version, write_version
@@ -69,7 +69,7 @@ def upload(folder: Path, vectors: list[Float32]) -> tuple[list[tuple[str, Path, 
         out = folder / f"{site}.encrypted"
         exponents = [exponent] * len(SHAPE.sizes)
         uploaded = ckks.encrypt_update(
-            *(*role, folder / f"{site}.npy", SHAPE.sizes, weight[site], exponents, out),
+            *(*role, folder / f"{site}.npy", SHAPE.sizes, Hiding(weight[site], exponents), out),
             check=check_of(site, SITES, "a"),
         )
         uploads.append((site, out, uploaded.nonce))
