@@ -29,8 +29,8 @@ install: $(INSTALLED) ## make .venv and install everything that is needed
 demo: $(INSTALLED) ## three sites on this machine train together and answer (ARGS="--json")
 	@$(BIN)/fedctl demo $(ARGS)
 
-test: $(INSTALLED) ## run all tests but the longest, four at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
-	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not endurance" $(ARGS)
+test: $(INSTALLED) ## run all tests but the longest, three at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not endurance" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a half together
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not federation" $(ARGS)

@@ -16,12 +16,14 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
 import os
-import secrets
+import random
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 from cryptography import x509
@@ -53,20 +55,27 @@ _PROCESSES = 16  # of one pytest-xdist, at most, or some share their ports
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+@cache
+def _ports() -> Iterator[int]:
+    """In an order of chance, for ever; none comes again before all others have."""
+    lowest = int(_OUTGOING.read_text().split()[0])
+    ours = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
+    ports = range(lowest // 2 + ours, lowest, _PROCESSES)
+    return cycle(random.SystemRandom().sample(ports, len(ports)))
+
+
 def free_port() -> int:
     """A loopback port that nobody listens on just now.
 
     It may be bound seconds later, or again after a restart: so it is none of those from which
-    the kernel takes one for whoever calls somebody, and none that another process of the same
-    pytest-xdist may choose meanwhile.
+    the kernel takes one for whoever calls somebody, none that another process of the same
+    pytest-xdist may choose meanwhile, and none that was chosen here a moment before.
     """
-    lowest = int(_OUTGOING.read_text().split()[0])
-    ours = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
-    while True:
-        port = secrets.choice(range(lowest // 2 + ours, lowest, _PROCESSES))
+    for port in _ports():
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("there is always another port")
 
 
 @dataclass(frozen=True)
