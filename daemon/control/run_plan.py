@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -87,12 +87,8 @@ def make_plan(
     learning: LearningSettings,
     robust: RobustSettings,
     adapt: str,
-    noughts: Collection[str] = (),
 ) -> pb.TrainingPlan:
-    """The plan asked for; what it leaves open comes from settings.
-
-    ``noughts``: fields of it that are chosen to be 0, which says otherwise that they are open.
-    """
+    """The plan asked for; what it leaves open comes from settings."""
     plan = pb.TrainingPlan(learning=learning_plan(learning))
     fill(
         plan,
@@ -104,15 +100,23 @@ def make_plan(
         if field.message_type is None:
             setattr(plan, field.name, value)
     fill(plan, {"adapt": adapt})
-    put_noughts(plan, noughts)
     plan.seed = plan.seed or int.from_bytes(os.urandom(4))
     if not plan.robust:
         plan.byzantine_sites = 0
     return plan
 
 
-def put_noughts(part: Message, noughts: Collection[str]) -> None:
-    """Set those of its numbers to 0 that are named."""
-    for field in part.DESCRIPTOR.fields:
-        if field.name in noughts and field.message_type is None:
-            setattr(part, field.name, 0)
+def put_noughts(plan: pb.TrainingPlan, noughts: Iterable[str]) -> None:
+    """Set numbers to 0 that are chosen to be; a plan that is asked for leaves open what is 0.
+
+    Raises ChoiceRefused for a name that is none of its numbers, or of its noise's.
+    """
+    parts: list[Message] = [plan, *([plan.privacy] if plan.HasField("privacy") else [])]
+    for name in noughts:
+        for part in parts:
+            field = part.DESCRIPTOR.fields_by_name.get(name)
+            if field is not None and field.message_type is None:
+                setattr(part, name, 0)
+                break
+        else:
+            raise ChoiceRefused(f"{name!r} is no number of this plan, to be 0")

@@ -18,12 +18,11 @@ from pathlib import Path
 
 import grpc.aio
 
+from config import control_socket
 from daemon.control.context import ServiceContext
 from daemon.control.peer_credentials import PeerCredentials
 from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
-
-_MESSAGE_BYTES = 32 << 20
 
 
 class ControlError(Exception):
@@ -67,8 +66,8 @@ class ControlSocket:
             raise OSError("not serving")
         server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-                ("grpc.max_send_message_length", _MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", control_socket.MESSAGE_BYTES),
+                ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
             ]
         )
         service = ControlService(self._around, f"uid:{uid}", self._ingesting)

@@ -55,11 +55,10 @@ class TrainingCalls(Calls):
                 learning,
                 around.settings.robust,
                 around.settings.retriever.adapt,
-                request.noughts,
             )
             if request.plan.HasField("privacy"):
                 plan.privacy.CopyFrom(await self._noise(request, context))
-                put_noughts(plan.privacy, request.noughts)
+            put_noughts(plan, request.noughts)
             check(plan)
         except (ChoiceRefused, RemoteProtocolError) as error:
             await refuse(context, str(error), "Choose other options")
@@ -145,7 +144,9 @@ class TrainingCalls(Calls):
             while not step.finished:
                 coming = coming or asyncio.ensure_future(anext(steps))
                 if (await asyncio.wait([coming], timeout=_LOOK_EVERY_S))[0]:
-                    step, coming = coming.result(), None
+                    step = control.TrainingProgress()
+                    step.CopyFrom(coming.result())  # which others who watch have, too
+                    coming = None
                 elif self._unreachable() == step.unreachable:
                     continue
                 step.unreachable[:] = self._unreachable()

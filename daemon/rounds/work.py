@@ -23,9 +23,9 @@ from crypto.quantize import CryptoError
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.ckks import CkksJobs
-from daemon.jobs.sums.integers import SumTerms
+from daemon.jobs.sums.integers import Hiding, SumTerms
 from daemon.jobs.sums.masking import MaskingJobs
-from daemon.jobs.sums.sum_jobs import AttemptState, Hiding, JobContext, SumJobs
+from daemon.jobs.sums.sum_jobs import AttemptState, JobContext, SumJobs
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.workers import Worker

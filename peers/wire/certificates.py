@@ -26,8 +26,10 @@ import struct
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from crypto.identity.keys import MAX_SIGNATURE_BYTES
 from crypto.identity.names import ID
 from crypto.identity.site import IdentityError, Trust
+from crypto.identity.x509 import MAX_DER
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb
 
@@ -367,6 +369,9 @@ def _verify_signature(
         raise CertificateError(
             f"{_who(vote)} is not an enabled site of manifest {manifest.version}: it has no vote"
         )
+    # PEM may be longer than DER where it is parsed: it is a file's form, and no vote's.
+    if len(vote.certificate) > MAX_DER or len(vote.signature) > MAX_SIGNATURE_BYTES:
+        raise CertificateError(f"the vote of {_who(vote)} is larger than any real one")
     try:
         signer = trust.verify(
             vote.certificate, vote.signature, vote_payload(body, vote.attempt), at=at

@@ -5,6 +5,7 @@
 Every message that crosses between peers is appended to ``tape.bin``, and what a
 key dealer seals to ``sealed.bin``, so that a test can look for what must not be
 there. No setting of the daemon can do this: it is done from outside, here.
+With HANSE_PATIENCE_S its calls wait that long for a peer that a test holds still.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from crypto.identity.site import Trust
 from daemon import main as fedd
+from peers.link.client import CallTimeouts
+from peers.link.transport import LinkOptions
 
 _HEADER = struct.Struct(">BHI")
 
@@ -56,6 +61,11 @@ def run() -> None:
 
     def tap(direction: Literal["sent", "received"], peer: str, raw: bytes) -> None:
         _tape(folder, "tape.bin", direction, peer, raw)
+
+    if said := os.environ.get("HANSE_PATIENCE_S"):
+        options, wait = LinkOptions, float(said)
+        timeouts = replace(CallTimeouts(), hello_s=wait, call_s=wait, frame_s=wait)
+        vars(fedd)["LinkOptions"] = partial(options, timeouts=timeouts)
 
     fedd.main(tap)
 

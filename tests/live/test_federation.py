@@ -57,6 +57,15 @@ class Trained:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trained]:
     root = tmp_path_factory.mktemp("federation")
+    with pytest.MonkeyPatch.context() as patched:
+        # Who is held still and searched answers late; what is lost then no deadline says again.
+        patched.setenv("HANSE_PATIENCE_S", "120")
+        async with _trained(root) as federation:
+            yield federation
+
+
+@contextlib.asynccontextmanager
+async def _trained(root: Path) -> AsyncIterator[Trained]:
     # Each imports what it needs and salts its hashes itself, as an operator's do.
     async with LiveFederation.start(
         root,
@@ -182,19 +191,33 @@ async def test_three_key_holders_computed_the_same_version_to_the_last_bit(
     assert len(digests) == 1
 
 
-async def test_every_key_holder_votes_the_digest_it_computed_itself(trained: Trained) -> None:
-    """From the tapes: the votes that key holders sent, before anybody told them a digest."""
+def _votes(trained: Trained) -> dict[tuple[int, str], bytes]:
+    """From the tapes: the votes that key holders sent; the coordinator's stays at home."""
     votes: dict[tuple[int, str], bytes] = {}
     for site in trained.live.sites.values():
         for direction, _, raw in read_tape(site.folder):
             vote = _envelope(raw)
             if direction == "sent" and vote is not None and vote.HasField("vote"):
                 votes[vote.vote.body.round, site.id] = vote.vote.body.model_digest
-    for round_ in (1, 2):
-        digests = [digest for (r, _), digest in votes.items() if r == round_]
-        # A majority commits: on a busy machine the slowest holder has nothing to vote for any more.
-        assert len(digests) >= 2, "key holders; the coordinator's vote stays at home"
+    return votes
+
+
+async def test_every_key_holder_votes_the_digest_it_computed_itself(trained: Trained) -> None:
+    """Before anybody told them one. A majority commits: the third may be too slow to vote.
+
+    So there are rounds until, in one of them, all three were in time.
+    """
+    complete = False
+    for round_ in range(1, 9):
+        if round_ > 2:
+            await trained.live.train("birch", rounds=1)
+        digests = [digest for (r, _), digest in _votes(trained).items() if r == round_]
+        assert len(digests) >= 2
         assert len(set(digests)) == 1
+        complete = complete or len(digests) == 3
+        if complete and round_ >= 2:
+            return
+    pytest.fail("in no round did all three key holders compute and vote")
 
 
 async def test_no_text_of_a_document_or_question_crosses(trained: Trained) -> None:

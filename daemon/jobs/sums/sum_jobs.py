@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from crypto.identity.site import Identity, Trust
-from daemon.jobs.sums.integers import Hiding as Hiding
-from daemon.jobs.sums.integers import NewVersion, SumTerms, Uploaded
+from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, Uploaded
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from config.recipes import RECIPES, ServerOptions
 from config.settings import DepthSettings, LearningSettings, RobustSettings, TrainingSettings
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND
-from daemon.control.run_plan import ChoiceRefused, chosen, make_plan
+from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
 from daemon.jobs.sums.integers import SumTerms, apply_integers
 from daemon.learning.options import TrainingOptions
 from daemon.learning.recipes import learning_plan, options_from
@@ -120,6 +120,13 @@ def test_uniform_weights_are_a_plan_that_counts_one_example_a_site() -> None:
     examples = {"a": 10, "b": 9999, "c": 50}
     told = {site: min(count, plan.max_num_examples) for site, count in examples.items()}
     assert set(clipped(told, 1).values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["local_epoch", "colluders", "learning", ""])
+def test_what_is_no_number_of_the_plan_can_not_be_nought(name: str) -> None:
+    """Of its noise neither, where it has none."""
+    with pytest.raises(ChoiceRefused, match=f"'{name}' is no number of this plan"):
+        put_noughts(pb.TrainingPlan(local_epochs=3), ["local_epochs", name])
 
 
 def test_words_warm_up_the_first_rounds_only() -> None:

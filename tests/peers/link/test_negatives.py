@@ -401,7 +401,7 @@ async def test_at_bucket_level_no_value_of_a_query_leaves() -> None:
 
 async def test_who_does_not_answer_in_time_is_passed_over_and_then_left_alone() -> None:
     line = Peers(beta=lambda _: None, gamma=good, delta=lambda _: PeerUnreachable("gone"))
-    asked = session(line, deadline_s=0.05)
+    asked = session(line)
     for _ in range(5):
         heard = await asked(item(2))
         assert len(heard.answers) == 1
@@ -415,7 +415,7 @@ async def test_who_does_not_answer_in_time_is_passed_over_and_then_left_alone() 
 async def test_one_slow_step_is_forgiven() -> None:
     turns = iter([None, "good"] * 4)
     line = Peers(beta=lambda request: None if next(turns) is None else good(request))
-    asked = session(line, deadline_s=0.05)
+    asked = session(line)
     for _ in range(8):
         await asked(item(1))
     assert (asked.peers["beta"].missed, asked.peers["beta"].reason) == (4, "")

@@ -149,7 +149,7 @@ def test_oversized_parts_of_a_vote_are_refused(fed: Federation) -> None:
     for field, size in (("signature", 81), ("certificate", 4097)):
         vote = fed.vote("alpha", a_body())
         setattr(vote, field, bytes(size))
-        with refused(r"at most|1 to 4096 bytes"):
+        with refused("larger than any real one"):
             verify_vote(vote, fed.trust, fed.manifest, at=NOW)
 
 
