@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
-from daemon.services.personaliser import last_step, told, watched
+from daemon.learning.options import TrainingProgress
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.personal.layers import layer_of
+from daemon.process.streams import watched
+from daemon.services.personaliser import Fitting, told
 from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
 from peers.wire.errors import RemoteProtocolError
@@ -165,13 +170,61 @@ class TrainingCalls(Calls):
         """Fit this site's query encoder to its own pairs."""
         if request.local_epochs > 100:
             await refuse(context, "1 to 100 passes over the pairs", "Say --local-epochs N")
+        personaliser = self._around.services.personaliser
+
+        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
+            return personaliser.personalise(listener, local_epochs=request.local_epochs)
+
         async with self._audited(context, "personalise") as recorded:
-            async with watched(self._around.services.personaliser, request.local_epochs) as (
-                steps,
-                work,
-            ):
+            async with watched(begin, TrainingProgress) as (steps, work):
                 async for step in steps:
-                    yield step
+                    yield _epoch(step)
                 outcome = await self._answered(context, work)
             recorded |= told(outcome)
-            yield last_step(outcome, self._around.services.personaliser.spec)
+            yield _fitted(outcome, personaliser.spec)
+
+
+def _epoch(step: TrainingProgress) -> control.PersonaliseProgress:
+    return control.PersonaliseProgress(
+        epoch=step.epoch,
+        epochs=step.epochs,
+        loss=step.loss,
+        mrr_before=math.nan,
+        mrr_after=math.nan,
+        own_share=math.nan,
+    )
+
+
+def _fitted(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
+    """What came of it."""
+    learned, asking = outcome.learned, outcome.asked
+    return control.PersonaliseProgress(
+        epoch=learned.epochs,
+        epochs=learned.epochs,
+        loss=learned.loss,
+        done=True,
+        model_digest=learned.model_digest,
+        pairs=learned.pairs,
+        pairs_judged=learned.judged,
+        mrr_before=learned.mrr_before,
+        mrr_after=learned.mrr_after,
+        changed=learned.changed,
+        own_share=learned.share,
+        judged_in_turn=learned.in_turn,
+        untrained=learned.untrained,
+        answers_with=layer_of(spec).answers_with(learned),
+        steps=asking.steps,
+        steps_unanswered=asking.unanswered,
+        peers=[
+            control.Exchanged(
+                site=site,
+                asked=seen.asked,
+                answered=seen.answered,
+                embeddings=seen.embeddings,
+                missed=seen.missed,
+                reason=seen.reason,
+            )
+            for site, seen in sorted(asking.peers.items())
+        ],
+        seconds=learned.seconds,
+    )

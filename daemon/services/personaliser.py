@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from daemon.learning.options import (
     LearningError,
     Personalised,
     TrainingOptions,
-    TrainingProgress,
 )
 from daemon.learning.recipes import options_from
 from daemon.learning.retriever.peer_negatives import Disclosure
@@ -33,7 +31,6 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.personal import PersonalStore
-from daemon.process import streams
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.negatives import Asking, AskOptions
@@ -42,7 +39,6 @@ from daemon.state.audit_format import AuditError
 from daemon.state.versions import VersionError
 from peers.link.transport import Transport
 from peers.rounds.protocol import Protocol
-from proto import control_pb2 as control
 
 log = structlog.get_logger()
 
@@ -262,68 +258,3 @@ def told(outcome: Fitting) -> dict[str, Any]:
             for site, seen in sorted(outcome.asked.peers.items())
         },
     }
-
-
-# ---- as messages of control.proto ----------------------------------------------------
-
-
-@asynccontextmanager
-async def watched(
-    personaliser: Personaliser, local_epochs: int
-) -> AsyncIterator[tuple[AsyncIterator[control.PersonaliseProgress], asyncio.Task[Fitting]]]:
-    """Begin, and give it up when the block is left early: steps, and the task that they are of."""
-
-    def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
-        return personaliser.personalise(listener, local_epochs=local_epochs)
-
-    async with streams.watched(begin, TrainingProgress) as (steps, work):
-        yield _as_messages(steps), work
-
-
-async def _as_messages(
-    steps: AsyncIterator[TrainingProgress],
-) -> AsyncIterator[control.PersonaliseProgress]:
-    async for step in steps:
-        yield control.PersonaliseProgress(
-            epoch=step.epoch,
-            epochs=step.epochs,
-            loss=step.loss,
-            mrr_before=math.nan,
-            mrr_after=math.nan,
-            own_share=math.nan,
-        )
-
-
-def last_step(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
-    """What came of it."""
-    learned, asking = outcome.learned, outcome.asked
-    return control.PersonaliseProgress(
-        epoch=learned.epochs,
-        epochs=learned.epochs,
-        loss=learned.loss,
-        done=True,
-        model_digest=learned.model_digest,
-        pairs=learned.pairs,
-        pairs_judged=learned.judged,
-        mrr_before=learned.mrr_before,
-        mrr_after=learned.mrr_after,
-        changed=learned.changed,
-        own_share=learned.share,
-        judged_in_turn=learned.in_turn,
-        untrained=learned.untrained,
-        answers_with=layer_of(spec).answers_with(learned),
-        steps=asking.steps,
-        steps_unanswered=asking.unanswered,
-        peers=[
-            control.Exchanged(
-                site=site,
-                asked=seen.asked,
-                answered=seen.answered,
-                embeddings=seen.embeddings,
-                missed=seen.missed,
-                reason=seen.reason,
-            )
-            for site, seen in sorted(asking.peers.items())
-        ],
-        seconds=learned.seconds,
-    )

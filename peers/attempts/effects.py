@@ -12,6 +12,7 @@ belongs to, so that the driver begins all of them in one way.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -279,7 +280,7 @@ class Effect:
     """What is to be done; each is a class of its own."""
 
 
-class Work(Effect):
+class Work(Effect, ABC):
     """Work of one attempt, which takes long: it is begun, and its end is an event.
 
     ``phase``: what people, and `WorkFailed`, call it.
@@ -288,9 +289,9 @@ class Work(Effect):
     phase: ClassVar[str]
 
     @property
+    @abstractmethod
     def at(self) -> tuple[int, int]:
         """The round and the attempt that it belongs to."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from peers.wire.vectors import BlobInfo, read_encrypted, write_encrypted
 from proto import federation_pb2 as pb
 from tests.attacks.programs import defences
 from tests.attacks.programs.defences import proven_by_anyone, unverified
-from tests.attacks.programs.planting import FOR_GOOD, put
+from tests.attacks.programs.planting import put
 
 HEAVY = 100_000
 COARSER = scale.MOST_BITS_ABOVE  # bits: what a site may be above the median
@@ -308,7 +308,7 @@ def _send_each_holder_one(second: _Second) -> None:
         await self._context.peers.send_behind(effect, pb.ENCRYPTED_SUM, path)
 
     put(Coordination, "_certified", certifying)
-    FOR_GOOD.setitem(WORK, do.SendSum, sending)
+    WORK[do.SendSum] = sending
 
 
 def _wait_for_what_is_told(second: _Second) -> None:
