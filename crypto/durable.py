@@ -56,6 +56,10 @@ def fsync(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a crash left half written. Only at a start: a write may be under way."""
-    for leftover in folder.glob(f"{UNFINISHED}*"):
-        leftover.unlink(missing_ok=True)
+    """Remove what a crash left half written, in this folder and those below.
+
+    Only at a start: a write may be under way. It may hold what nobody else should read.
+    """
+    for leftover in folder.rglob(f"{UNFINISHED}*"):
+        if not leftover.is_dir():
+            leftover.unlink(missing_ok=True)

@@ -268,8 +268,7 @@ class Daemon:
         stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         described = await workers.learning.run(learning_jobs.describe, spec)
-        for folder in (folders.versions, Path(spec.personal_folder)):
-            await asyncio.to_thread(sweep, folder)
+        await asyncio.to_thread(sweep, state)
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(

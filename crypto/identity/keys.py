@@ -226,10 +226,11 @@ def write_new(path: Path, content: bytes, mode: int, *, remedy: str) -> None:
     """Create ``path`` whole; refuses, with ``remedy``, when it exists already."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(path, content, mode, fresh=True)
-    except OSError as error:
-        if os.path.lexists(path):
+        try:
+            durable.write(path, content, mode, fresh=True)
+        except FileExistsError as error:
             raise IdentityError(f"{path} exists and is not overwritten: {remedy}") from error
+    except OSError as error:
         raise _unwritable(path, error) from error
 
 

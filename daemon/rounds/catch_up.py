@@ -104,7 +104,7 @@ class Folders:
 
     def forget_kept(self, head_round: int) -> None:
         """No round up to this one is summed again."""
-        for path in self.kept.glob("*-*.npy*"):
+        for path in self.kept.glob("[0-9]*-*.npy"):
             if int(path.name.partition("-")[0]) <= head_round:
                 path.unlink(missing_ok=True)
 

@@ -204,7 +204,8 @@ class Participation:
         if self._exponents is not None or not self._reported:
             return []
         if ours is None:  # late, or kept back: the attempt goes on without us
-            text = f"{self.coordinator} goes on without our update: it shows nobody what we told"
+            lead = self.coordinator
+            text = f"{lead} goes on without our update: what we told came late, or was kept back"
             return [self._progress("waiting", message=text)]
         must_be(ours == self._reported, self.coordinator, "passes on exponents that are not ours")
         if self.site in scaled.left_out:

@@ -48,3 +48,12 @@ def test_a_fresh_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o644
     assert (tmp_path / "file").read_bytes() == b"old"
     assert names(tmp_path) == ["file", "other"]
+
+
+def test_what_a_crash_left_is_swept_in_all_folders_below(tmp_path: Path) -> None:
+    (tmp_path / "kept" / ".new-folder").mkdir(parents=True)
+    for name in ("whole.npy", ".new-1-0.npy.0f", "kept/.new-2-0.npy.0f", "kept/1-0.npy"):
+        (tmp_path / name).write_bytes(b"")
+    durable.sweep(tmp_path)
+    assert names(tmp_path) == ["kept", "whole.npy"]
+    assert names(tmp_path / "kept") == [".new-folder", "1-0.npy"]

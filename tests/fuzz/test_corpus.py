@@ -34,7 +34,9 @@ for name in sys.argv[1:]:
 def replayed() -> subprocess.CompletedProcess[str]:
     """In a process of its own, so that a crash is a failure and not the end of all tests."""
     words = [sys.executable, "-u", "-c", REPLAY, *NATIVE]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=120 * len(NATIVE), check=False
+    )
 
 
 @pytest.mark.parametrize("name", NATIVE)

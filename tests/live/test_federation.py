@@ -163,6 +163,7 @@ async def _reported(trained: Trained) -> list[control.Round]:
         for one in await site.rounds():
             if one.report.coordinator:
                 reported.setdefault(one.certificate.body.round, one)
+    assert reported.keys() >= {1, 2}
     return [reported[number] for number in sorted(reported)]
 
 
@@ -176,6 +177,8 @@ async def test_two_rounds_are_committed_by_two_coordinators(trained: Trained) ->
     assert [r.report.attempt for r in rounds] == [0, 0]
     assert rounds[0].report.coordinator != rounds[1].report.coordinator
     assert all(list(r.report.contributors) == SITES for r in rounds)
+    for site in trained.live.sites.values():
+        assert [one.certificate.body.round for one in await site.rounds()] == [1, 2]
 
 
 async def test_three_key_holders_computed_the_same_version_to_the_last_bit(

@@ -72,10 +72,9 @@ async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> Non
     assert advice in await shown(site, "learning")
     fitting = await started(site, "personalise", "--local-epochs", "100")
     async with asyncio.timeout(60):
-        while not (await site.stub.Learning(control.LearningRequest())).being_fitted:
+        # Not by a command: until that has started it may be over.
+        while not (reply := await site.stub.Learning(control.LearningRequest())).being_fitted:
             await asyncio.sleep(0.02)
-    # Not by a command: until that has started it may be over.
-    reply = await site.stub.Learning(control.LearningRequest())
     assert [(fact.name, fact.value) for fact in reply.facts] == [
         ("this site's own", "being fitted now")
     ]
@@ -85,6 +84,7 @@ async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> Non
 
 
 async def test_an_evaluation_says_of_what_this_version_is_a_mixture(site: LiveSite) -> None:
+    await shown(site, "personalise")
     share = (await site.stub.Learning(control.LearningRequest())).own_share
     told = f"mixture {share:.0%} of what this site learned alone, for version "
     assert told in await shown(site, "eval", "--split", "test")
@@ -111,10 +111,10 @@ async def test_who_does_not_answer_is_named_also_while_nothing_else_happens(
     async def until_told(silent: str) -> None:
         assert watching.stderr is not None
         async with asyncio.timeout(40):  # a phase waits for 60 seconds
-            while f"no answer from {silent}: `fedctl peers` says why" not in (
-                (await watching.stderr.readline()).decode()
-            ):
-                pass
+            line = b""
+            while f"no answer from {silent}: `fedctl peers` says why" not in line.decode():
+                line = await watching.stderr.readline()
+                assert line, f"it ended before it told of {silent}"
 
     await until_told("fir, oak")
     fir = await live.launch("fir")

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 from cryptography import x509
@@ -71,11 +71,11 @@ def free_port() -> int:
     the kernel takes one for whoever calls somebody, none that another process of the same
     pytest-xdist may choose meanwhile, and none that was chosen here a moment before.
     """
-    for port in _ports():
+    for port in islice(_ports(), 4096):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("there is always another port")
+    raise AssertionError("every port that tests may take is taken")
 
 
 @dataclass(frozen=True)

@@ -535,6 +535,9 @@ async def yew_mends_what_was_damaged(live: LiveFederation, yew: LiveSite) -> Non
     head = max((folder / "versions").glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
     whole = head.read_bytes()
     damage(head)
+    cut_short = [folder / "kept" / ".new-1-0.npy.0f", folder / ".new-residual.npy.pending.0f"]
+    for path in cut_short:
+        path.write_bytes(b"half")  # as a worker leaves it that is killed while it writes
     yew = await live.launch("yew")
     await live.until_connected()
     async with asyncio.timeout(30):
@@ -544,6 +547,7 @@ async def yew_mends_what_was_damaged(live: LiveFederation, yew: LiveSite) -> Non
         while status.index_digest != status.model_digest:
             await asyncio.sleep(0.1)
             status = await yew.status()
+    assert not any(path.exists() for path in cut_short)
     assert await yew.terminate() == 0
     (folder / "state.sqlite3").write_bytes(b"")
     yew = await live.launch("yew")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from peers.plans import robust as rules
 from peers.plans.robust import (
     RULE_NAMES,
     krum_scores,
@@ -22,6 +23,10 @@ from peers.plans.robust import (
 
 RULES = (*RULE_NAMES.values(),)
 Vectors = NDArray[np.float64]
+
+
+def test_every_rule_of_the_wire_has_its_judge() -> None:
+    assert {"none", *rules._JUDGES} == {*RULES}
 
 
 # The rules that need every value in the clear: no round uses them.
