@@ -94,18 +94,19 @@ DISTILL: Final[Mapping[str, Callable[[Embedded, Embedded], Tensor]]] = {
 def minimised(
     contrast: Tensor,
     options: TrainingOptions,
-    local: Embedded,
+    local: Callable[[], Embedded],
     teacher: Callable[[], Embedded],
     moved: tuple[Sequence[Tensor], Sequence[Tensor]],
 ) -> Tensor:
     """What a step minimises: ``contrast``, and what the options add to it.
 
-    ``local``: a batch as it is embedded now, ``teacher`` as the global model embeds it;
+    ``local``: a batch as it is embedded now, ``teacher`` as the global model embeds it, both
+    asked for only where something is distilled;
     ``moved``: parameters, and where the proximal term holds them to.
     """
     loss = contrast
     if options.distill != "none":
-        loss = loss + options.kd_weight * DISTILL[options.distill](local, teacher())
+        loss = loss + options.kd_weight * DISTILL[options.distill](local(), teacher())
     if options.proximal:
         loss = loss + options.proximal * proximal(*moved)
     return loss

@@ -192,10 +192,10 @@ def tune(
                 foreign = None if fetch is None else _foreign(fetch, queries)  # [f, d] unit rows
                 rows = (batch, drawn, explicit)
                 contrast = _contrast(queries, ground, rows, foreign, same_above)
-                right = torch.from_numpy(ground.embeddings[drawn]).to(queries.device)  # [b, d]
+                local = partial(_positives_of, queries, ground.embeddings, drawn)
                 teacher = partial(training.teacher_of, pairs, batch, drawn, queries.device)
                 held = (parameters, start)
-                descent.step(minimised(contrast, options, (queries, right), teacher, held), epoch)
+                descent.step(minimised(contrast, options, local, teacher, held), epoch)
                 losses.append(contrast.item() * len(batch))
             mean_loss = sum(losses) / count
             best.see()
@@ -206,6 +206,11 @@ def tune(
         raise
     best.restore()
     return mean_loss
+
+
+def _positives_of(queries: Tensor, embeddings: Float32, drawn: Rows) -> tuple[Tensor, Tensor]:
+    """Queries and positives, [b, d] each, of the site's passages [n, d]."""
+    return queries, torch.from_numpy(embeddings[drawn]).to(queries.device)
 
 
 @dataclass(frozen=True)

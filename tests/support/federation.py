@@ -304,11 +304,16 @@ class LiveFederation:
         await asyncio.gather(*(site.ingest() for site in self.sites.values()))
 
     async def train(
-        self, at: str, rounds: int, privacy: pb.PrivacyPlan | None = None
+        self, at: str, rounds: int, privacy: pb.PrivacyPlan | None = None, *, seed: int = 0
     ) -> list[control.TrainingProgress]:
-        """Ask one site for more rounds, watch until the run is over everywhere."""
+        """Ask one site for more rounds, watch until the run is over everywhere.
+
+        ``seed``: of what is drawn; 0: any.
+        """
         site = self.sites[at]
-        request = control.TrainRequest(rounds=rounds, plan=pb.TrainingPlan(privacy=privacy))
+        request = control.TrainRequest(
+            rounds=rounds, plan=pb.TrainingPlan(privacy=privacy, seed=seed)
+        )
         reply = await site.stub.Train(request, timeout=60)
         seen = [
             progress

@@ -96,7 +96,7 @@ def fit(
             passages = retriever.forward(pairs.passages, rows)  # [m, d] unit rows
             target = torch.from_numpy(columns)
             contrast = info_nce(queries, passages, target, hidden, options.temperature)
-            local = (queries, passages[target.to(passages.device)])  # [b, d] each
+            local = partial(_positives_of, queries, passages, target)
             teacher = partial(teacher_of, pairs, batch, drawn, queries.device)
             descent.step(minimised(contrast, options, local, teacher, (shared, start)), epoch)
             losses.append(contrast.item() * len(batch))
@@ -104,6 +104,11 @@ def fit(
         if on_epoch is not None:
             on_epoch(epoch, mean_loss)
     return mean_loss
+
+
+def _positives_of(queries: Tensor, passages: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and positives, [b, d] each, of passages [m, d]."""
+    return queries, passages[target.to(passages.device)]
 
 
 class Descent:

@@ -321,11 +321,8 @@ async def test_a_site_answers_with_what_it_found_best_also_during_the_next_run(
         alder = live.sites["alder"]
         give_validation_pairs(alder.corpus)  # that can judge; the others have none
         await live.ingest_all()
-        for _ in range(5):  # what is drawn does good now and then; the next round undoes it
-            await live.train("birch", 1)
-            before = await fitted(alder)
-            if before.untrained:
-                break
+        await live.train("birch", 1, seed=1)  # what is drawn does good now and then
+        before = await fitted(alder)
         assert before.untrained, "its validation pairs say so"
         for site in live.sites.values():
             reply = await fitted(site)
