@@ -10,13 +10,49 @@ file goes on exactly as one that had them in memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64
 from daemon.learning.options import LearningError
 
-_MOMENTS = {"fedavg": 0, "fedavgm": 1, "fedadam": 2}  # rows of state that a rule keeps
+
+def _fedavg(mean: Float64, _moments: Float64, _options: ServerOptions) -> list[Float64]:
+    return [mean]
+
+
+def _fedavgm(mean: Float64, moments: Float64, options: ServerOptions) -> list[Float64]:
+    velocity = options.momentum * moments[0] + mean
+    return [_stored(velocity), velocity]
+
+
+def _fedadam(mean: Float64, moments: Float64, options: ServerOptions) -> list[Float64]:
+    first = options.momentum * moments[0] + (1.0 - options.momentum) * mean
+    second = options.second_momentum * moments[1] + (1.0 - options.second_momentum) * mean * mean
+    root = np.sqrt(_stored(second)) + options.adam_tau
+    return [_stored(first) / root, first, second]
+
+
+def _stored(moment: Float64) -> Float64:
+    """As the version's file keeps it, so that a site that reads it steps to the same bits."""
+    return moment.astype(np.float32).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    moments: int  # rows of state that it keeps, float32 [moments, D]
+    # (mean [D], moments before [moments, D], options): the direction [D], the moments after it
+    step: Callable[[Float64, Float64, ServerOptions], list[Float64]]
+
+
+_RULES: Mapping[str, _Rule] = {
+    "fedavg": _Rule(0, _fedavg),
+    "fedavgm": _Rule(1, _fedavgm),
+    "fedadam": _Rule(2, _fedadam),
+}
 
 
 def step(
@@ -34,28 +70,18 @@ def step(
 
     Raises LearningError when the result is not finite: no site may adopt it.
     """
-    rows = _MOMENTS[options.rule]
-    if moments is None or moments.shape != (rows, parent.size):
-        moments = np.zeros((rows, parent.size), dtype=np.float32)
+    rule = _RULES[options.rule]
+    if moments is None or moments.shape != (rule.moments, parent.size):
+        moments = np.zeros((rule.moments, parent.size), dtype=np.float32)
         moments[1:] = options.adam_tau**2
     start, mean = parent.astype(np.float64), mean_update.astype(np.float64)
-    state = np.zeros((rows, parent.size), dtype=np.float32)
-    if options.rule == "fedavg":
-        direction = mean
-    elif options.rule == "fedavgm":
-        state[0] = options.momentum * moments[0].astype(np.float64) + mean
-        direction = state[0].astype(np.float64)
-    else:
-        first, second = moments.astype(np.float64)
-        state[0] = options.momentum * first + (1.0 - options.momentum) * mean
-        state[1] = options.second_momentum * second + (1.0 - options.second_momentum) * mean * mean
-        root = np.sqrt(state[1].astype(np.float64)) + options.adam_tau
-        direction = state[0].astype(np.float64) / root
     with np.errstate(over="ignore"):  # what overflows is refused below
+        direction, *after = rule.step(mean, moments.astype(np.float64), options)
+        state = np.array(after, dtype=np.float32).reshape(rule.moments, parent.size)
         version = (start + options.learning_rate * direction).astype(np.float32)
     if not (np.isfinite(version).all() and np.isfinite(state).all()):
         raise LearningError(
             f"the step of {options.rule} is not finite: lower its learning rate, or look for a "
             "site whose updates are too large; the parent version stays"
         )
-    return version, state if rows else None
+    return version, state if rule.moments else None

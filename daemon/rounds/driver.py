@@ -320,7 +320,7 @@ class Node:
                 self._out.put(to, body)
             case do.BeginAttempt():
                 await self._at_once(effect, self._begin_attempt(effect))
-            case do.LeadAttempt(plan):
+            case do.TakePlan(plan):
                 self._work.take_plan(plan)
             case do.Work():
                 work = _bounded(effect, self._work.carry_out(effect))

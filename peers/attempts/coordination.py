@@ -267,7 +267,7 @@ class Coordination:
             raise AttemptFails(f"{error}{lead.why_not()}") from error
         self.sum = Summation(lead, self.bundle, plan)
         lead.enter("plan", now)
-        return [do.LeadAttempt(plan), *bundles]
+        return [do.TakePlan(plan), *bundles]
 
     # ---- what sites answer, and our own work -----------------------------------------
 

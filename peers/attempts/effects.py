@@ -344,7 +344,7 @@ class BeginAttempt(OfAttempt, Effect):
 
 
 @dataclass(frozen=True)
-class LeadAttempt(Effect):
+class TakePlan(Effect):
     """We take part in this plan: what belongs to it may come to us, whether we train or not."""
 
     plan: pb.Plan

@@ -144,7 +144,7 @@ class Participation:
         """Take the plan: deal the key if that is our part, and train beside it."""
         effects: list[do.Effect] = [
             do.Send(self.coordinator, self._answer("")),
-            do.LeadAttempt(self.plan),
+            do.TakePlan(self.plan),
             *self._steps.begin(),
         ]
         if self.plan.scale_exponents:  # what this site sends is kept: nothing is trained anew

@@ -310,7 +310,7 @@ async def test_honest_attempts_commit_at_once_whatever_a_liar_says_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forged heads, attempts of its own, and other losses than those that were found."""
-    async with federation(tmp_path, monkeypatch, FOUR) as live:
+    async with federation(tmp_path, monkeypatch, FOUR, phase_s=30) as live:
         liar = "dogwood"  # it leads round 3, and deals the key of round 2
         for round_, lie in ((1, "pre-empting"), (2, "ahead"), (3, ""), (4, "other loss")):
             if lie:

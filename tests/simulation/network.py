@@ -429,7 +429,7 @@ class World:
                     disk.commits[commit.certificate.body.round] = commit
             case do.BeginAttempt():
                 self._attempts[name] += 1
-            case do.LeadAttempt(known_plan):
+            case do.TakePlan(known_plan):
                 self.plans[known_plan.round, known_plan.attempt] = known_plan
                 self.masking.coordinated(known_plan)
             case do.Accuse(evidence):

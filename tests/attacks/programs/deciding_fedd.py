@@ -447,7 +447,7 @@ def _lie_in_steps() -> None:
         if told := LIES.get(lie()):
             effects = told(self, event, effects)
         for one in effects:
-            if isinstance(one, do.LeadAttempt):
+            if isinstance(one, do.TakePlan):
                 kept = FOLDER / f"plan-{one.plan.round}-{one.plan.attempt}.bin"
                 kept.write_bytes(one.plan.SerializeToString())
         return effects

@@ -36,7 +36,7 @@ def taking_part() -> Alone:
 
 def nothing_of_ours(effects: list[do.Effect]) -> bool:
     """Whether no part begins and nothing is signed in an attempt."""
-    ours = (do.LeadAttempt, DealKey, do.Train, do.EncryptUpdate)
+    ours = (do.TakePlan, DealKey, do.Train, do.EncryptUpdate)
     said = (pb.Trained, pb.Contributed, pb.Stated)
     return not any(isinstance(one, ours) for one in effects) and not any(
         sent(effects, kind) for kind in said
@@ -69,7 +69,7 @@ def test_what_was_promised_for_another_run_begins_nothing(by: str) -> None:
 def test_what_a_site_has_begun_ends_with_a_stop() -> None:
     alone = taking_part()
     assert any(
-        isinstance(one, do.LeadAttempt) for one in alone.hears("b", alone.everybody(0).message)
+        isinstance(one, do.TakePlan) for one in alone.hears("b", alone.everybody(0).message)
     )
     effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
@@ -83,7 +83,7 @@ def test_an_attempt_goes_on_where_another_run_is_merely_later() -> None:
     bundle = alone.everybody(0)
     later = wished(alone, "d", 2)
     alone.hears("d", pb.RunWish(run=later))
-    assert any(isinstance(one, do.LeadAttempt) for one in alone.hears("b", bundle.message))
+    assert any(isinstance(one, do.TakePlan) for one in alone.hears("b", bundle.message))
     last = wished(alone, "d", 3)
     effects = alone.hears("d", pb.RunWish(run=last))
     assert alone.machine.durable.signed_run == last
