@@ -2,7 +2,8 @@
 
 To add one: a value of `Mode` in proto/federation.proto, its object in the table below,
 its coordinator's and participant's steps in a file of their own, its jobs (daemon), its
-arithmetic (crypto). Nothing else asks which mode a plan has.
+arithmetic (crypto). Nothing else asks which mode a plan has, but a site that insists on
+masking (peers/plans/policy.py).
 """
 
 from __future__ import annotations
