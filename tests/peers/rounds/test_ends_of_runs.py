@@ -68,9 +68,7 @@ def test_what_was_promised_for_another_run_begins_nothing(by: str) -> None:
 
 def test_what_a_site_has_begun_ends_with_a_stop() -> None:
     alone = taking_part()
-    assert any(
-        isinstance(one, do.TakePlan) for one in alone.hears("b", alone.everybody(0).message)
-    )
+    assert any(isinstance(one, do.TakePlan) for one in alone.hears("b", alone.everybody(0).message))
     effects = alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     ended = [one for one in effects if isinstance(one, do.BeginAttempt)]
     assert ended == [do.BeginAttempt(1, 1)], "workers drop what they do"
