@@ -178,7 +178,7 @@ class Worker:
         self._pool: ProcessPoolExecutor | None = None
         self._last_used = time.monotonic()
         self._turn = asyncio.Lock()
-        self._reader: Connection | None = None
+        self._reports: Connection | None = None
         self._replies: Connection | None = None
         self._listener: Callable[[Any], None] | None = None
         self._whose: asyncio.Task[Any] | None = None  # whose reporting or asking job is under way
@@ -295,7 +295,7 @@ class Worker:
             initializer=_initialise,
             initargs=(writer, replies, self._threads, self._nice, self.memory_bytes),
         )
-        self._reader = reader
+        self._reports = writer
         threading.Thread(
             target=self._listen,
             args=(reader, self._replies, loop),
@@ -307,15 +307,14 @@ class Worker:
     def _listen(
         self, reader: Connection, replies: Connection, loop: asyncio.AbstractEventLoop
     ) -> None:
-        while True:
-            try:
+        # The event loop or both ends of who writes are gone; only who reads closes its end.
+        with reader, suppress(EOFError, OSError, RuntimeError):
+            while True:
                 item = reader.recv()
                 if isinstance(item, _Question):
                     loop.call_soon_threadsafe(self._begin_to_answer, item, replies)
                 else:
                     loop.call_soon_threadsafe(self._deliver, item)
-            except (EOFError, OSError, RuntimeError):  # worker or event loop is gone
-                return
 
     def _deliver(self, item: Any) -> None:
         if isinstance(item, _End):
@@ -365,7 +364,7 @@ class Worker:
         """End the process at once; a call under way fails with WorkerCrashed."""
         pool, self._pool = self._pool, None
         # Taken before anything is waited for: the next call may start a fresh process meanwhile.
-        reader, self._reader = self._reader, None
+        reports, self._reports = self._reports, None
         replies, self._replies = self._replies, None
         self._under_way = None
         if pool is None:
@@ -373,7 +372,7 @@ class Worker:
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.kill()
         await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        for end in (reader, replies):
+        for end in (reports, replies):  # a listener that reads ends with the first
             if end is not None:
                 end.close()
 

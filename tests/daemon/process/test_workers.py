@@ -24,6 +24,7 @@ from tests.daemon.process.jobs import (
     reporting_and_sleeping,
     whereabouts,
 )
+from tests.support.lines import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,6 +45,15 @@ async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     worker = Worker("arithmetic", threads=1, forked=request.param)
     yield worker
     await worker.stop()
+
+
+async def test_who_listens_to_a_worker_ends_with_it(worker: Worker) -> None:
+    """Whoever closed its pipe under its hands would have it read what another opens next."""
+    await worker.run(os.getpid)
+    listening = {each for each in threading.enumerate() if each.name == "arithmetic-progress"}
+    assert len(listening) == 1
+    await worker.stop()
+    await until(lambda: not any(each.is_alive() for each in listening))
 
 
 async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: Worker) -> None:
