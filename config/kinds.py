@@ -132,6 +132,7 @@ def _names(field: str) -> Sequence[str]:
 
 # Which updates may be in the sum. Those that need every value in the clear are known, and
 # refused with the reason (`config.loading`).
+RULES = _names("robust")
 RULES_ON_VALUES = ("median", "trimmed_mean")
 _LEVELS = ("exact", "noisy", "bucket")
 
@@ -171,7 +172,7 @@ GroupName = Annotated[str, AfterValidator(_as_group)]
 EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 _PERSONAL_EXAMPLE = f"personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}"
 PersonalName = Annotated[str, _one_of(PERSONAL, _PERSONAL_EXAMPLE)]
-RuleName = Annotated[str, _one_of(_names("robust"), 'rule = "norm"', refused=RULES_ON_VALUES)]
+RuleName = Annotated[str, _one_of(RULES, 'rule = "norm"', refused=RULES_ON_VALUES)]
 ModeName = Annotated[str, _one_of(_names("mode"), 'mode = "ckks"')]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from config.kinds import RULES_ON_VALUES
+from config.kinds import RULES, RULES_ON_VALUES
 from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES, WITH_LORA_SERVER
 from config.settings import (
     SECTIONS,
@@ -361,7 +361,7 @@ def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iter
         yield Problem(
             "robust.rule",
             _toml(rule),
-            "a rule for encrypted updates: norm, krum or multi_krum",
+            f"a rule for encrypted updates: {', '.join(name for name in RULES if name != 'none')}",
             f"{rule} needs every site's values in the clear; choose another rule",
         )
     elif robust.required and (rule == "none" or not comparable):

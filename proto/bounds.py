@@ -1,7 +1,7 @@
 """What a field of a message may hold, read from the options of the .proto files.
 
-The only home of these numbers: `peers` derives from them what it refuses, `config`
-what an operator may choose, `fedctl` what it offers.
+The only home of these numbers: `peers` and the control service derive from them what they
+refuse, `config` what an operator may choose, `fedctl` what it offers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor, EnumValueDescriptor, FieldDescriptor
 
-from proto import bounds_pb2, federation_pb2
+from proto import bounds_pb2, control_pb2, federation_pb2
 from proto.bounds_pb2 import Bounds, ModeTraits
 
 
@@ -38,12 +38,17 @@ def traits_of(mode: int) -> ModeTraits:
 
 
 def fields_of(message: str) -> Mapping[str, FieldDescriptor]:
-    """The fields of a message between sites, by name. KeyError for one that there is not."""
-    return federation_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_name
+    """The fields of a message by name: between sites, or of what fedctl asks.
+
+    KeyError for one that there is not. No name is in both.
+    """
+    between = federation_pb2.DESCRIPTOR.message_types_by_name
+    asked = control_pb2.DESCRIPTOR.message_types_by_name
+    return (between if message in between else asked)[message].fields_by_name
 
 
 def of(message: str, name: str) -> Bounds:
-    """The bounds of a field of a message between sites."""
+    """The bounds of a field, by its message's name."""
     return bounds_of(fields_of(message)[name])
 
 

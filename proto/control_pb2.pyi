@@ -4,7 +4,9 @@ isort:skip_file
 What fedctl says to its own daemon, over a Unix socket (mode 0660). It never
 crosses a network; text of documents and questions may appear here.
 
-Bounds: a text field is at most 16 MiB, a question 16 KiB, a path 4096 bytes.
+Bounds of what is asked: as options of the fields (proto/bounds.proto), checked before a call
+begins (daemon/control/context.py). Documents and pairs are judged one by one instead
+(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB, a path 4096 bytes.
 """
 
 from collections import abc as _abc
@@ -1092,7 +1094,7 @@ class TrainRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     NOUGHTS_FIELD_NUMBER: _builtins.int
     rounds: _builtins.int
-    """to add to the head; 1 .. 10000"""
+    """to add to the head"""
     epsilon: _builtins.float
     """noise is chosen so that the run's rounds spend this much at the site's delta; 0: noise is as the plan says"""
     recipe: _builtins.str
@@ -1103,11 +1105,11 @@ class TrainRequest(_message.Message):
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """single ones, "axis=value", before both; <= 64"""
+        """single ones, "axis=value", before both"""
 
     @_builtins.property
     def noughts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """fields of plan, and of its privacy, that are chosen to be 0 and are not unset; <= 64"""
+        """fields of plan, and of its privacy, that are chosen to be 0 and are not unset"""
 
     def __init__(
         self,
@@ -1272,9 +1274,9 @@ class PrivacyRequest(_message.Message):
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     noise_multiplier: _builtins.float
-    """of the further rounds; 0.001 .. 1000, or 0: as in the run under way or the last one"""
+    """of the further rounds; 0: as in the run under way or the last one"""
     rounds: _builtins.int
-    """further ones; 0 means 1; <= 10000"""
+    """further ones; 0 means 1"""
     def __init__(
         self,
         *,
@@ -1521,11 +1523,11 @@ class BuildPairsRequest(_message.Message):
     kind: _builtins.str
     """cloze, titles, keywords or written"""
     a_passage: _builtins.int
-    """queries of a passage: sentences or what is written; 1 .. 10; 0: 1, written 2"""
+    """queries of a passage: sentences or what is written; 0: 1, written 2"""
     seed: _builtins.int
     """of the choice of sentences"""
     top_k: _builtins.int
-    """written: a query is kept if its passage is among so many; 1 .. 100; 0: 10"""
+    """written: a query is kept if its passage is among so many; 0: 10"""
     def __init__(
         self,
         *,
@@ -1603,7 +1605,7 @@ class MadePairsRequest(_message.Message):
     kind: _builtins.str
     """"": of all kinds"""
     examples: _builtins.int
-    """of each kind; 0 .. 100"""
+    """of each kind"""
     def __init__(
         self,
         *,
@@ -1846,20 +1848,20 @@ class AuditEmbeddingsRequest(_message.Message):
     SHOW_FIELD_NUMBER: _builtins.int
     NOISES_FIELD_NUMBER: _builtins.int
     minutes: _builtins.float
-    """for all levels; 0: 10; <= 1440"""
+    """for all levels; 0: 10"""
     show: _builtins.int
-    """examples of recovered text a level; <= 20"""
+    """examples of recovered text a level"""
     @_builtins.property
     def epsilons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """noisy: for one vector sent once; 0.01 .. 1000000"""
+        """noisy: for one vector sent once"""
 
     @_builtins.property
     def bits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """bucket: 1 .. 256"""
+        """bucket"""
 
     @_builtins.property
     def noises(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """noisy: deviation on a coordinate; 0.001 .. 100. No level at all: the usual ones"""
+        """noisy: deviation on a coordinate. No level at all: the usual ones"""
 
     def __init__(
         self,
@@ -2188,7 +2190,7 @@ class PersonaliseRequest(_message.Message):
 
     LOCAL_EPOCHS_FIELD_NUMBER: _builtins.int
     local_epochs: _builtins.int
-    """passes over the pairs, of a mixture in each of local_only_rounds, 1 .. 100; 0: as in the settings"""
+    """passes over the pairs, of a mixture in each of local_only_rounds; 0: as in the settings"""
     def __init__(
         self,
         *,

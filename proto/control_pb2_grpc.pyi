@@ -4,7 +4,9 @@ isort:skip_file
 What fedctl says to its own daemon, over a Unix socket (mode 0660). It never
 crosses a network; text of documents and questions may appear here.
 
-Bounds: a text field is at most 16 MiB, a question 16 KiB, a path 4096 bytes.
+Bounds of what is asked: as options of the fields (proto/bounds.proto), checked before a call
+begins (daemon/control/context.py). Documents and pairs are judged one by one instead
+(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB, a path 4096 bytes.
 """
 
 from collections import abc as _abc

@@ -1,4 +1,4 @@
-"""What answers to fedctl are made with, and how each is audited and refused.
+"""What answers to fedctl are made with, and how each is checked, audited and refused.
 
 A refusal is a status with one or two lines of text: the cause, and the remedy.
 """
@@ -9,13 +9,14 @@ import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from config.settings import Settings
 from daemon.answering.answering import QuestionRefusedError
@@ -34,7 +35,11 @@ from daemon.state.audit import Action, AuditLog
 from daemon.state.audit_format import AuditError
 from daemon.state.privacy_ledger import LedgerError
 from peers.rounds.runs import RunRefused
+from peers.wire.bounds import Rule, rule_for
+from peers.wire.errors import RemoteProtocolError
+from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
+from proto.bounds import bounds_of
 
 _REFUSALS = (
     RunRefused,
@@ -47,6 +52,16 @@ _REFUSALS = (
     WorkerCrashed,
 )
 Context = grpc.aio.ServicerContext[Any, Any]
+
+# The fields that say their bounds; the size of a message bounds the rest.
+_RULES: dict[str, dict[str, Rule]] = {
+    name: {
+        field.name: rule_for(name, field.name)
+        for field in message.fields
+        if bounds_of(field).ByteSize()
+    }
+    for name, message in control.DESCRIPTOR.message_types_by_name.items()
+}
 
 
 @dataclass(frozen=True)
@@ -119,3 +134,40 @@ async def refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
     """End the call with the cause and, on a line of its own, the remedy."""
     text = f"{cause}\n{remedy}" if remedy else cause
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
+    """Refuses what is asked out of bounds, whichever method it is for.
+
+    A stream of requests (documents and pairs) passes: its method judges each item.
+    """
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """The handler of a call, behind the check."""
+        handler = await continuation(handler_call_details)
+        if handler.request_streaming:
+            return handler
+
+        async def answered(request: Message, context: Context) -> Any:
+            await _check(request, context)
+            return await handler.unary_unary(request, context)
+
+        async def streamed(request: Message, context: Context) -> AsyncIterator[Any]:
+            await _check(request, context)
+            async for reply in handler.unary_stream(request, context):
+                yield reply
+
+        coded = (handler.request_deserializer, handler.response_serializer)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(streamed, *coded)
+        return grpc.unary_unary_rpc_method_handler(answered, *coded)
+
+
+async def _check(request: Message, context: Context) -> None:
+    try:
+        for name, rule in _RULES[request.DESCRIPTOR.name].items():
+            rule(name, getattr(request, name))
+    except RemoteProtocolError as error:
+        await refuse(context, str(error))

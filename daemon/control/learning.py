@@ -71,9 +71,9 @@ class LearningCalls(Calls):
         written = _WRITTEN_A_PASSAGE if how == "llm" else 1
         plan = PairPlan(
             how=how,
-            a_passage=min(10, request.a_passage) or written,
+            a_passage=request.a_passage or written,
             seed=request.seed,
-            top_k=min(100, request.top_k) or 10,
+            top_k=request.top_k or 10,
         )
         async with self._audited(context, "build-pairs", kind=request.kind) as recorded:
             steps = self._pairs.build(plan)
@@ -110,11 +110,10 @@ class LearningCalls(Calls):
     ) -> control.MadePairsReply:
         """What was made so far; examples are texts of documents, and so audited."""
         how = await self._answered(context, _how(request.kind)) if request.kind else ""
-        examples = min(100, request.examples)
-        if not examples:
+        if not request.examples:
             return await self._made(context, how)
         async with self._audited(context, "show-pairs", kind=request.kind):
-            return await self._made(context, how, examples)
+            return await self._made(context, how, request.examples)
 
     async def DropPairs(
         self, request: control.DropPairsRequest, context: Context

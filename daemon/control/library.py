@@ -9,7 +9,7 @@ from typing import Any
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.learning.options import EmbeddingProgress
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.readers.documents import MAX_ID, MAX_POSITIVES, Document, Pair
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 
@@ -111,15 +111,15 @@ def _parsed(
     pairs: list[Pair] = []
     errors: list[str] = []
     for item in request.documents:
-        if not 1 <= len(item.id) <= 512:
-            errors.append(f"document id of {len(item.id)} characters: 1 to 512 are allowed")
+        if not 1 <= len(item.id) <= MAX_ID:
+            errors.append(f"document id of {len(item.id)} characters: 1 to {MAX_ID} are allowed")
         elif item.split not in ("", "train", "valid", "test"):
             errors.append(f"document {item.id}: split {item.split!r} is not train, valid or test")
         else:
             documents.append(Document(item.id, item.title, item.text, item.split))
     for pair in request.pairs:
-        if not pair.query.strip() or not 1 <= len(pair.positives) <= 1000:
-            errors.append("a pair needs a query and 1 to 1000 positives")
+        if not pair.query.strip() or not 1 <= len(pair.positives) <= MAX_POSITIVES:
+            errors.append(f"a pair needs a query and 1 to {MAX_POSITIVES} positives")
         elif pair.split not in ("train", "valid", "test"):
             errors.append(f"a pair's split {pair.split!r} is not train, valid or test")
         else:

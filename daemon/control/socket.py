@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc.aio
 
 from config import control_socket
-from daemon.control.context import ServiceContext
+from daemon.control.context import ServiceContext, WithinBounds
 from daemon.control.peer_credentials import PeerCredentials
 from daemon.control.service import ControlService
 from proto import control_pb2_grpc as rpc
@@ -65,10 +65,11 @@ class ControlSocket:
         if self._around is None:
             raise OSError("not serving")
         server = grpc.aio.server(
+            interceptors=[WithinBounds()],
             options=[
                 ("grpc.max_receive_message_length", control_socket.MESSAGE_BYTES),
                 ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
-            ]
+            ],
         )
         service = ControlService(self._around, f"uid:{uid}", self._ingesting)
         rpc.add_ControlServicer_to_server(service, server)

@@ -19,9 +19,11 @@ from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import check
+from proto import bounds
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 
+_LEAST_NOISE = bounds.of("PrivacyPlan", "noise_multiplier").least
 _LOOK_EVERY_S = 1.0  # whether a peer has come or gone, while a run is watched
 _UNIT = "this site: all that it contributed, in every round, against zeros in its place"
 
@@ -31,8 +33,6 @@ class TrainingCalls(Calls):
 
     async def Train(self, request: control.TrainRequest, context: Context) -> control.TrainReply:
         """Start a run."""
-        if not 1 <= request.rounds <= 10_000:
-            await refuse(context, "a run has 1 to 10000 rounds", "Say --rounds N")
         plan = await self._plan(request, context)
         run_id = uuid.uuid4().hex[:12]
         async with self._audited(
@@ -78,7 +78,7 @@ class TrainingCalls(Calls):
             if math.isinf(multiplier):
                 cause = f"no noise keeps {request.rounds} rounds within epsilon {request.epsilon:g}"
                 await refuse(context, cause, "Ask for fewer rounds or a larger epsilon")
-            multiplier = max(multiplier, 0.001)
+            multiplier = max(multiplier, _LEAST_NOISE)
         least = await privacy.least()
         if multiplier < least:
             await refuse(context, too_dear(multiplier, least), "See fedctl privacy")
@@ -97,8 +97,6 @@ class TrainingCalls(Calls):
         self, request: control.PrivacyRequest, context: Context
     ) -> control.PrivacyReply:
         """What this site's updates have told so far, and what further rounds would add."""
-        if request.rounds > 10_000 or not 0.0 <= request.noise_multiplier <= 1000.0:
-            await refuse(context, "1 to 10000 rounds, of a noise multiplier of 0.001 to 1000")
         rounds = request.rounds or 1
         multiplier = request.noise_multiplier or await self._next_multiplier()
         account = await self._answered(context, self._node.privacy.account(multiplier, rounds))
@@ -168,8 +166,6 @@ class TrainingCalls(Calls):
         self, request: control.PersonaliseRequest, context: Context
     ) -> AsyncIterator[control.PersonaliseProgress]:
         """Fit this site's query encoder to its own pairs."""
-        if request.local_epochs > 100:
-            await refuse(context, "1 to 100 passes over the pairs", "Say --local-epochs N")
         personaliser = self._around.services.personaliser
 
         def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:

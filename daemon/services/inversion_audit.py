@@ -57,7 +57,7 @@ class EmbeddingAudit:
     ) -> AsyncGenerator[control.AuditEmbeddingsProgress]:
         """Progress, and the result in the last message.
 
-        Raises ExposureError for a request that makes no sense, a second audit, or a site
+        Raises ExposureError for a request of too many levels, a second audit, or a site
         with too few texts; NotIndexedYet while no version answers; what the job raises.
         """
         options = replace(options_of(request), table_noise=self._table_noise)

@@ -23,7 +23,7 @@ from daemon.fedctl.terminal.connection import (
     settings_of,
     socket_path,
 )
-from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -432,22 +432,39 @@ def embeddings(
     session: Session,
     noise: Annotated[
         list[float] | None,
-        typer.Option(min=0.001, max=100, help="A deviation of noise to try; as often as you like."),
+        of_field(
+            "AuditEmbeddingsRequest",
+            "noises",
+            help="A deviation of noise to try; as often as you like.",
+        ),
     ] = None,
     epsilon: Annotated[
         list[float] | None,
-        typer.Option(min=0.01, max=1e6, help="Noise to try, by its epsilon (at delta 1e-5)."),
+        of_field(
+            "AuditEmbeddingsRequest",
+            "epsilons",
+            help="Noise to try, by its epsilon (at delta 1e-5).",
+        ),
     ] = None,
     bits: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=256, help="A bucket's bits to try; as often as you like."),
+        of_field(
+            "AuditEmbeddingsRequest", "bits", help="A bucket's bits to try; as often as you like."
+        ),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0.01, max=1440, help="For training attackers, all levels together.")
+        float,
+        of_field(
+            "AuditEmbeddingsRequest", "minutes", help="For training attackers, all levels together."
+        ),
     ] = 10.0,
     show: Annotated[
         int,
-        typer.Option(min=0, max=20, help="Show so many passages with what was recovered of them."),
+        of_field(
+            "AuditEmbeddingsRequest",
+            "show",
+            help="Show so many passages with what was recovered of them.",
+        ),
     ] = 0,
 ) -> None:
     """Attack this site's own embeddings and show how much of unseen texts can be read from them.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -72,7 +72,7 @@ def personalise(
     session: Session,
     local_epochs: Annotated[
         int | None,
-        of_plan(
+        of_field(
             "TrainingPlan",
             "local_epochs",
             least=1,

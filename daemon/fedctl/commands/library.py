@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.fedctl.terminal.connection import asked_status, connected, run, socket_path
-from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -289,7 +289,7 @@ def ask(
     session: Session,
     question: Annotated[str, typer.Argument(help="In quotes.")],
     top_k: Annotated[
-        int, typer.Option(min=0, max=100, help="Passages to retrieve; 0: as configured.")
+        int, of_field("AskRequest", "top_k", help="Passages to retrieve; 0: as configured.")
     ] = 0,
 ) -> None:
     """Answer a question from this site's documents, with citations."""

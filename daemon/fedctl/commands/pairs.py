@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from daemon.fedctl.terminal.connection import connected, run, socket_path
-from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -62,7 +62,9 @@ def pairs_list(session: Session) -> None:
 def pairs_show(
     session: Session,
     how: Annotated[Kind | None, typer.Option(help="Of this kind only.")] = None,
-    examples: Annotated[int, typer.Option(min=1, max=100, help="How many of each kind.")] = 3,
+    examples: Annotated[
+        int, of_field("MadePairsRequest", "examples", help="How many of each kind.")
+    ] = 3,
 ) -> None:
     """Show some of the pairs that were made, beside their numbers."""
     reply = run(_made(session, how or "", examples))
@@ -83,17 +85,21 @@ def pairs_build(
     ],
     a_passage: Annotated[
         int,
-        typer.Option(
+        of_field(
+            "BuildPairsRequest",
+            "a_passage",
             "--per-passage",
-            min=0,
-            max=10,
             help="Queries of a passage, cloze and written; 0: one, written two.",
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the sentences drawn.")] = 0,
     top_k: Annotated[
         int,
-        typer.Option(min=1, max=100, help="Written: keep queries that find their passage so far."),
+        of_field(
+            "BuildPairsRequest",
+            "top_k",
+            help="Written: keep queries that find their passage so far.",
+        ),
     ] = 10,
 ) -> None:
     """Make pairs of one kind of the documents that may be learned from.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.fedctl.terminal.connection import ANSWER_WITHIN_S, connected, run, socket_path
-from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import Session, as_plain, facts, plain_text
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ def privacy(
     session: Session,
     noise: Annotated[
         float | None,
-        of_plan(
+        of_field(
             "PrivacyPlan",
             "noise_multiplier",
             help="Noise multiplier of the further rounds; default: the run's.",
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many further rounds to reckon with.")
+        int, of_field("PrivacyRequest", "rounds", help="How many further rounds to reckon with.")
     ] = 1,
 ) -> None:
     """Show what this site's updates have told, what is left of its budget, and what more costs."""

@@ -17,7 +17,7 @@ from daemon.fedctl.terminal.connection import (
     run,
     socket_path,
 )
-from daemon.fedctl.terminal.options import command, of_plan
+from daemon.fedctl.terminal.options import command, of_field
 from daemon.fedctl.terminal.output import (
     CommandError,
     Exit,
@@ -46,14 +46,14 @@ REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 LocalEpochs = Annotated[
     int | None,
-    of_plan(
+    of_field(
         "TrainingPlan", "local_epochs", help="Passes over each site's own pairs; 0: learn nothing."
     ),
 ]
-BatchSize = Annotated[int | None, of_plan("TrainingPlan", "batch_size", help="Pairs a batch.")]
-LearningRate = Annotated[float | None, of_plan("TrainingPlan", "learning_rate", help="Of AdamW.")]
+BatchSize = Annotated[int | None, of_field("TrainingPlan", "batch_size", help="Pairs a batch.")]
+LearningRate = Annotated[float | None, of_field("TrainingPlan", "learning_rate", help="Of AdamW.")]
 HardNegatives = Annotated[
-    int | None, of_plan("TrainingPlan", "hard_negatives", help="Mined passages a pair; 0: none.")
+    int | None, of_field("TrainingPlan", "hard_negatives", help="Mined passages a pair; 0: none.")
 ]
 RecipeOption = Annotated[
     str,
@@ -80,7 +80,7 @@ Robust = Annotated[
 ]
 ByzantineSites = Annotated[
     int | None,
-    of_plan(
+    of_field(
         "TrainingPlan", "byzantine_sites", help="With --robust: sites that may poison; 0: none."
     ),
 ]
@@ -96,26 +96,30 @@ class NoiseSchedule(Enum):
 # The options of `fedctl train` that concern noise.
 ClipNorm = Annotated[
     float | None,
-    of_plan("PrivacyPlan", "clip_norm", help="Differential privacy: L2 norm of an update at most."),
+    of_field(
+        "PrivacyPlan", "clip_norm", help="Differential privacy: L2 norm of an update at most."
+    ),
 ]
 Noise = Annotated[
     float | None,
-    of_plan("PrivacyPlan", "noise_multiplier", help="With --clip: the sum's noise over the norm."),
+    of_field("PrivacyPlan", "noise_multiplier", help="With --clip: the sum's noise over the norm."),
 ]
 Schedule = Annotated[
     NoiseSchedule | None, typer.Option(help="With --clip: does the noise fall with the loss?")
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option(min=1e-3, max=1e6, help="With --clip: the noise that spends this in all rounds."),
+    of_field(
+        "TrainRequest", "epsilon", help="With --clip: the noise that spends this in all rounds."
+    ),
 ]
 Colluders = Annotated[
     int | None,
-    of_plan("PrivacyPlan", "colluders", help="With --clip: sites that may collude; 0: none."),
+    of_field("PrivacyPlan", "colluders", help="With --clip: sites that may collude; 0: none."),
 ]
 Quantile = Annotated[
     float | None,
-    of_plan(
+    of_field(
         "PrivacyPlan", "clip_quantile", help="With --clip: the norm follows this share of updates."
     ),
 ]
@@ -136,7 +140,7 @@ _ADAPTIVE = {
 def train(
     session: Session,
     rounds: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Rounds to add to those committed.")
+        int | None, of_field("TrainRequest", "rounds", help="Rounds to add to those committed.")
     ] = None,
     local_epochs: LocalEpochs = None,
     batch_size: BatchSize = None,

@@ -35,10 +35,11 @@ _Config = Annotated[
 LEAST_ABOVE_NOTHING = 1e-9  # of a number that must be above 0
 
 
-def of_plan(message: str, name: str, *, help: str, least: int = 0) -> Any:
-    """The option that fills a field of a plan, within the field's bounds, and from ``least``."""
+def of_field(message: str, name: str, *flags: str, help: str, least: int = 0) -> Any:
+    """The option that fills a field of a message, within its bounds, and from ``least``."""
     low, above, high = bounds.chosen(message, name)
-    return typer.Option(min=LEAST_ABOVE_NOTHING if above else max(low, least), max=high, help=help)
+    low = LEAST_ABOVE_NOTHING if above else max(low, least)
+    return typer.Option(*flags, min=low, max=high, help=help)
 
 
 Authority = Annotated[

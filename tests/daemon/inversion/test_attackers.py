@@ -170,21 +170,9 @@ def test_what_is_not_embedded_yet_is_waited_for(spec: RetrieverSpec, tmp_path: P
         audited(spec, tmp_path, AuditOptions())
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (AuditOptions(noises=(float("nan"),)), "0.001 to 100"),
-        (AuditOptions(noises=(-1.0,)), "0.001 to 100"),
-        (AuditOptions(epsilons=(0.0,)), "0.01 to 1000000"),
-        (AuditOptions(bits=(257,)), "1 to 256"),
-        (AuditOptions(bits=tuple(range(1, 18))), "16 at most"),
-        (AuditOptions(minutes=float("nan")), "1440 minutes"),
-        (AuditOptions(show=21), "20 examples"),
-    ],
-)
-def test_senseless_options_are_refused(options: AuditOptions, why: str) -> None:
-    with pytest.raises(ExposureError, match=why):
-        options.check()
+def test_too_many_levels_are_refused() -> None:
+    with pytest.raises(ExposureError, match="16 at most"):
+        AuditOptions(bits=tuple(range(1, 18))).check()
 
 
 # ---- who knows what ------------------------------------------------------------------------

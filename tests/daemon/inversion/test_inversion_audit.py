@@ -62,8 +62,8 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
     with pytest.raises(NotIndexedYet):
         await anext(audit.steps(QUICK))
     served.served_digest = learning.write_initial_version(spec, tmp_path / "versions")
-    with pytest.raises(ExposureError, match="deviation"):
-        await anext(audit.steps(control.AuditEmbeddingsRequest(noises=[-1.0])))
+    with pytest.raises(ExposureError, match="18 levels are asked about, 16 at most"):
+        await anext(audit.steps(control.AuditEmbeddingsRequest(bits=range(1, 18))))
 
     first = audit.steps(QUICK)
     assert (await anext(first)).step == "texts"

@@ -1,0 +1,110 @@
+"""What is asked over the control socket is within its bounds, or no method sees it."""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+
+from daemon.control.context import WithinBounds
+from proto import control_pb2 as control
+from proto import control_pb2_grpc as rpc
+
+NAN = float("nan")
+
+
+class Reached(rpc.ControlServicer):
+    """Stands where fedd's methods do, and notes what came through."""
+
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
+
+    async def Train(self, request: Any, _context: Any) -> control.TrainReply:
+        self.seen.append(request)
+        return control.TrainReply()
+
+    async def Privacy(self, request: Any, _context: Any) -> control.PrivacyReply:
+        self.seen.append(request)
+        return control.PrivacyReply()
+
+    async def AuditEmbeddings(
+        self, request: Any, _context: Any
+    ) -> AsyncIterator[control.AuditEmbeddingsProgress]:
+        self.seen.append(request)
+        for step in ("texts", "done"):
+            yield control.AuditEmbeddingsProgress(step=step)
+
+    async def Ingest(
+        self, requests: AsyncIterator[control.IngestRequest], _context: Any
+    ) -> AsyncIterator[control.IngestProgress]:
+        async for request in requests:
+            self.seen.append(request)
+            yield control.IngestProgress()
+
+
+@pytest.fixture
+async def reached(tmp_path: Path) -> AsyncIterator[tuple[Reached, rpc.ControlAsyncStub]]:
+    servicer = Reached()  # type: ignore[abstract]  # what is not here answers: unimplemented
+    server = grpc.aio.server(interceptors=[WithinBounds()])
+    rpc.add_ControlServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{tmp_path}/socket")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
+        yield servicer, rpc.ControlStub(channel)
+    await server.stop(0)
+
+
+async def ask(stub: Any, request: Message) -> list[Any]:
+    call = getattr(stub, type(request).__name__.removesuffix("Request"))(request)
+    return [reply async for reply in call] if hasattr(call, "__aiter__") else [await call]
+
+
+Train, Privacy = control.TrainRequest, control.PrivacyRequest
+Audit = control.AuditEmbeddingsRequest
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Train(), "rounds is 0; expected 1 .. 10000"),
+        (Train(rounds=10_001), "rounds is 10001; expected 1 .. 10000"),
+        (Train(rounds=1, epsilon=NAN), "epsilon is nan; expected 0 .. 1e+06"),
+        (Train(rounds=1, choices=["a=b"] * 65), "choices is 65 long; expected 0 .. 64"),
+        (Privacy(rounds=10_001), "rounds is 10001"),
+        (Privacy(noise_multiplier=-1), "noise_multiplier is -1.0; expected 0 .. 1000"),
+        (Audit(noises=[NAN]), "noises[0] is nan; expected 0.001 .. 100"),
+        (Audit(epsilons=[1, 0]), "epsilons[1] is 0.0; expected 0.01 .. 1e+06"),
+        (Audit(bits=[257]), "bits[0] is 257; expected 1 .. 256"),
+        (Audit(minutes=NAN), "minutes is nan; expected 0 .. 1440"),
+        (Audit(show=21), "show is 21; expected 0 .. 20"),
+    ],
+)
+async def test_what_is_out_of_bounds_reaches_no_method(
+    reached: tuple[Reached, rpc.ControlAsyncStub], request_: Message, why: str
+) -> None:
+    servicer, stub = reached
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(stub, request_)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert why in str(refused.value.details())
+    assert servicer.seen == []
+
+
+async def test_what_is_within_its_bounds_is_answered(
+    reached: tuple[Reached, rpc.ControlAsyncStub],
+) -> None:
+    servicer, stub = reached
+    good = [Train(rounds=10_000, epsilon=8), Privacy(), Audit(noises=[0.001], bits=[256], show=20)]
+    answers = [await ask(stub, request) for request in good]
+    assert [len(answer) for answer in answers] == [1, 1, 2]
+    batches = [control.IngestRequest(), control.IngestRequest()]
+    assert len([step async for step in stub.Ingest(iter(batches))]) == 2
+    assert servicer.seen == [*good, *batches]
