@@ -100,6 +100,24 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
         os.environ.update(before)
 
 
+_imported = threading.Event()
+
+
+def _until_imported() -> None:
+    """Wait, in a thread, until a process can be forked from the one that imports.
+
+    Whoever starts one earlier waits for it to be there, and that would be the event loop.
+    """
+    first = multiprocessing.get_context("forkserver").Process(target=_nothing)
+    first.start()
+    first.join()
+    _imported.set()
+
+
+def _nothing() -> None:
+    """What the first process of all does."""
+
+
 _foreign: dict[Callable[..., Any], str] = {}
 
 
@@ -251,6 +269,8 @@ class Worker:
 
     async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         await self._until_free()
+        if self._method == "forkserver" and not _imported.is_set():
+            await asyncio.to_thread(_until_imported)
         pool = self._pool or self._start()
         try:
             self._calls += 1

@@ -128,6 +128,48 @@ def test_a_temporary_folder_with_a_long_name_is_refused(tmp_path: Path) -> None:
     assert "set TMPDIR" in began.stderr
 
 
+SLOW_IMPORT = """
+import pathlib, time
+
+for _ in range(600):
+    if pathlib.Path("the-loop-goes-on").exists():
+        pathlib.Path("imported").touch()
+        break
+    time.sleep(0.05)
+"""
+MEANWHILE = """
+import asyncio, os, pathlib
+from daemon.process.workers import Worker, import_once
+
+async def main():
+    import_once(["slow_import"], threads=1)
+    workers = [Worker(name, threads=1, forked=True) for name in ("one", "other")]
+    calls = [asyncio.create_task(worker.run(os.getpid)) for worker in workers]
+    await asyncio.sleep(0.1)
+    pathlib.Path("the-loop-goes-on").touch()
+    await asyncio.gather(*calls)
+    for worker in workers:
+        await worker.stop()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_the_event_loop_goes_on_while_workers_import(tmp_path: Path) -> None:
+    """Their import ends once the loop has done something, or gives up after half a minute."""
+    (tmp_path / "slow_import.py").write_text(SLOW_IMPORT, encoding="utf-8")
+    (tmp_path / "meanwhile.py").write_text(MEANWHILE, encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "meanwhile.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        check=True,
+        timeout=60,
+    )
+    assert (tmp_path / "imported").exists()
+
+
 async def test_a_forked_worker_has_what_was_imported_once_for_all() -> None:
     import_once(["fractions"], threads=1)
     workers = [Worker(name, threads=1, forked=True) for name in ("one", "other")]
