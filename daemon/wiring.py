@@ -28,6 +28,8 @@ from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol
 from peers.rounds.replica import Member, Replica, Stored, Verification
 from peers.wire.messages import INCARNATION_BYTES
+from proto import federation_pb2 as pb
+from proto.bounds import numbers_of
 
 log = structlog.get_logger()
 
@@ -148,7 +150,7 @@ def protocol_of(
         unix_ms=lambda: time.time_ns() // 1_000_000,
         policy=Policy(
             min_participants=settings.training.min_participants,
-            masking_only=settings.training.mode == "masking",
+            mode=numbers_of(pb.Mode.DESCRIPTOR)[settings.training.mode],
             max_local_epochs=settings.training.max_local_epochs,
             privacy_required=settings.privacy.required or settings.privacy.epsilon is not None,
             colluders=settings.privacy.colluders,

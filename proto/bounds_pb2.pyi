@@ -213,11 +213,14 @@ class ModeTraits(_message.Message):
 
     DEALT_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
+    EXCLUSIVE_FIELD_NUMBER: _builtins.int
     COMPARABLE_FIELD_NUMBER: _builtins.int
     dealt: _builtins.bool
     """a site deals the key, and signs which"""
     roster: _builtins.bool
     """a digest of all participants' keys"""
+    exclusive: _builtins.bool
+    """a site that trains in this mode takes part in no other"""
     comparable: _builtins.bool
     """hidden updates can be compared, which robust rules need"""
     def __init__(
@@ -225,11 +228,12 @@ class ModeTraits(_message.Message):
         *,
         dealt: _builtins.bool = ...,
         roster: _builtins.bool = ...,
+        exclusive: _builtins.bool = ...,
         comparable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparable", b"comparable", "dealt", b"dealt", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparable", b"comparable", "dealt", b"dealt", "exclusive", b"exclusive", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

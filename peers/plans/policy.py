@@ -10,14 +10,16 @@ from crypto.privacy import LARGEST_MULTIPLIER, Mechanism, NoiseTerms, scheduled_
 from crypto.quantize import CryptoError
 from peers.plans import robust
 from proto import federation_pb2 as pb
+from proto.bounds import names_of, traits_of
 
 
 @dataclass(frozen=True)
 class Policy:
     """What this site agrees to, whatever a coordinator plans: a site is sovereign.
 
-    ``least_noise`` and ``max_noise`` bound a plan's noise multipliers; with a least
-    noise above 0 a plan needs differential privacy, as with ``privacy_required``.
+    ``mode``: how updates are hidden in runs of its own. ``least_noise`` and
+    ``max_noise`` bound a plan's noise multipliers; with a least noise above 0 a plan
+    needs differential privacy, as with ``privacy_required``.
     """
 
     min_participants: int
@@ -26,7 +28,7 @@ class Policy:
     colluders: int = 0
     least_noise: float = 0.0
     max_noise: float = LARGEST_MULTIPLIER
-    masking_only: bool = False
+    mode: int = pb.CKKS
     robust_required: bool = False
 
     def objection(self, training: pb.TrainingPlan) -> str:
@@ -41,8 +43,12 @@ class Policy:
                 f"the plan asks for {training.local_epochs} local epochs, this site allows "
                 f"{self.max_local_epochs} (training.max_local_epochs)"
             )
-        if self.masking_only and training.mode != pb.MASKING:
-            return "the plan encrypts updates, this site only masks them (training.mode)"
+        if traits_of(self.mode).exclusive and training.mode != self.mode:
+            called = names_of(pb.Mode.DESCRIPTOR)
+            return (
+                f"the plan hides updates by {called[training.mode]}, this site takes part in "
+                f"{called[self.mode]} alone (training.mode)"
+            )
         if self.robust_required and not robust.is_robust(training):
             return (
                 "the plan has no rule against poisoned updates, this site requires one "

@@ -183,7 +183,7 @@ def test_a_masked_plan_has_no_key_dealer_and_an_encrypted_one_has() -> None:
 
 
 def test_a_site_that_only_masks_declines_encryption() -> None:
-    strict = Policy(min_participants=2, max_local_epochs=10, masking_only=True)
+    strict = Policy(min_participants=2, max_local_epochs=10, mode=pb.MASKING)
     assert "training.mode" in strict.objection(plan(3))
     assert strict.objection(plan(3, pb.MASKING)) == ""
     assert Policy(2, 10).objection(plan(3, pb.MASKING)) == ""

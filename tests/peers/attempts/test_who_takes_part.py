@@ -64,13 +64,13 @@ def unequal(policy_of_d: Policy | None = None) -> World:
 
 def test_a_site_that_would_decline_the_plan_is_not_in_it() -> None:
     """Else weights are clipped for it, and what the others have is too unequal without it."""
-    here = unequal(replace(POLICY, masking_only=True))
+    here = unequal(replace(POLICY, mode=pb.MASKING))
     here.train("a", rounds=3)
     here.run_until_committed(3)
     for round_ in (1, 2, 3):
         certificate = here.certificate(round_)
         assert (certificate.attempt, list(certificate.body.contributors)) == (0, list("abc"))
-    assert "this site only masks them" in here.text()
+    assert "this site takes part in masking alone" in here.text()
 
 
 def test_a_site_that_can_pay_no_more_makes_the_sum_again_it_has_paid_for() -> None:
