@@ -253,7 +253,7 @@ class Items(_message.Message):
     most: _builtins.int
     """so many or fewer"""
     ascending: _builtins.bool
-    """strictly, so that none occurs twice"""
+    """strictly, so that none occurs twice; messages by their site"""
     def __init__(
         self,
         *,

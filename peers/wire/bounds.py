@@ -35,11 +35,12 @@ class Part:
 @dataclass(frozen=True)
 class Parts:
     """A list of messages, ``length`` of them; the table checks each, and that its field
-    ``without`` is left empty.
+    ``without`` is left empty. ``by_site``: sorted by site, each site's once.
     """
 
     length: Rule
     without: str = ""
+    by_site: bool = False
 
 
 def rule_of(field: FieldDescriptor) -> Rule | Part | Parts:
@@ -51,7 +52,7 @@ def rule_of(field: FieldDescriptor) -> Rule | Part | Parts:
             return rule
         return each(rule, _length_of(field, said), ordered=said.items.ascending)
     if field.is_repeated:
-        return Parts(_length_of(field, said), said.without)
+        return Parts(_length_of(field, said), said.without, said.items.ascending)
     # Of a oneof one is there, and which is a matter of all of them.
     free_to_lack = said.optional or field.containing_oneof is not None
     return Part("optional" if free_to_lack else "required")

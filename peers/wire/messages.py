@@ -140,13 +140,11 @@ def _masking(path: str, message: pb.MaskingOrder | pb.MaskingAnswer) -> None:
 
 
 def _items(path: str, items: Iterable[pb.MaskingItem], step: pb.MaskingStep.ValueType) -> None:
-    ascending(f"{path}.items", [item.site for item in items])
     for position, item in enumerate(items):
         _ITEMS[step](f"{path}.items[{position}].content", item.content)
 
 
 def _openings(path: str, openings: pb.Openings) -> None:
-    ascending(f"{path}.opened", [opened.site for opened in openings.opened])
     for position, opened in enumerate(openings.opened):
         _items(f"{path}.opened[{position}]", opened.items, pb.OPENING)
 
@@ -178,6 +176,8 @@ def _walk(message: Message, path: str, without: str = "") -> None:
             rule.length(where, parts)
             for position, part in enumerate(parts):
                 _walk(part, f"{where}[{position}]", rule.without)
+            if rule.by_site:
+                ascending(where, [part.site for part in parts])
         elif not isinstance(rule, Part):
             rule(where, getattr(message, name))
         elif message.HasField(name):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from peers.wire.bounds import ascending, number, octets, one_of, real, refuse, rule_for, shown
+from peers.wire.bounds import number, octets, one_of, real, refuse, rule_for, shown
 from proto import bounds
 from proto import federation_pb2 as pb
 from proto.bounds import names_of, traits_of
@@ -44,29 +44,16 @@ def _plan(path: str, plan: pb.Plan) -> None:
     clip_norm = _CLIP_NORM if noised else real(0.0, 0.0)
     clip_norm(f"{path}.clip_norm", plan.clip_norm)
     real(plan.least_complexity, _MOST_COMPLEXITY)(f"{path}.most_complexity", plan.most_complexity)
-    sites = [participant.site for participant in plan.participants]
-    ascending(f"{path}.participants", sites)
     if not traits_of(plan.training.mode).dealt:
         if plan.key_dealer:
             mode = names_of(pb.Mode.DESCRIPTOR)[plan.training.mode]
             raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), f"none in {mode} mode")
-    elif plan.key_dealer not in sites:
+    elif all(plan.key_dealer != participant.site for participant in plan.participants):
         raise refuse(f"{path}.key_dealer", shown(plan.key_dealer), "one of the participants")
-
-
-def _by_site(*names: str) -> Callable[[str, Any], None]:
-    """Each of these lists names each site once, sorted."""
-
-    def relation(path: str, message: Message) -> None:
-        for name in names:
-            ascending(f"{path}.{name}", [one.site for one in getattr(message, name)])
-
-    return relation
 
 
 def _statement(path: str, statement: pb.Statement) -> None:
     """What a kind needs is there, and nothing that has no meaning in it."""
-    _by_site("contributions", "answers")(path, statement)
     restated = statement.kind == pb.RESTATED
     for name in ("root_digest", "model_digest"):
         (_DIGEST if restated else _NOTHING)(f"{path}.{name}", getattr(statement, name))
@@ -109,10 +96,6 @@ def _vote_body(path: str, body: pb.VoteBody) -> None:
 RELATIONS: Final[dict[type[Message], Callable[[str, Any], None]]] = {
     pb.TrainingPlan: _training_plan,
     pb.Plan: _plan,
-    pb.Bundle: _by_site("promises"),
-    pb.Scale: _by_site("exponents"),
     pb.Statement: _statement,
-    pb.StatementCertificate: _by_site("signatures"),
-    pb.Lock: _by_site("proof"),
     pb.VoteBody: _vote_body,
 }
