@@ -33,7 +33,7 @@ from daemon.jobs.sums import ckks, integers
 from daemon.jobs.sums.sum_jobs import Credentials
 from daemon.learning.options import LearningError, RetrieverDescription
 from daemon.library.schema import LibraryError
-from daemon.personal.personal import PersonalStore
+from daemon.personal.store import PersonalStore
 from daemon.process import faultpoints
 from daemon.process.log import configure_logging
 from daemon.process.systemd import Notifier

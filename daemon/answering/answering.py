@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,6 @@ class Answered:
     citations: tuple[Citation, ...]
     passages: tuple[Citation, ...]  # best first, numbered 0
     model_digest: bytes
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class OpenVersion:
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
-        started = time.monotonic()
         question = checked(question, top_k)
         vector = self.retriever.embed_queries([question])[0]
         hits = search(self.library, self.index, question, vector, top_k, self.words_weight)
@@ -62,7 +59,6 @@ class OpenVersion:
             citations=answer.citations,
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
-            seconds=time.monotonic() - started,
         )
 
 

@@ -22,7 +22,7 @@ from config.settings import Settings
 from daemon.answering.answering import QuestionRefusedError
 from daemon.learning.options import EvaluationError, LearningError
 from daemon.library.schema import LibraryError
-from daemon.personal.personal import PersonalStore
+from daemon.personal.store import PersonalStore
 from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.rounds.driver import Node

@@ -16,7 +16,7 @@ from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import EvaluationProgress, LearningError
 from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS
-from daemon.personal.personal import embedded_by
+from daemon.personal.store import embedded_by
 from daemon.process.streams import watched
 from daemon.services.pair_maker import PairMaker
 from proto import control_pb2 as control

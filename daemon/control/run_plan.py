@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from config.loading import RENAMED, explained
 from config.recipes import DEFAULT_RECIPE, RECIPES
 from config.settings import LearningSettings, RobustSettings, TrainingSettings
+from daemon.learning.from_settings import learning_plan
 from daemon.learning.plan import fill
-from daemon.learning.recipes import learning_plan, most_examples
 from proto import federation_pb2 as pb
 
 
@@ -90,11 +90,13 @@ def make_plan(
 ) -> pb.TrainingPlan:
     """The plan asked for; what it leaves open comes from settings."""
     plan = pb.TrainingPlan(learning=learning_plan(learning))
+    # What a site's weight is clipped to: at 1 all sites count the same.
+    most_examples = 1 if learning.weigh == "uniform" else training.max_num_examples
     fill(
         plan,
         training.model_dump()
         | {"robust": robust.rule, "byzantine_sites": robust.byzantine_sites}
-        | {"max_num_examples": most_examples(training, learning)},
+        | {"max_num_examples": most_examples},
     )
     for field, value in wanted.ListFields():
         if field.message_type is None:

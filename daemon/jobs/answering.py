@@ -30,8 +30,8 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.index import load_index
 from daemon.library.store import Library, LibraryCounts
-from daemon.personal.personal import embedded_by
 from daemon.personal.serving import load_serving, open_retriever
+from daemon.personal.store import embedded_by
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever

@@ -22,8 +22,8 @@ from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.personal.layers import layer_of
-from daemon.personal.personal import embedded_by, own_digest
 from daemon.personal.serving import load_serving, load_version, retriever_for, store_of
+from daemon.personal.store import embedded_by, own_digest
 
 if TYPE_CHECKING:
     from daemon.evaluation.rankings import Labels

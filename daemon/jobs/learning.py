@@ -36,8 +36,8 @@ from daemon.library.store import IngestCounts, Library
 from daemon.pairs.training_set import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of
-from daemon.personal.personal import PersonalState, PersonalStore, embedded_by
 from daemon.personal.serving import load_serving, load_version, retriever_for, store_of
+from daemon.personal.store import PersonalState, PersonalStore, embedded_by
 from daemon.process.workers import report
 from daemon.state.versions import write_version
 

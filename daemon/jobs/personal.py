@@ -18,8 +18,8 @@ from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layer import FitRequest
 from daemon.personal.layers import layer_of
-from daemon.personal.personal import PersonalState
 from daemon.personal.serving import load_version, retriever_for, store_of
+from daemon.personal.store import PersonalState
 
 
 def personalise(

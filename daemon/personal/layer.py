@@ -17,7 +17,7 @@ from crypto.arrays import Float32
 from daemon.learning.options import DepthReport, LearningError, Personalised, TrainingOptions
 from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.personal.personal import PersonalState, PersonalStore
+from daemon.personal.store import PersonalState, PersonalStore
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Encoder

@@ -41,7 +41,7 @@ from daemon.personal.held_out import (
     validation_pairs,
 )
 from daemon.personal.layer import NOTHING_YET, Fact, FitRequest, Fitted, Layer, Serving
-from daemon.personal.personal import PersonalState, PersonalStore, seed_for
+from daemon.personal.store import PersonalState, PersonalStore, seed_for
 from daemon.process.workers import report
 from daemon.state.versions import read_version
 

@@ -22,7 +22,7 @@ from daemon.library.store import Library
 from daemon.pairs.training_set import training_set
 from daemon.personal.held_out import set_apart
 from daemon.personal.layer import NOTHING_YET, Fact, FitRequest, Fitted, Layer, Serving
-from daemon.personal.personal import PersonalState, seed_for
+from daemon.personal.store import PersonalState, seed_for
 from daemon.process.workers import report
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from crypto.arrays import Float32
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layers import layer_of
-from daemon.personal.personal import PersonalStore
+from daemon.personal.store import PersonalStore
 from daemon.state.versions import read_version
 
 if TYPE_CHECKING:

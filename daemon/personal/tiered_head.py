@@ -30,7 +30,7 @@ from daemon.personal.depth import (
     observe,
 )
 from daemon.personal.layer import Fact, Layer, LocalTraining, Serving
-from daemon.personal.personal import PersonalState, PersonalStore, report_of
+from daemon.personal.store import PersonalState, PersonalStore, report_of
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Encoder, Texts

@@ -29,7 +29,7 @@ from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import IngestCounts, Library, LibraryCounts
 from daemon.personal.layers import layer_of
-from daemon.personal.personal import embedded_by
+from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do

@@ -20,17 +20,17 @@ import structlog
 
 from config.settings import Settings
 from daemon.jobs import personal
+from daemon.learning.from_settings import options_from
 from daemon.learning.options import (
     LearningError,
     Personalised,
     TrainingOptions,
 )
-from daemon.learning.recipes import options_from
 from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError
 from daemon.personal.layers import LAYERS, layer_of
-from daemon.personal.personal import PersonalStore
+from daemon.personal.store import PersonalStore
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection, NotIndexedYet
 from daemon.services.negatives import Asking, AskOptions

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from crypto.arrays import Float32
 from daemon.learning.retriever.retriever import Retriever
 from daemon.library.store import Library
-from daemon.personal.personal import PersonalState
+from daemon.personal.store import PersonalState
 from daemon.personal.tiered_head import take_up
 from daemon.personal.tiers import TieredHeadRetriever
 from daemon.personal.tuning import PersonalQueryRetriever

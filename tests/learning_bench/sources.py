@@ -29,7 +29,7 @@ _SOURCES = (
     "daemon/learning/retriever/retriever.py",
     "daemon/learning/parameters.py",
     "daemon/jobs/personal.py",
-    "daemon/learning/recipes.py",
+    "daemon/learning/from_settings.py",
     "daemon/learning/server_step.py",
     "daemon/personal/tiers.py",
     "daemon/learning/retriever/training.py",

@@ -192,7 +192,6 @@ def test_a_question_is_answered_with_citations_and_passages(opened: Site) -> Non
     assert answered.passages[0].text == TEXTS["lamp"][1]
     assert len(answered.passages) == 2
     assert answered.model_digest == opened.digest
-    assert 0 < answered.seconds < 10
 
 
 def test_each_mark_has_its_citation_and_each_citation_its_passage(opened: Site) -> None:

@@ -31,8 +31,8 @@ from daemon.library.store import Library
 from daemon.pairs import made
 from daemon.pairs.made import Made
 from daemon.pairs.training_set import training_set
-from daemon.personal.personal import PersonalState
 from daemon.personal.serving import open_retriever, retriever_for
+from daemon.personal.store import PersonalState
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.evaluation.rankings import evaluate_rankings

@@ -17,8 +17,8 @@ from config.settings import DepthSettings, LearningSettings, RobustSettings, Tra
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
 from daemon.jobs.sums.integers import SumTerms, apply_integers
+from daemon.learning.from_settings import learning_plan, options_from
 from daemon.learning.options import TrainingOptions
-from daemon.learning.recipes import learning_plan, options_from
 from daemon.state.versions import ShapeManifest, read_whole_version, write_version
 from peers.attempts.bundle import Bundle, Ground, derive_plan
 from peers.plans.weights import clipped

@@ -20,8 +20,8 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.personal.layer import Fact, FitRequest, Fitted, Layer, Serving
 from daemon.personal.layers import LAYERS
-from daemon.personal.personal import PersonalState, embedded_by
 from daemon.personal.serving import load_serving, retriever_for
+from daemon.personal.store import PersonalState, embedded_by
 from tests.support.canned_daemon import DIGEST
 from tests.support.small_models import small_encoder
 from tests.test_rooms import ROOT, name_of, sources

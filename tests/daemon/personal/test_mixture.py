@@ -23,8 +23,8 @@ from daemon.library.readers.documents import Document, Pair
 from daemon.personal import mixture
 from daemon.personal.held_out import folds_by_answer, judging, subset
 from daemon.personal.mixture import FAR, SHARES, best_share, mix, near_enough
-from daemon.personal.personal import PersonalStore, embedded_by
 from daemon.personal.serving import load_serving, retriever_for
+from daemon.personal.store import PersonalStore, embedded_by
 from daemon.state.versions import read_version, write_version
 from tests.support.small_models import small_encoder
 

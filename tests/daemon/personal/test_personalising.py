@@ -27,8 +27,8 @@ from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_set
 from daemon.personal.held_out import set_apart
-from daemon.personal.personal import PersonalState, PersonalStore
 from daemon.personal.serving import load_serving, open_retriever
+from daemon.personal.store import PersonalState, PersonalStore
 from daemon.personal.tuning import PersonalQueryRetriever
 from daemon.process.workers import Worker, import_once
 from daemon.state.versions import read_version

@@ -22,8 +22,8 @@ from daemon.learning.retriever.training import TrainingSet, fit
 from daemon.library.readers.documents import Document, Pair
 from daemon.personal import tiered_head
 from daemon.personal.depth import TIERS, DepthState
-from daemon.personal.personal import PersonalStore, report_of
 from daemon.personal.serving import open_retriever, retriever_for
+from daemon.personal.store import PersonalStore, report_of
 from daemon.personal.tiers import TieredHeadRetriever, change_tier, new_tier
 from daemon.state.versions import read_version, write_version
 from tests.support.small_models import small_encoder

@@ -25,7 +25,7 @@ from daemon.learning.options import (
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
-from daemon.personal.personal import PersonalState, PersonalStore, own_digest
+from daemon.personal.store import PersonalState, PersonalStore, own_digest
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
 from daemon.services import pair_maker as pairs_module

@@ -20,7 +20,7 @@ from crypto.arrays import Float32
 from crypto.privacy import NoiseTerms
 from daemon.jobs import learning
 from daemon.jobs import personal as personal_jobs
-from daemon.learning.recipes import options_from
+from daemon.learning.from_settings import options_from
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
 from daemon.learning.retriever.peer_negatives import Disclosure, same_above
@@ -29,7 +29,7 @@ from daemon.learning.retriever.training import training_seed
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_set
 from daemon.personal import held_out
-from daemon.personal.personal import PersonalState, PersonalStore
+from daemon.personal.store import PersonalState, PersonalStore
 from daemon.personal.tuning import PersonalQueryRetriever, tune
 from daemon.state.versions import write_version
 from tests.learning_bench.corpora import Dense, Ranker

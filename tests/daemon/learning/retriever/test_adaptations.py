@@ -23,7 +23,7 @@ from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
 from daemon.learning.retriever.retriever import Retriever, Texts, adapted
 from daemon.learning.retriever.training import TrainingSet, fit, shared_copies
-from daemon.personal.personal import PersonalState, PersonalStore
+from daemon.personal.store import PersonalState, PersonalStore
 from tests.support.small_models import small_encoder
 
 SUBJECTS = ["pump", "lamp", "rope", "sail", "gate", "bell", "well", "kiln"]

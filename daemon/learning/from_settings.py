@@ -1,4 +1,4 @@
-"""From an operator's choices to the plan that sites agree on."""
+"""From an operator's settings to what training is asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ def learning_plan(chosen: LearningSettings) -> pb.LearningPlan:
     plan = pb.LearningPlan()
     fill(plan, chosen.model_dump())
     return plan
-
-
-def most_examples(training: TrainingSettings, learning: LearningSettings) -> int:
-    """What a site's weight is clipped to; at 1 all sites count the same."""
-    return 1 if learning.weigh == "uniform" else training.max_num_examples
 
 
 def options_from(training: TrainingSettings, learning: LearningSettings) -> TrainingOptions:
