@@ -21,12 +21,17 @@ class LibraryCalls(Calls):
         self, requests: AsyncIterator[control.IngestRequest], context: Context
     ) -> AsyncIterator[control.IngestProgress]:
         """Documents and pairs in batches; then they are embedded and indexed."""
+        # Read before anything may refuse: whoever still sends would take a refusal for a
+        # broken line, and not learn the reason.
+        first = await anext(requests, control.IngestRequest())
         if self._ingesting.locked():
             await refuse(context, "another ingest is under way", "Wait until it has ended")
         async with self._ingesting, self._audited(context, "ingest") as recorded:
             state = control.IngestProgress()
             try:
-                async for step in self._ingested(requests, state, recorded, context):
+                async for step in self._ingested(
+                    _behind(first, requests), state, recorded, context
+                ):
                     yield step
             finally:
                 # Who broke off has stored what was read by then: it must not stay unfound.
@@ -125,6 +130,14 @@ def _parsed(
         else:
             pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
     return documents, pairs, errors
+
+
+async def _behind(
+    first: control.IngestRequest, others: AsyncIterator[control.IngestRequest]
+) -> AsyncIterator[control.IngestRequest]:
+    yield first
+    async for request in others:
+        yield request
 
 
 def _first_time(pairs: list[Pair], told: set[int]) -> list[Pair]:

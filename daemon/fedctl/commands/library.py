@@ -176,16 +176,21 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
 
 
 async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> Ingested:
-    """Read the paths and send them in batches; ``watch`` sees each step."""
-    so_far = Ingested()
-    async for progress in daemon.Ingest(_batches(paths, so_far, watch)):
+    """Read the paths and send them in batches; ``watch`` sees each step.
+
+    A batch is sent when the one before it is stored: in the midst of sending a refusal
+    would look like a broken line. The next one is read meanwhile.
+    """
+    so_far, turn = Ingested(), asyncio.Semaphore(1)
+    async for progress in daemon.Ingest(_batches(paths, so_far, watch, turn)):
+        turn.release()
         so_far.take(progress)
         watch(so_far)
     return so_far
 
 
 async def _batches(
-    paths: list[Path], so_far: Ingested, watch: Watcher
+    paths: list[Path], so_far: Ingested, watch: Watcher, turn: asyncio.Semaphore
 ) -> AsyncIterator[IngestRequest]:
     """Requests of about BATCH_BYTES; files are read in a thread, so slow disks block nothing."""
     items = _read(paths, so_far)
@@ -197,6 +202,7 @@ async def _batches(
         watch(so_far)
         if not batch.documents and not batch.pairs:
             return
+        await turn.acquire()
         yield batch
 
 

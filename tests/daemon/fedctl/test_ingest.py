@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 from daemon.fedctl.commands import library
 from daemon.fedctl.terminal.output import Exit
 from proto import control_pb2 as control
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
+from tests.support.lines import until
 
 
 def test_ingest_goes_on_after_a_refused_file(
@@ -99,6 +102,37 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     assert max(sizes) < library.BATCH_BYTES + (1 << 20)
 
 
+def test_a_batch_is_sent_when_the_one_before_it_is_stored(tmp_path: Path) -> None:
+    """The next one is read meanwhile. In the midst of sending a refusal would be lost."""
+    lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    read: list[int] = []
+
+    class Daemon:
+        async def Ingest(
+            self, batches: AsyncIterator[control.IngestRequest]
+        ) -> AsyncIterator[control.IngestProgress]:
+            await anext(batches)
+            second = asyncio.ensure_future(anext(batches))
+            await until(lambda: len(read) == 2)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not second.done()
+            yield control.IngestProgress()
+            await second
+            yield control.IngestProgress()
+            async for _ in batches:
+                yield control.IngestProgress()
+
+    def watch(so_far: library.Ingested) -> None:
+        if so_far.documents_read not in read:
+            read.append(so_far.documents_read)
+
+    sent = asyncio.run(library.send(cast(Any, Daemon()), [tmp_path], watch))
+    assert sent.documents_read == 50
+    assert len(read) > 2
+
+
 def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> None:
     """In bytes as they lie on the disk, also of what is packed or refused."""
     records = b"".join(
@@ -116,7 +150,8 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
         seen.append(step.bytes_read)
 
     async def sent() -> list[control.IngestRequest]:
-        return [batch async for batch in library._batches([tmp_path], so_far, watch)]
+        turn = asyncio.Semaphore(1000)  # nobody answers here
+        return [batch async for batch in library._batches([tmp_path], so_far, watch, turn)]
 
     assert len(asyncio.run(sent())) == len(seen) - 1 > 6, "the last one is empty"
     assert seen == sorted(seen) and seen[-1] == whole
