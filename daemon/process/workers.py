@@ -19,6 +19,7 @@ starts a fresh process.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import multiprocessing
 import os
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 _LAST_REPORT_S = 5.0  # how long it is waited for once the result is here: it was sent before that
 
+_call = 0  # in a worker: the number of what it carries out
 _progress: Connection | None = None
 _answers: Connection | None = None
 _reporting = threading.Lock()
@@ -71,11 +73,20 @@ class _Answer:
     error: Exception | None = None
 
 
+_NOBODY = _Answer(error=NobodyAnswers("nobody waits for this job any more"))
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Of the call of this number, as all that comes from its job."""
+
+    call: int
+    item: Any
+
+
 @dataclass(frozen=True)
 class _End:
     """Behind the last report of a call."""
-
-    number: int
 
 
 def import_once(modules: Sequence[str], *, threads: int) -> None:
@@ -100,22 +111,19 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
         os.environ.update(before)
 
 
-_imported = threading.Event()
-
-
 def _until_imported() -> None:
     """Wait, in a thread, until a process can be forked from the one that imports.
 
-    Whoever starts one earlier waits for it to be there, and that would be the event loop.
+    Whoever starts one earlier waits for it, and that would be the event loop; whether it
+    was there before does not count, for it may have died.
     """
     first = multiprocessing.get_context("forkserver").Process(target=_nothing)
     first.start()
     first.join()
-    _imported.set()
 
 
 def _nothing() -> None:
-    """What the first process of all does."""
+    """What a process does that shows that one can be forked."""
 
 
 _foreign: dict[Callable[..., Any], str] = {}
@@ -145,7 +153,7 @@ def report(item: Any) -> None:
     """Send a progress item to the daemon; outside a worker it does nothing."""
     if _progress is not None:
         with _reporting:
-            _progress.send(item)
+            _progress.send(_Report(_call, item))
 
 
 def ask(item: Any) -> Any:
@@ -158,7 +166,7 @@ def ask(item: Any) -> Any:
         raise NobodyAnswers("there is no daemon to ask: this job does not run in its worker")
     with _asking:
         with _reporting:
-            _progress.send(_Question(item))
+            _progress.send(_Report(_call, _Question(item)))
         answer: _Answer = _answers.recv()
     if answer.error is not None:
         raise answer.error
@@ -196,12 +204,11 @@ class Worker:
         self._pool: ProcessPoolExecutor | None = None
         self._last_used = time.monotonic()
         self._turn = asyncio.Lock()
-        self._reports: Connection | None = None
-        self._replies: Connection | None = None
+        self._ends: tuple[Connection, ...] = ()  # of its pipes, here; who listens has one more
         self._listener: Callable[[Any], None] | None = None
         self._whose: asyncio.Task[Any] | None = None  # whose reporting or asking job is under way
         self._answerer: Callable[[Any], Awaitable[Any]] | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[_Answer]] = set()
         self._calls = 0
         self._all_heard = asyncio.Event()  # what the last call has reported
 
@@ -269,14 +276,22 @@ class Worker:
 
     async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         await self._until_free()
-        if self._method == "forkserver" and not _imported.is_set():
-            await asyncio.to_thread(_until_imported)
-        pool = self._pool or self._start()
         try:
+            if self._pool is None and self._method == "forkserver":
+                await asyncio.to_thread(_until_imported)
+            pool = self._pool or self._start()
             self._calls += 1
             self._all_heard.clear()
-            self._under_way = pool.submit(_invoke, self._calls, function, args, kwargs)
-            return await asyncio.wrap_future(self._under_way)
+            begun = pool.submit(_invoke, self._calls, function, args, kwargs)
+        except (EOFError, OSError, BrokenProcessPool) as error:
+            await self.stop()  # or what is queued would be carried out with the next call
+            raise WorkerCrashed(
+                f"the {self.name} worker could not be started ({error or type(error).__name__}): "
+                "the process that workers are forked from died; the next call tries again"
+            ) from error
+        self._under_way = begun
+        try:
+            return await asyncio.wrap_future(begun)
         except BrokenProcessPool as error:
             await self.stop()
             raise WorkerCrashed(
@@ -308,17 +323,17 @@ class Worker:
         loop = asyncio.get_running_loop()
         context = multiprocessing.get_context(self._method)
         reader, writer = context.Pipe(duplex=False)
-        replies, self._replies = context.Pipe(duplex=False)
+        answers, replies = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             max_workers=1,
             mp_context=context,
             initializer=_initialise,
-            initargs=(writer, replies, self._threads, self._nice, self.memory_bytes),
+            initargs=(writer, answers, self._threads, self._nice, self.memory_bytes),
         )
-        self._reports = writer
+        self._ends = (writer, answers, replies)
         threading.Thread(
             target=self._listen,
-            args=(reader, self._replies, loop),
+            args=(reader, replies, loop),
             daemon=True,
             name=f"{self.name}-progress",
         ).start()
@@ -330,37 +345,39 @@ class Worker:
         # The event loop or both ends of who writes are gone; only who reads closes its end.
         with reader, suppress(EOFError, OSError, RuntimeError):
             while True:
-                item = reader.recv()
-                if isinstance(item, _Question):
-                    loop.call_soon_threadsafe(self._begin_to_answer, item, replies)
+                report = reader.recv()
+                if isinstance(report.item, _Question):
+                    loop.call_soon_threadsafe(self._begin_to_answer, report.item, replies)
                 else:
-                    loop.call_soon_threadsafe(self._deliver, item)
+                    loop.call_soon_threadsafe(self._deliver, report)
 
-    def _deliver(self, item: Any) -> None:
-        if isinstance(item, _End):
-            if item.number == self._calls:
-                self._all_heard.set()
+    def _deliver(self, report: _Report) -> None:
+        if report.call != self._calls:  # of one that failed or was given up: nobody listens
+            return
+        if isinstance(report.item, _End):
+            self._all_heard.set()
         elif self._listener is not None:
-            self._listener(item)
+            self._listener(report.item)
 
     def _begin_to_answer(self, question: _Question, replies: Connection) -> None:
-        task = asyncio.create_task(self._reply(question, replies), name=f"{self.name}-answer")
+        task = asyncio.create_task(self._answer(question), name=f"{self.name}-answer")
         self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        task.add_done_callback(functools.partial(self._reply, replies))
 
-    async def _reply(self, question: _Question, replies: Connection) -> None:
-        """Whatever happens the worker gets one answer: it waits for it, and for ever."""
-        answer = _Answer(error=NobodyAnswers("nobody waits for this job any more"))
+    async def _answer(self, question: _Question) -> _Answer:
         try:
             if self._answerer is not None:
-                answer = _Answer(await self._answerer(question.item))
+                return _Answer(await self._answerer(question.item))
         except Exception as error:
-            answer = _Answer(error=error)
-        finally:
-            # In a thread: a pipe takes some 64 KiB before the worker has read of it. It is
-            # finished even if this task is cancelled. The worker may be gone by then.
-            with suppress(OSError):
-                await asyncio.shield(asyncio.to_thread(replies.send, answer))
+            return _Answer(error=error)
+        return _NOBODY
+
+    def _reply(self, replies: Connection, answering: asyncio.Task[_Answer]) -> None:
+        """Whatever happens the worker gets one answer: it waits for it, and for ever."""
+        self._answering.discard(answering)
+        answer = _NOBODY if answering.cancelled() else answering.result()
+        # In a thread: a pipe takes some 64 KiB before the worker has read of it.
+        asyncio.get_running_loop().run_in_executor(None, _send, replies, answer)
 
     async def stop_when_idle(self, idle_s: float) -> None:
         """End the process, and free its memory, whenever it had nothing to do for so long."""
@@ -384,24 +401,33 @@ class Worker:
         """End the process at once; a call under way fails with WorkerCrashed."""
         pool, self._pool = self._pool, None
         # Taken before anything is waited for: the next call may start a fresh process meanwhile.
-        reports, self._reports = self._reports, None
-        replies, self._replies = self._replies, None
+        ends, self._ends = self._ends, ()
         self._under_way = None
         if pool is None:
             return
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.kill()
         await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
-        for end in (reports, replies):  # a listener that reads ends with the first
-            if end is not None:
-                end.close()
+        for end in ends:  # who reads or writes at the other end of one is told so
+            end.close()
+
+
+def _send(replies: Connection, answer: _Answer) -> None:
+    try:
+        replies.send(answer)
+    except OSError:
+        return  # the worker is gone
+    except Exception as error:  # what can't be pickled is not sent in part
+        replies.send(_Answer(error=TypeError(f"the answer can't be sent: {error}")))
 
 
 def _invoke(
     number: int, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> T:
+    global _call
+    _call = number
     result = function(*args, **kwargs)
-    report(_End(number))
+    report(_End())
     return result
 
 

@@ -25,6 +25,12 @@ def reporting_and_sleeping() -> None:
     time.sleep(600)
 
 
+def reporting_and_failing(count: int) -> None:
+    for number in range(count):
+        report(number)
+    raise ValueError("after many reports")
+
+
 def whereabouts() -> tuple[bool, str, int]:
     """Whether what was to be imported is here, the limit on threads, and the parent."""
     return "fractions" in sys.modules, os.environ["OMP_NUM_THREADS"], os.getppid()

@@ -21,6 +21,7 @@ from tests.daemon.process.jobs import (
     asking_after_a_failure,
     asking_until_nobody_answers,
     reporting,
+    reporting_and_failing,
     reporting_and_sleeping,
     whereabouts,
 )
@@ -54,6 +55,58 @@ async def test_who_listens_to_a_worker_ends_with_it(worker: Worker) -> None:
     assert len(listening) == 1
     await worker.stop()
     await until(lambda: not any(each.is_alive() for each in listening))
+
+
+async def test_reports_of_a_call_that_failed_reach_no_other(worker: Worker) -> None:
+    with pytest.raises(ValueError, match="after many reports"):
+        await worker.run_reporting(lambda _: None, reporting_and_failing, 20_000)
+    seen: list[int] = []
+    await worker.run_reporting(seen.append, reporting, -1)
+    assert seen == [-1]
+
+
+async def test_an_answer_that_cannot_be_sent_is_told_to_who_asked(worker: Worker) -> None:
+    async def answers(_item: object) -> object:
+        return lambda: None
+
+    with pytest.raises(TypeError, match="the answer can't be sent"):
+        await worker.run_asking(lambda _: None, answers, asking, 1, 1)
+    assert await worker.run(os.getpid)
+
+
+async def test_a_question_of_the_moment_it_is_given_up_is_answered(worker: Worker) -> None:
+    """The job asks, and its call is cancelled before anybody has begun to answer."""
+
+    async def answers(_item: object) -> object:
+        raise AssertionError("nobody is to answer")
+
+    call = asyncio.create_task(
+        worker.run_asking(lambda _: None, answers, asking_until_nobody_answers)
+    )
+    begin = worker._begin_to_answer
+
+    def begin_and_give_up(*which: Any) -> None:
+        begin(*which)
+        call.cancel()
+
+    worker._begin_to_answer = begin_and_give_up  # type: ignore[method-assign,assignment]
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await worker.run(os.getpid)
+
+
+async def test_who_forks_workers_may_be_killed() -> None:
+    import_once(["fractions"], threads=1)
+    worker = Worker("arithmetic", threads=1, forked=True)
+    try:
+        first = await worker.run(os.getpid)
+        server = psutil.Process(psutil.Process(first).ppid())
+        server.kill()
+        await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+        await worker.stop()
+        assert await worker.run(os.getpid) != first
+    finally:
+        await worker.stop()
 
 
 async def test_a_worker_that_is_started_while_the_old_one_ends_reports(worker: Worker) -> None:
