@@ -320,7 +320,8 @@ class AuditLog:
         if self._head_file is None:
             return
         try:
-            descriptor = os.open(self._head_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._head_file, flags, 0o600)
             try:
                 os.pwrite(descriptor, noted(head), 0)  # in place: there is always a head to read
             finally:
@@ -367,7 +368,8 @@ class AuditLog:
 
 def _opened(path: Path) -> BinaryIO:
     """For appending, unbuffered: a line is one write. Its name is on the disk, too."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
     fsync(path.parent)
     file = os.fdopen(descriptor, "ab", buffering=0)
     file.seek(0, os.SEEK_END)

@@ -50,7 +50,9 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # No link is followed: what it names would be emptied.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(folder / LOCK_FILE, flags, 0o600)
     except OSError as error:
         raise StateError(
             f"cannot use the folder {folder}: {error.strerror} ({error.filename}); "

@@ -540,6 +540,10 @@ def _make_if_missing(path: Path) -> None:
         if path.stat().st_size == 0:
             raise OSError("it is empty, which no state file of ours ever is")
         return
+    if path.is_symlink():
+        raise OSError(
+            f"it is a link to {path.readlink()}, which is not there: is its disk mounted?"
+        )
     if path.with_name(path.name + "-wal").exists():
         raise OSError(f"{path} is gone and its log {path.name}-wal is there: put it back")
     path.parent.mkdir(parents=True, exist_ok=True)

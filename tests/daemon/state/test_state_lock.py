@@ -212,3 +212,15 @@ async def test_a_killed_daemon_leaves_no_lock_though_its_workers_live_on(tmp_pat
             for child in children:
                 child.kill()
         assert verified(live.sites["elm"]).count("start") == 2
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """What it names would be emptied."""
+    key = tmp_path / "site.key"
+    key.write_text("a key")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "fedd.lock").symlink_to(key)
+    with pytest.raises(StateError, match="cannot use the folder"), locked(state):
+        pass
+    assert key.read_text() == "a key"

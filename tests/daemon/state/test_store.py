@@ -121,6 +121,14 @@ def test_a_file_without_its_name_is_not_a_first_start(tmp_path: Path) -> None:
         Store(tmp_path / "state.sqlite3")
 
 
+def test_a_link_to_nothing_is_not_a_first_start(tmp_path: Path) -> None:
+    """As when the disk that it is on is not mounted."""
+    (tmp_path / "state.sqlite3").symlink_to(tmp_path / "disk" / "state.sqlite3")
+    with pytest.raises(StoreError, match=r"a link to .*, which is not there"):
+        Store(tmp_path / "state.sqlite3")
+    assert (tmp_path / "state.sqlite3").is_symlink()
+
+
 @pytest.mark.parametrize("damage", ["garbage", "torn", "cut"])
 def test_a_damaged_file_is_refused_with_the_remedy(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "state.sqlite3"
