@@ -31,7 +31,7 @@ from daemon.control.socket import ControlError, ControlSocket
 from daemon.jobs import learning as learning_jobs
 from daemon.jobs.sums import ckks, integers
 from daemon.jobs.sums.sum_jobs import Credentials
-from daemon.learning.options import LearningError, RetrieverDescription
+from daemon.learning.options import EncoderError, LearningError, RetrieverDescription
 from daemon.library.schema import LibraryError
 from daemon.personal.store import PersonalStore
 from daemon.process import faultpoints
@@ -72,7 +72,10 @@ from peers.wire.messages import SOFTWARE_VERSION
 log = structlog.get_logger()
 
 # What may be wrong at a start; each says its cause and remedy in one line.
-_MISCONFIGURED = (SettingsError, IdentityError, ManifestError, StateInUse, WorkersRefused)
+_MISCONFIGURED = (
+    *(SettingsError, IdentityError, ManifestError, StateInUse, WorkersRefused),
+    EncoderError,
+)
 _REFUSALS = (
     *_MISCONFIGURED,
     StateError,
@@ -196,6 +199,8 @@ class Daemon:
         try:
             bits, measurable = self._settings.training.bits, rule != robust.NONE
             await crypto.run(ckks.warm_up, max(2, sites), bits, measurable=measurable)
+        except WorkerCrashed as error:
+            log.warning("the first round will wait for its library to load", cause=str(error))
         except CryptoError as error:
             # A plan of other bits may still work; a round that can't says so itself.
             log.warning("these training.bits can't be encrypted exactly here", cause=str(error))

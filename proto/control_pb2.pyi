@@ -239,7 +239,7 @@ class AcknowledgeBreaksRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of AuditBreak, at least one"""
+        """of AuditBreak"""
 
     def __init__(
         self,
@@ -609,7 +609,7 @@ class ChainRequest(_message.Message):
 
     FIRST_FIELD_NUMBER: _builtins.int
     first: _builtins.int
-    """1 .. : the first round wanted"""
+    """the first round wanted"""
     def __init__(
         self,
         *,
@@ -745,6 +745,8 @@ Global___IngestRequest: _TypeAlias = IngestRequest  # noqa: Y015
 
 @_typing.final
 class IngestProgress(_message.Message):
+    """One answers each batch; more follow while what was sent is embedded."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENTS_NEW_FIELD_NUMBER: _builtins.int

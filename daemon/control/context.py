@@ -147,7 +147,7 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
     ) -> Any:
         """The handler of a call, behind the check."""
         handler = await continuation(handler_call_details)
-        if handler.request_streaming:
+        if handler is None or handler.request_streaming:  # unknown to grpc, too
             return handler
 
         async def answered(request: Message, context: Context) -> Any:

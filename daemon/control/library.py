@@ -9,7 +9,15 @@ from typing import Any
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.learning.options import EmbeddingProgress
-from daemon.library.readers.documents import MAX_ID, MAX_POSITIVES, Document, Pair
+from daemon.library.readers.documents import (
+    MAX_ID,
+    MAX_POSITIVES,
+    MAX_QUERY_BYTES,
+    MAX_TEXT_BYTES,
+    MAX_TITLE,
+    Document,
+    Pair,
+)
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 
@@ -35,8 +43,10 @@ class LibraryCalls(Calls):
                     yield step
             finally:
                 # Who broke off has stored what was read by then: it must not stay unfound.
-                if state.documents_new + state.documents_changed and not state.done:
-                    self._node.collection.refresh()
+                if not state.done:
+                    if state.documents_new + state.documents_changed:
+                        self._node.collection.refresh()
+                    await self._node.readiness.refresh()
 
     async def _ingested(
         self,
@@ -120,11 +130,18 @@ def _parsed(
             errors.append(f"document id of {len(item.id)} characters: 1 to {MAX_ID} are allowed")
         elif item.split not in ("", "train", "valid", "test"):
             errors.append(f"document {item.id}: split {item.split!r} is not train, valid or test")
+        elif len(item.title) > MAX_TITLE or len(item.text.encode()) > MAX_TEXT_BYTES:
+            errors.append(
+                f"document {item.id}: a title has up to {MAX_TITLE} characters, a text "
+                f"{MAX_TEXT_BYTES} bytes"
+            )
         else:
             documents.append(Document(item.id, item.title, item.text, item.split))
     for pair in request.pairs:
         if not pair.query.strip() or not 1 <= len(pair.positives) <= MAX_POSITIVES:
             errors.append(f"a pair needs a query and 1 to {MAX_POSITIVES} positives")
+        elif len(pair.query.encode()) > MAX_QUERY_BYTES:
+            errors.append(f"a pair's query has up to {MAX_QUERY_BYTES} bytes")
         elif pair.split not in ("train", "valid", "test"):
             errors.append(f"a pair's split {pair.split!r} is not train, valid or test")
         else:

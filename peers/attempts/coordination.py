@@ -302,7 +302,7 @@ class Coordination:
     def refused(self, sender: str, message: pb.AttemptFailed, now: float) -> list[do.Effect]:
         """A site can't go on; once all have answered there is nothing to wait for."""
         lead = self.lead
-        lead.refusals[sender] = message.reason
+        lead.refusals[sender] = f"failed to {message.reason}"
         if lead.phase == "prepare":
             lead.promises.pop(sender, None)
             return self._go(now) if self._all_have_answered() else []

@@ -143,6 +143,7 @@ class CannedDaemon(ControlServicer):
             self._hear(request, context)
             documents += len(request.documents)
             pairs += len(request.pairs)
+            yield control.IngestProgress(documents_new=documents, pairs=pairs)
         pairs -= self.repeated
         so_far = control.IngestProgress(
             documents_new=documents,

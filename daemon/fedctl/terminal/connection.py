@@ -112,7 +112,7 @@ def _unreachable(path: Path, error: OSError) -> CommandError:
     start = "Start it (systemctl start fedd, or fedd --config FILE) or name its socket (--socket)"
     cause, remedy = f"no daemon answers at {path} ({error.strerror or error})", start
     if isinstance(error, FileNotFoundError):
-        cause = f"no daemon runs here: {path} does not exist"
+        cause = f"no daemon runs here, or it is still starting: {path} does not exist"
     elif isinstance(error, PermissionError):
         cause, remedy = f"you may not use {path}", "Join its group, or ask the site's operator"
     return CommandError(cause, remedy, exit_code=Exit.UNREACHABLE)

@@ -154,7 +154,10 @@ def locate(name_or_path: str) -> Path:
     if path.is_dir():
         return path
     if name_or_path.startswith((".", "/", "~")):
-        raise EncoderError(f"encoder folder {name_or_path} does not exist or is no folder")
+        raise EncoderError(
+            f"encoder folder {name_or_path} does not exist or is no folder: correct "
+            "[retriever] encoder in the settings"
+        )
     cached = _cached(name_or_path)
     if cached is not None:
         return cached

@@ -15,6 +15,8 @@ import pytest
 from google.protobuf.message import Message
 
 from daemon.control.context import WithinBounds
+from daemon.control.library import _parsed
+from daemon.library.readers.documents import MAX_QUERY_BYTES, MAX_TEXT_BYTES, MAX_TITLE
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
 
@@ -78,6 +80,8 @@ Audit = control.AuditEmbeddingsRequest
         (Train(rounds=10_001), "rounds is 10001; expected 1 .. 10000"),
         (Train(rounds=1, epsilon=NAN), "epsilon is nan; expected 0 .. 1e+06"),
         (Train(rounds=1, choices=["a=b"] * 65), "choices is 65 long; expected 0 .. 64"),
+        (Train(rounds=1, choices=["a=1\nb=2"]), "choices[0] is 'a=1\\nb=2'; expected printable"),
+        (Train(rounds=1, choices=["a=" + "[" * 200]), "choices[0] is 202 characters long"),
         (Privacy(rounds=10_001), "rounds is 10001"),
         (Privacy(noise_multiplier=-1), "noise_multiplier is -1.0; expected 0 .. 1000"),
         (Audit(noises=[NAN]), "noises[0] is nan; expected 0.001 .. 100"),
@@ -96,6 +100,36 @@ async def test_what_is_out_of_bounds_reaches_no_method(
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert why in str(refused.value.details())
     assert servicer.seen == []
+
+
+def test_each_document_and_pair_has_its_bounds() -> None:
+    """A row of many megabytes would slow down every look into the library from then on."""
+    request = control.IngestRequest(
+        documents=[
+            control.Document(id="x", title="t" * (MAX_TITLE + 1), text="x"),
+            control.Document(id="x", title="t", text="x" * (MAX_TEXT_BYTES + 1)),
+            control.Document(id="good", title="t" * MAX_TITLE, text="x"),
+        ],
+        pairs=[
+            control.Pair(query="q" * (MAX_QUERY_BYTES + 1), positives=["x"], split="train"),
+            control.Pair(query="q" * MAX_QUERY_BYTES, positives=["x"], split="train"),
+        ],
+    )
+    documents, pairs, errors = _parsed(request)
+    assert [document.id for document in documents] == ["good"]
+    assert len(pairs) == 1
+    assert len(errors) == 3
+
+
+async def test_a_call_that_there_is_not_is_unimplemented(tmp_path: Path) -> None:
+    server = grpc.aio.server(interceptors=[WithinBounds()])
+    server.add_insecure_port(f"unix:{tmp_path}/socket")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await rpc.ControlStub(channel).Train(Train(rounds=1))
+    await server.stop(0)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_what_is_within_its_bounds_is_answered(
