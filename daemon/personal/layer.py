@@ -29,7 +29,7 @@ Fact = tuple[str, str]  # a name and a value, for people; a value goes on where 
 
 NOTHING_YET: Fact = (
     "this site's own",
-    "nothing yet for the version that answers: fedctl personalise",
+    "nothing yet for the version that answers: made when a run is over, or by fedctl personalise",
 )
 
 

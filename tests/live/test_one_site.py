@@ -68,7 +68,7 @@ async def test_pairs_that_came_again_are_told_and_counted_once(
 
 
 async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> None:
-    advice = "this site's own nothing yet for the version that answers: fedctl personalise"
+    advice = "nothing yet for the version that answers: made when a run is over, or by fedctl"
     assert advice in await shown(site, "learning")
     fitting = await started(site, "personalise", "--local-epochs", "100")
     async with asyncio.timeout(60):

@@ -276,7 +276,7 @@ def _pairs(ingested: Ingested) -> str:
 
 def _show(console: Console, ingested: Ingested) -> None:
     console.print(
-        f"At site {ingested.site}: {ingested.documents_new} documents new, "
+        f"At site {ingested.site}: documents: {ingested.documents_new} new, "
         f"{ingested.documents_changed} changed, {ingested.documents_unchanged} unchanged; "
         f"{ingested.passages_embedded} passages embedded; {_pairs(ingested)}.",
         markup=False,

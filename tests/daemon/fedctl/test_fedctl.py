@@ -273,7 +273,7 @@ def test_an_option_beats_the_environment(
         south.site = "south"
         assert at_south("status", "--json").object["site"] == "south"
         assert at_south("rounds", "show", 1).code == 0  # a group's own options stand between
-        assert "At site south: 1 documents new" in at_south("ingest", tmp_path / "a.txt").out
+        assert "At site south: documents: 1 new" in at_south("ingest", tmp_path / "a.txt").out
         assert "at site south" in at_south("train", "--rounds", 1, "--detach").out
         assert "at site south" in at_south("train", "--rounds", 1).err
         assert daemon.asked == []
