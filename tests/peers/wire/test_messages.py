@@ -442,6 +442,15 @@ def test_one_bad_field_refuses_the_call(
     assert told in complaint(message)
 
 
+@pytest.mark.parametrize("field", ["federation_id", "sender", "name", "total_bytes"])
+def test_a_later_frame_says_nothing_of_its_object_again(field: str) -> None:
+    message, first = pb.PushFrame(frame=push().frame), push()
+    message.frame.offset = FRAME_BYTES
+    check(message)
+    message.MergeFrom(pb.PushFrame(**{field: getattr(first, field)}))
+    assert "a later frame with a name" in complaint(message)
+
+
 @pytest.mark.parametrize("size", [0, 1, FRAME_BYTES - 1])
 def test_only_the_last_frame_may_be_less_than_full(size: int) -> None:
     message = push()
