@@ -441,7 +441,8 @@ def test_no_key_holder_that_can_apply_ends_the_attempt_with_their_reasons() -> N
     world = World(sites=3, seed=4, min_participants=2)
     world.failing |= {(name, "apply") for name in world.machines}
     world.train("a", rounds=1)
-    until(world, "failed 0 sites could open the sum, 1 prove it; a: apply: hm; c: apply: hm")
+    reasons = "a: failed to apply: hm; c: failed to apply: hm"
+    until(world, f"failed 0 sites could open the sum, 1 prove it; {reasons}")
     assert world.now < 12.0
 
 
