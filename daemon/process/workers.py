@@ -111,21 +111,6 @@ def import_once(modules: Sequence[str], *, threads: int) -> None:
         os.environ.update(before)
 
 
-def _until_imported() -> None:
-    """Wait, in a thread, until a process can be forked from the one that imports.
-
-    Whoever starts one earlier waits for it, and that would be the event loop; whether it
-    was there before does not count, for it may have died.
-    """
-    first = multiprocessing.get_context("forkserver").Process(target=_nothing)
-    first.start()
-    first.join()
-
-
-def _nothing() -> None:
-    """What a process does that shows that one can be forked."""
-
-
 _foreign: dict[Callable[..., Any], str] = {}
 
 
@@ -277,17 +262,15 @@ class Worker:
     async def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         await self._until_free()
         try:
-            if self._pool is None and self._method == "forkserver":
-                await asyncio.to_thread(_until_imported)
-            pool = self._pool or self._start()
+            pool = self._pool or await self._started()
             self._calls += 1
             self._all_heard.clear()
             begun = pool.submit(_invoke, self._calls, function, args, kwargs)
-        except (EOFError, OSError, BrokenProcessPool) as error:
+        except (EOFError, OSError, RuntimeError) as error:  # a broken or ended pool is the last
             await self.stop()  # or what is queued would be carried out with the next call
             raise WorkerCrashed(
-                f"the {self.name} worker could not be started ({error or type(error).__name__}): "
-                "the process that workers are forked from died; the next call tries again"
+                f"the {self.name} worker could not be started ({error or type(error).__name__}); "
+                "the next call tries again"
             ) from error
         self._under_way = begun
         try:
@@ -318,6 +301,18 @@ class Worker:
                 await free.wait()
         except TimeoutError:
             await self.stop()
+
+    async def _started(self) -> ProcessPoolExecutor:
+        """A fresh process. Raises what starting it raises, RuntimeError when it is stopped.
+
+        The first job starts it, and waits until what it is forked from has imported: in a
+        thread, for that may take seconds.
+        """
+        pool = self._start()
+        await asyncio.to_thread(pool.submit, _nothing)
+        if self._pool is not pool:
+            raise RuntimeError("it was stopped")
+        return pool
 
     def _start(self) -> ProcessPoolExecutor:
         loop = asyncio.get_running_loop()
@@ -419,6 +414,10 @@ def _send(replies: Connection, answer: _Answer) -> None:
         return  # the worker is gone
     except Exception as error:  # what can't be pickled is not sent in part
         replies.send(_Answer(error=TypeError(f"the answer can't be sent: {error}")))
+
+
+def _nothing() -> None:
+    """What a process does first, so that it is started."""
 
 
 def _invoke(
