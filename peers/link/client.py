@@ -287,6 +287,7 @@ class PeerLink:
         )
         call = self._push(timeout=self._deadline(total))
         try:
+            await self._begun(call)
             async with aclosing(frames(source)) as beginning:
                 opening.frame.CopyFrom(await anext(beginning))
             await self._write(call, opening)
@@ -303,6 +304,17 @@ class PeerLink:
             self._contacts.received(self.peer.id, await call)
         finally:
             call.cancel()  # a call that is over ignores this
+
+    async def _begun(self, call: Any) -> None:
+        """Wait until the call is on its way, or over.
+
+        The first write waits for that, too, but for ever where the channel is closed
+        meanwhile: grpc.aio ends such a call and does not wake who waits to write to it.
+        """
+        connection = asyncio.ensure_future(call.wait_for_connection())
+        call.add_done_callback(lambda _: connection.cancel())
+        async with asyncio.timeout(self._timeouts.frame_s):
+            await asyncio.gather(connection, return_exceptions=True)
 
     async def _write(self, call: Any, push: pb.PushFrame) -> None:
         """One frame; returns when the connection has room for the next."""

@@ -29,7 +29,7 @@ from peers.wire.errors import PeerRefused, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation, free_port
-from tests.support.lines import Line, relocated, until
+from tests.support.lines import Line, mute, relocated, until
 from tests.support.loopback import (
     CONTEXT,
     QUICK,
@@ -401,6 +401,30 @@ async def test_an_upload_follows_a_peer_that_moves(federation: Federation) -> No
         assert arrived(ends.beta) == [content]
         # The first frame again, and what had not arrived.
         assert 0 < other.forwarded < 8 * MIB + MIB // 2
+
+
+async def test_an_upload_whose_connection_is_not_up_yet_follows_a_peer_that_moves(
+    federation: Federation,
+) -> None:
+    patient = replace(QUICK.timeouts, frame_s=60.0)
+    unasked = replace(QUICK, timeouts=patient, keep_in_touch=KeepInTouch(60, 60, start_s=1e6))
+    moved = replace(federation, ports=federation.ports | {"beta": free_port()})
+    async with (
+        mute() as port,
+        running(
+            federation, "alpha", manifest=relocated(federation, beta=port), options=unasked
+        ) as alpha,
+        running(moved, "beta") as beta,
+    ):
+        link = alpha.transport._links["beta"]
+        link._greeted = True  # by the beta that was there before
+        push = asyncio.create_task(alpha.transport.push("beta", UPDATE, b"update"))
+        connecting = grpc.ChannelConnectivity.CONNECTING
+        await until(lambda: link._channel.get_state() is connecting)
+        alpha.transport.reload(alpha.identity, moved.manifest(version=2))
+        async with asyncio.timeout(20):
+            await push
+        assert arrived(beta) == [b"update"]
 
 
 async def test_a_peer_that_moved_is_greeted_there_unasked(federation: Federation) -> None:
