@@ -67,6 +67,36 @@ async def test_pairs_that_came_again_are_told_and_counted_once(
     ]  # fmt: skip
 
 
+def asked_of(name: str) -> control.IngestRequest:
+    pair = control.Pair(query=f"who looks after {name}?", positives=[f"elm/{name}"], split="test")
+    return control.IngestRequest(pairs=[pair])
+
+
+async def test_a_pair_that_comes_in_two_batches_is_counted_once(site: LiveSite) -> None:
+    async def batches() -> AsyncIterator[control.IngestRequest]:
+        for name in ("anchor-winch", "beacon-lamp", "anchor-winch"):
+            yield asked_of(name)
+
+    last = [step async for step in site.stub.Ingest(batches(), timeout=60)][-1]
+    assert (last.pairs, last.pairs_repeated, last.pairs_usable) == (2, 1, 2)
+
+
+async def test_one_ingest_at_a_time_and_the_other_is_told(site: LiveSite, tmp_path: Path) -> None:
+    async def one_batch_and_no_end() -> AsyncIterator[control.IngestRequest]:
+        yield asked_of("anchor-winch")
+        await asyncio.Event().wait()
+
+    first = site.stub.Ingest(one_batch_and_no_end(), timeout=60)
+    assert (await anext(aiter(first))).pairs == 1
+    (tmp_path / "note.txt").write_text("The winch is oiled in spring.")
+    code, _, err = await fedctl(site, "ingest", str(tmp_path / "note.txt"))
+    assert (code, "another ingest is under way" in err) == (1, True), err
+    first.cancel()
+    async with asyncio.timeout(60):  # until the daemon has seen that nobody waits any more
+        while (await fedctl(site, "ingest", str(tmp_path / "note.txt")))[0] != 0:
+            await asyncio.sleep(0.1)
+
+
 async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> None:
     advice = "nothing yet for the version that answers: made when a run is over, or by fedctl"
     assert advice in await shown(site, "learning")
