@@ -121,7 +121,8 @@ class Trust:
                 return authority
         raise IdentityError(
             "the certificate was not issued by this federation's authority "
-            f"({self.federation_id!r}): {forms.RENEW}"
+            f"({self.federation_id!r}): {forms.RENEW}; where ca.crt is another federation's, "
+            "install its own"
         )
 
     def _verified(self, certificate: bytes, at: datetime | None) -> tuple[str, PublicKey]:
