@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
@@ -20,6 +20,8 @@ from daemon.library.readers.documents import (
 )
 from daemon.process.streams import watched
 from proto import control_pb2 as control
+
+_ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 
 
 class LibraryCalls(Calls):
@@ -168,7 +170,9 @@ def _first_time(pairs: list[Pair], told: set[int]) -> list[Pair]:
 def _with_errors(state: control.IngestProgress, errors: list[str]) -> control.IngestProgress:
     step = control.IngestProgress()
     step.CopyFrom(state)
-    step.errors.extend(errors)
+    step.errors.extend(errors[:_ERRORS_TOLD])
+    if len(errors) > _ERRORS_TOLD:
+        step.errors.append(f"and {len(errors) - _ERRORS_TOLD} more of this batch")
     return step
 
 

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.message import Message
 
 from daemon.control.context import WithinBounds
-from daemon.control.library import _parsed
+from daemon.control.library import _parsed, _with_errors
 from daemon.library.readers.documents import MAX_QUERY_BYTES, MAX_TEXT_BYTES, MAX_TITLE
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
@@ -119,6 +119,12 @@ def test_each_document_and_pair_has_its_bounds() -> None:
     assert [document.id for document in documents] == ["good"]
     assert len(pairs) == 1
     assert len(errors) == 3
+
+
+def test_a_batch_of_nothing_but_errors_is_answered_within_bounds() -> None:
+    errors = [f"line {number}" for number in range(2500)]
+    told = _with_errors(control.IngestProgress(), errors).errors
+    assert told == [*errors[:1000], "and 1500 more of this batch"]
 
 
 async def test_a_call_that_there_is_not_is_unimplemented(tmp_path: Path) -> None:
