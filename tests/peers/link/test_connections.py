@@ -403,7 +403,7 @@ async def test_an_upload_follows_a_peer_that_moves(federation: Federation) -> No
         assert 0 < other.forwarded < 8 * MIB + MIB // 2
 
 
-async def test_an_upload_whose_connection_is_not_up_yet_follows_a_peer_that_moves(
+async def test_an_upload_not_yet_begun_follows_a_peer_that_moves(
     federation: Federation,
 ) -> None:
     patient = replace(QUICK.timeouts, frame_s=60.0)
