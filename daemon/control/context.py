@@ -139,7 +139,7 @@ async def refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
 class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
     """Refuses what is asked out of bounds, whichever method it is for.
 
-    A stream of requests (documents and pairs) passes: its method judges each item.
+    Of a stream each request when its method reads it; the method judges documents and pairs.
     """
 
     async def intercept_service(
@@ -147,7 +147,7 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
     ) -> Any:
         """The handler of a call, behind the check."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:  # unknown to grpc, too
+        if handler is None:  # unknown to grpc, too
             return handler
 
         async def answered(request: Message, context: Context) -> Any:
@@ -159,7 +159,20 @@ class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gen
             async for reply in handler.unary_stream(request, context):
                 yield reply
 
+        async def checked(requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Any]:
+            async for request in requests:
+                await _check(request, context)
+                yield request
+
+        async def conversed(
+            requests: AsyncIterator[Message], context: Context
+        ) -> AsyncIterator[Any]:
+            async for reply in handler.stream_stream(checked(requests, context), context):
+                yield reply
+
         coded = (handler.request_deserializer, handler.response_serializer)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(conversed, *coded)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(streamed, *coded)
         return grpc.unary_unary_rpc_method_handler(answered, *coded)

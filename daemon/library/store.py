@@ -414,8 +414,8 @@ class Library:
     def counts(self) -> LibraryCounts:
         """Sizes; pairs as `pairs` returns them."""
         usable = (
-            "SELECT count(DISTINCT q.rowid) FROM pair q JOIN pair_positive x ON x.pair = q.rowid"
-            " JOIN document d ON d.id = x.document_id WHERE q.split = ?"
+            "SELECT count(*) FROM pair q WHERE q.split = ? AND EXISTS (SELECT 1 FROM"
+            " pair_positive x JOIN document d ON d.id = x.document_id WHERE x.pair = q.rowid)"
         )
         queries: list[tuple[str, tuple[str, ...]]] = [
             ("SELECT count(*) FROM document", ()),

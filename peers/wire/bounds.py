@@ -87,10 +87,10 @@ def _rule_of_one(field: FieldDescriptor, said: Bounds) -> Rule:
 
 
 def rule_for(message: str, name: str) -> Rule:
-    """The rule of a field that is no message."""
+    """The rule of a field that is no message; of a list of messages that of its length."""
     rule = rule_of(bounds.fields_of(message)[name])
-    assert not isinstance(rule, Part | Parts)  # noqa: S101  our own names
-    return rule
+    assert not isinstance(rule, Part)  # noqa: S101  our own names
+    return rule.length if isinstance(rule, Parts) else rule
 
 
 def most(message: str, name: str) -> int:

@@ -192,7 +192,7 @@ async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> I
 async def _batches(
     paths: list[Path], so_far: Ingested, watch: Watcher, turn: asyncio.Semaphore
 ) -> AsyncIterator[IngestRequest]:
-    """Requests of about BATCH_BYTES; files are read in a thread, so slow disks block nothing."""
+    """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow."""
     items = _read(paths, so_far)
     while True:
         batch, problems = await asyncio.to_thread(_next_batch, items)
@@ -226,9 +226,10 @@ def _next_batch(
 ) -> tuple[IngestRequest, list[dict[str, Any]]]:
     """The next request (empty at the end) and what was refused on the way to it."""
     from daemon.library.readers.documents import Document, Pair
-    from proto import control_pb2
+    from proto import bounds, control_pb2
 
     batch, problems, size = control_pb2.IngestRequest(), [], 0
+    most = bounds.of("IngestRequest", "documents").items.most  # as of pairs
     for item in items:
         if isinstance(item, Document):
             document = control_pb2.Document(
@@ -242,7 +243,7 @@ def _next_batch(
             size += pair.ByteSize()
         else:
             problems.append({"path": str(item.path), "line": item.line, "cause": item.cause})
-        if size >= BATCH_BYTES:
+        if size >= BATCH_BYTES or most in (len(batch.documents), len(batch.pairs)):
             break
     return batch, problems
 

@@ -138,6 +138,22 @@ async def test_a_call_that_there_is_not_is_unimplemented(tmp_path: Path) -> None
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("items", ["documents", "pairs"])
+async def test_a_batch_of_many_empty_items_is_refused_before_it_is_looked_into(
+    reached: tuple[Reached, rpc.ControlAsyncStub], items: str
+) -> None:
+    """Five million of them fit a message, and cost the daemon two gigabytes and a minute."""
+    servicer, stub = reached
+    kind = {"documents": control.Document, "pairs": control.Pair}[items]
+    good, many = (control.IngestRequest(**{items: [kind()] * n}) for n in (10_000, 10_001))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in stub.Ingest(iter([good, many])):
+            pass
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert f"{items} is 10001 long; expected 0 .. 10000" in str(refused.value.details())
+    assert servicer.seen == [good]
+
+
 async def test_what_is_within_its_bounds_is_answered(
     reached: tuple[Reached, rpc.ControlAsyncStub],
 ) -> None:

@@ -102,6 +102,16 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     assert max(sizes) < library.BATCH_BYTES + (1 << 20)
 
 
+def test_a_batch_of_short_lines_is_within_its_bounds(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    lines = (json.dumps({"query": f"q{n}", "positives": ["x"]}) for n in range(20_001))
+    (tmp_path / "pairs_train.jsonl").write_text("\n".join(lines))
+    assert fedctl("ingest", tmp_path, "--json").code == Exit.OK
+    sent = [len(r.pairs) for r in daemon.asked if isinstance(r, control.IngestRequest)]
+    assert sent == [10_000, 10_000, 1]
+
+
 def test_a_batch_is_sent_when_the_one_before_it_is_stored(tmp_path: Path) -> None:
     """The next one is read meanwhile. In the midst of sending a refusal would be lost."""
     lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
