@@ -144,7 +144,10 @@ async def test_noise_follows_loss_and_norm_follows_updates(tmp_path: Path) -> No
 async def test_a_stop_ends_what_is_trained_and_nothing_of_it_is_sent_or_booked(
     tmp_path: Path,
 ) -> None:
-    """Birch leads the round, and stands still while all train."""
+    """Birch leads the round, stands still while all train, and hears of the stop when it is back.
+
+    Had it only stood still, it might go on to the scale before the stop has reached it.
+    """
     around = Surroundings(program="tests.faults.halting_fedd")
     async with LiveFederation.start(tmp_path, SITES, surroundings=around) as live:
         await live.ingest_all()
@@ -159,7 +162,10 @@ async def test_a_stop_ends_what_is_trained_and_nothing_of_it_is_sent_or_booked(
         async with asyncio.timeout(60):
             while (await live.sites["alder"].status()).phase != "idle":
                 await asyncio.sleep(0.01)
+        birch.process.kill()
+        await birch.process.wait()
         (birch.folder / "halt-at").unlink()
+        await again(live, "birch")
         async with asyncio.timeout(60):
             for site in live.sites.values():
                 while (status := await site.status()).phase != "idle":
