@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -22,6 +23,8 @@ from daemon.process.streams import watched
 from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
+_PAIRS_TOLD: Final = 1 << 20  # kept in mind of one ingest; any beyond that counts as new
+_IDS_SOUGHT: Final = 1 << 18  # of documents that may come later in it
 
 
 class LibraryCalls(Calls):
@@ -58,11 +61,10 @@ class LibraryCalls(Calls):
         context: Context,
     ) -> AsyncIterator[control.IngestProgress]:
         """Each batch stored, then all indexed; ``state`` and ``recorded`` say how far it came."""
-        # Their documents may come later in this call. Usually these are few.
-        lost: list[Pair] = []
+        lost = _Lost()
         told: set[int] = set()
         async for request in requests:
-            documents, pairs, errors = _parsed(request)
+            documents, pairs, errors = await asyncio.to_thread(_parsed, request)
             counts = await self._answered(context, self._node.collection.ingest(documents, pairs))
             state.documents_new += counts.new
             state.documents_changed += counts.changed
@@ -70,7 +72,7 @@ class LibraryCalls(Calls):
             new = _first_time(pairs, told)
             state.pairs += len(new)
             state.pairs_repeated += len(pairs) - len(new)
-            lost += await self._answered(context, self._node.collection.unusable(new))
+            lost.add(await self._answered(context, self._node.collection.unusable(new)))
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
             recorded |= _counted(state)
             yield _with_errors(state, errors)
@@ -79,13 +81,13 @@ class LibraryCalls(Calls):
             yield step
         await self._node.readiness.refresh()
 
-    async def _count_usable(self, state: control.IngestProgress, lost: list[Pair]) -> None:
+    async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> None:
         """How many pairs have a document here, and of the others what the first may mean."""
         collection = self._node.collection
-        lost = await collection.unusable(lost)
-        state.pairs_usable = state.pairs - len(lost)
-        if lost:
-            state.unknown_document = lost[0].positives[0]
+        unusable = await collection.unusable(lost.sought)
+        state.pairs_usable = state.pairs - len(unusable) - lost.given_up
+        if unusable:
+            state.unknown_document = unusable[0].positives[0]
             state.known_document = await collection.similar(state.unknown_document)
 
     async def _indexed(
@@ -120,6 +122,23 @@ class LibraryCalls(Calls):
         )
 
 
+class _Lost:
+    """Pairs without a document, which may come later in their call. Usually these are few."""
+
+    def __init__(self) -> None:
+        self.sought: list[Pair] = []  # without their queries
+        self.given_up = 0
+        self._ids = 0
+
+    def add(self, pairs: list[Pair]) -> None:
+        for pair in pairs:
+            if self._ids + len(pair.positives) > _IDS_SOUGHT:
+                self.given_up += 1
+            else:
+                self._ids += len(pair.positives)
+                self.sought.append(Pair("", pair.positives))
+
+
 def _parsed(
     request: control.IngestRequest,
 ) -> tuple[list[Document], list[Pair], list[str]]:
@@ -144,6 +163,8 @@ def _parsed(
             errors.append(f"a pair needs a query and 1 to {MAX_POSITIVES} positives")
         elif len(pair.query.encode()) > MAX_QUERY_BYTES:
             errors.append(f"a pair's query has up to {MAX_QUERY_BYTES} bytes")
+        elif max(map(len, pair.positives)) > MAX_ID:
+            errors.append(f"a pair's document id has up to {MAX_ID} characters")
         elif pair.split not in ("train", "valid", "test"):
             errors.append(f"a pair's split {pair.split!r} is not train, valid or test")
         else:
@@ -163,7 +184,8 @@ def _first_time(pairs: list[Pair], told: set[int]) -> list[Pair]:
     """Those that didn't come before in this call; ``told`` holds hashes, texts may be many."""
     once = {hash((pair.query, pair.positives)): pair for pair in pairs}
     new = [pair for key, pair in once.items() if key not in told]
-    told.update(once)
+    if len(told) < _PAIRS_TOLD:
+        told.update(once)
     return new
 
 

@@ -15,8 +15,14 @@ import pytest
 from google.protobuf.message import Message
 
 from daemon.control.context import WithinBounds
-from daemon.control.library import _parsed, _with_errors
-from daemon.library.readers.documents import MAX_QUERY_BYTES, MAX_TEXT_BYTES, MAX_TITLE
+from daemon.control.library import _first_time, _Lost, _parsed, _with_errors
+from daemon.library.readers.documents import (
+    MAX_ID,
+    MAX_QUERY_BYTES,
+    MAX_TEXT_BYTES,
+    MAX_TITLE,
+    Pair,
+)
 from proto import control_pb2 as control
 from proto import control_pb2_grpc as rpc
 
@@ -113,12 +119,28 @@ def test_each_document_and_pair_has_its_bounds() -> None:
         pairs=[
             control.Pair(query="q" * (MAX_QUERY_BYTES + 1), positives=["x"], split="train"),
             control.Pair(query="q" * MAX_QUERY_BYTES, positives=["x"], split="train"),
+            control.Pair(query="q", positives=["x", "y" * (MAX_ID + 1)], split="train"),
         ],
     )
     documents, pairs, errors = _parsed(request)
     assert [document.id for document in documents] == ["good"]
     assert len(pairs) == 1
-    assert len(errors) == 3
+    assert len(errors) == 4
+
+
+def test_of_pairs_without_a_document_so_many_are_kept_in_mind() -> None:
+    """A stream may go on for as long as it likes."""
+    lost, told = _Lost(), set[int]()
+    for batch in range(4):
+        names = [(f"{batch}-{number}", "absent") for number in range(100_000)]
+        pairs = [Pair("q" * 100, positives, "train") for positives in names]
+        assert _first_time(pairs, told) == pairs
+        lost.add(pairs)
+    assert (len(lost.sought), lost.given_up) == (1 << 17, 400_000 - (1 << 17))
+    assert lost.sought[0] == Pair("", ("0-0", "absent"))
+    full = set(range(1 << 20))
+    assert _first_time(pairs, full) == _first_time(pairs, full) == pairs
+    assert len(full) == 1 << 20
 
 
 def test_a_batch_of_nothing_but_errors_is_answered_within_bounds() -> None:
