@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Int64
-from crypto.durable import fsync
+from crypto.durable import clear, fsync
 
 if TYPE_CHECKING:
     import hnswlib
@@ -110,13 +109,13 @@ class DenseIndex:
         try:
             load_index(final, model_digest, content_digest)
         except IndexDamaged:
-            shutil.rmtree(final, ignore_errors=True)
+            clear(final)
         else:
             return final
         root.mkdir(parents=True, exist_ok=True)
         # One process writes below root: a leftover is of a crash.
         temporary = root / f".{final.name}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        clear(temporary)
         temporary.mkdir()
         graph = temporary / _GRAPH
         self._graph.save_index(str(graph))
@@ -190,7 +189,7 @@ def remove_other_indexes(root: Path, keep: Collection[Path]) -> None:
         return
     for path in root.iterdir():
         if path.is_dir() and path not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+            clear(path)
 
 
 def _new_graph(dimension: int) -> hnswlib.Index:

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import structlog
 
+from crypto.durable import clear
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.services.collection import Collection
 from daemon.state.store import Store, StoreError
@@ -83,7 +84,7 @@ class Folders:
 
     def empty_spool(self) -> None:
         """What a crash left in the spool belongs to an attempt that is over for us."""
-        shutil.rmtree(self.spool, ignore_errors=True)
+        clear(self.spool)
         self.spool.mkdir(parents=True, mode=0o700)
         self.kept.mkdir(parents=True, mode=0o700, exist_ok=True)
 

@@ -186,6 +186,21 @@ def test_the_leftover_of_a_crash_is_no_index_and_no_obstacle(tmp_path: Path) -> 
     assert not leftover.exists()
 
 
+def test_a_link_where_an_index_is_made_goes_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    """It was passed over, and no index could be made until somebody took it away."""
+    root, elsewhere = tmp_path / "index", tmp_path / "elsewhere"
+    final = index_path(root, MODEL, CONTENT)
+    root.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "letter").touch()
+    for link in (final, root / f".{final.name}", root / "old"):
+        link.symlink_to(elsewhere)
+    assert index_of(3).save(root, MODEL, CONTENT) == final
+    remove_other_indexes(root, [final])
+    assert [(path, path.is_symlink()) for path in root.iterdir()] == [(final, False)]
+    assert (elsewhere / "letter").exists()
+
+
 def test_old_indexes_are_removed(tmp_path: Path) -> None:
     old = index_of(3).save(tmp_path, b"o" * 32, CONTENT)
     kept = index_of(3).save(tmp_path, MODEL, CONTENT)

@@ -25,6 +25,7 @@ from daemon.rounds.catch_up import CatchUp, Folders
 from daemon.state.membership import Membership
 from daemon.state.store import Store
 from daemon.state.versions import ShapeManifest, is_sound, version_path, write_version
+from daemon.wiring import folders_of
 from peers.attempts import effects as do
 from peers.link.contacts import PeerStatistics
 from peers.link.transport import Transport
@@ -180,6 +181,18 @@ def federation(tmp_path: Path) -> Federation:
 
 
 # ---- certificates --------------------------------------------------------------------
+
+
+def test_a_link_in_the_place_of_the_spool_hinders_no_start(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "letter").touch()
+    folders = folders_of(tmp_path / "state")
+    folders.spool.parent.mkdir(parents=True)
+    folders.spool.symlink_to(elsewhere)
+    folders.empty_spool()
+    assert folders.spool.is_dir() and not folders.spool.is_symlink()
+    assert (elsewhere / "letter").exists()
 
 
 async def test_a_site_far_behind_catches_up_in_several_pulls(
