@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import VerificationError
 
-from crypto.identity import keys, names
+from crypto.identity import MAX_DAYS, keys, names
 from crypto.identity.keys import IdentityError, PrivateKey, PublicKey
 from crypto.identity.names import tls_name
 
@@ -23,7 +23,6 @@ from crypto.identity.names import tls_name
 MAX_DER = 4096
 MAX_PEM = 16 * 1024
 _END = b"-----END CERTIFICATE-----"
-_MAX_DAYS = 20 * 366
 _CLOCK_SKEW = timedelta(minutes=5)  # a certificate made now is valid where clocks are behind
 
 AUTHORITY_KEY, AUTHORITY_CERTIFICATE = "ca.key", "ca.crt"
@@ -142,8 +141,8 @@ def check_size(raw: bytes, limit: int, what: str) -> None:
 
 def validity(days: int, now: datetime | None) -> tuple[datetime, datetime]:
     """From a little before ``now`` for so many days; raises IdentityError out of bounds."""
-    if not 1 <= days <= _MAX_DAYS:
-        raise IdentityError(f"a certificate is valid for 1 to {_MAX_DAYS} days, not {days}")
+    if not 1 <= days <= MAX_DAYS:
+        raise IdentityError(f"a certificate is valid for 1 to {MAX_DAYS} days, not {days}")
     moment = now or datetime.now(UTC)
     return moment - _CLOCK_SKEW, moment + timedelta(days=days)
 

@@ -130,10 +130,16 @@ class Calls(rpc.ControlServicer):
             await refuse(context, str(refusal))
 
 
-async def refuse(context: Context, cause: str, remedy: str = "") -> NoReturn:
-    """End the call with the cause and, on a line of its own, the remedy."""
+async def refuse(
+    context: Context, cause: str, remedy: str = "", *, senseless: bool = False
+) -> NoReturn:
+    """End the call with the cause and, on a line of its own, the remedy.
+
+    ``senseless``: it can't be asked for, however things stand here; to fedctl a usage error.
+    """
     text = f"{cause}\n{remedy}" if remedy else cause
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+    status = grpc.StatusCode
+    await context.abort(status.INVALID_ARGUMENT if senseless else status.FAILED_PRECONDITION, text)
 
 
 class WithinBounds(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
@@ -183,4 +189,4 @@ async def _check(request: Message, context: Context) -> None:
         for name, rule in _RULES[request.DESCRIPTOR.name].items():
             rule(name, getattr(request, name))
     except RemoteProtocolError as error:
-        await refuse(context, str(error))
+        await refuse(context, str(error), senseless=True)

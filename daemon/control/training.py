@@ -66,7 +66,7 @@ class TrainingCalls(Calls):
             put_noughts(plan, request.noughts)
             check(plan)
         except (ChoiceRefused, RemoteProtocolError) as error:
-            await refuse(context, str(error), "Choose other options")
+            await refuse(context, str(error), "Choose other options", senseless=True)
         return plan
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:

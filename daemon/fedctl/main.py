@@ -35,6 +35,14 @@ from daemon.fedctl.demo import run
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import CommandError, Exit, Session, complain, our_fault
 
+# By kinds of error of pydantic's, which typer checks values with.
+_MUST_BE = {
+    "greater_than_equal": "must be at least {ge}, not {input}",
+    "less_than_equal": "must be at most {le}, not {input}",
+    "int_parsing": "must be a whole number, not {input}",
+    "float_parsing": "must be a number, not {input}",
+    "value_error": "{error}",
+}
 # In the order in which they are shown.
 _TOPICS = (
     library,
@@ -95,6 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: TyperException) -> CommandError:
+    from pydantic import ValidationError
+
+    if isinstance(error.__cause__, ValidationError):
+        found = error.__cause__.errors()[0]
+        if words := _MUST_BE.get(found["type"]):
+            error.message = words.format(**found.get("ctx", {}), input=found["input"])
     context = getattr(error, "ctx", None)
     command_line = context.command_path if context is not None else "fedctl"
     return CommandError(

@@ -36,7 +36,8 @@ class CannedDaemon(ControlServicer):
         self.repeated = 0  # of them, likewise
         self.training_pairs = 70
         self.run = federation.Run.FromString(RUN.SerializeToString())
-        self.refusal = ""  # when set, every call is refused with it
+        self.refusal = ""  # when set, every call is refused with it, and
+        self.refused_as = grpc.StatusCode.FAILED_PRECONDITION
         self.ingest_errors: list[str] = []
         self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
@@ -90,7 +91,7 @@ class CannedDaemon(ControlServicer):
     def _hear(self, request: Any, context: Any) -> None:
         self.asked.append(request)
         if self.refusal:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
+            context.abort(self.refused_as, self.refusal)
 
     def Status(self, request: Any, context: Any) -> control.StatusReply:
         self._hear(request, context)

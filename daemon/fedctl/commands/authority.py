@@ -11,11 +11,16 @@ from typing import Annotated
 
 import typer
 
+from crypto.identity import MAX_DAYS
 from daemon.fedctl.terminal.files import fingerprint, read_file, refusing, write_whole
-from daemon.fedctl.terminal.options import Authority, Out, command
+from daemon.fedctl.terminal.options import Authority, Out, an_id, command
 from daemon.fedctl.terminal.output import Session, tell
 
 topic = typer.Typer(name="ca", help="The federation's authority: make it, and sign sites with it.")
+
+Days = Annotated[
+    int, typer.Option(min=1, max=MAX_DAYS, help="For how many days what is signed is valid.")
+]
 
 
 def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
@@ -41,10 +46,8 @@ def sign_site(
 def ca_init(
     session: Session,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
-    federation: Annotated[
-        str, typer.Option(metavar="NAME", help="The federation's id: a-z, 0-9 and -.")
-    ],
-    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 3650,
+    federation: Annotated[str, an_id("NAME", help="The federation's id")],
+    days: Days = 3650,
 ) -> None:
     """Make the federation's authority. Whoever has its key decides who belongs: keep it offline."""
     make_authority(directory, federation, days=days)
@@ -76,7 +79,7 @@ def ca_sign(
         str | None,
         typer.Option(metavar="ID", help="The site whose request it must be; recommended."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long it is valid.")] = 365,
+    days: Days = 365,
 ) -> None:
     """Sign a site's request. Know from the site itself that the request is its own."""
     from crypto.identity.site import Trust
@@ -110,9 +113,9 @@ def ca_rotate(
     new: Annotated[
         Path, typer.Argument(metavar="NEW", help="A folder for its successor, or of `ca adopt`.")
     ],
-    days: Annotated[int, typer.Option(min=1, help="How long the new one is valid.")] = 3650,
+    days: Days = 3650,
     window: Annotated[
-        int, typer.Option(metavar="DAYS", min=1, help="How long certificates of both are good.")
+        int, typer.Option(min=1, max=MAX_DAYS, help="For how many days both are good.")
     ] = 90,
 ) -> None:
     """Let a new authority follow the old one, which vouches for it; both are good for a while."""
@@ -145,7 +148,7 @@ def ca_rotate(
 def ca_adopt(
     session: Session,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for it.")],
-    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
+    federation: Annotated[str, an_id("NAME", help="The federation's id")],
     certificate: Annotated[
         Path, typer.Option(metavar="FILE", help="Its certificate, then what issued it, in PEM.")
     ],

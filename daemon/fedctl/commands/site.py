@@ -24,7 +24,7 @@ from daemon.fedctl.commands.manifest import (
 )
 from daemon.fedctl.terminal.connection import settings_of
 from daemon.fedctl.terminal.files import fingerprint, read_file, refusing
-from daemon.fedctl.terminal.options import Authority, Out, command
+from daemon.fedctl.terminal.options import Authority, Out, an_id, command
 from daemon.fedctl.terminal.output import CommandError, Exit, Session, confirm, short, tell
 
 topic = typer.Typer(name="site", help="This site's key and certificate.")
@@ -62,8 +62,8 @@ def site_init(
         Path,
         typer.Argument(metavar="DIR", help="The site's identity folder, e.g. /etc/hanse/identity."),
     ],
-    federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's id.")],
-    site: Annotated[str, typer.Option(metavar="ID", help="This site's id: a-z, 0-9 and -.")],
+    federation: Annotated[str, an_id("NAME", help="The federation's id")],
+    site: Annotated[str, an_id("ID", help="This site's id")],
 ) -> None:
     """Make this site's key, which never leaves it, and a request for its certificate."""
     make_site(directory, federation, site)

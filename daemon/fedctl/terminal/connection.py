@@ -143,7 +143,8 @@ def _translated(error: grpc.aio.AioRpcError, path: Path) -> CommandError:
             "fedctl and fedd must be of one version: restart fedd after an upgrade",
         )
     cause, _, remedy = details.partition("\n")
-    return CommandError(cause or f"the daemon refused ({code.name})", remedy)
+    exit_code = Exit.USAGE if code is grpc.StatusCode.INVALID_ARGUMENT else Exit.FAILED
+    return CommandError(cause or f"the daemon refused ({code.name})", remedy, exit_code=exit_code)
 
 
 async def asked_status(daemon: ControlAsyncStub) -> StatusReply:

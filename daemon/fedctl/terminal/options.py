@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,17 @@ def of_field(message: str, name: str, *flags: str, help: str, least: int = 0) ->
     low, above, high = bounds.chosen(message, name)
     low = LEAST_ABOVE_NOTHING if above else max(low, least)
     return typer.Option(*flags, min=low, max=high, help=help)
+
+
+def an_id(metavar: str, *, help: str) -> Any:
+    """The option that names a federation or a site."""
+    return typer.Option(metavar=metavar, help=f"{help}: a-z, 0-9 and -.", callback=_checked_id)
+
+
+def _checked_id(value: str) -> str:
+    if not re.fullmatch(bounds.of("Signed", "site").pattern, value):
+        raise typer.BadParameter(f"{value!r}; expected 1 to 63 of a-z, 0-9 and -, the first no -")
+    return value
 
 
 Authority = Annotated[

@@ -5,8 +5,11 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,8 +17,10 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
+from config.loading import load
 from daemon.control.context import WithinBounds
 from daemon.control.library import _first_time, _Lost, _parsed, _with_errors
+from daemon.control.training import TrainingCalls
 from daemon.library.readers.documents import (
     MAX_ID,
     MAX_QUERY_BYTES,
@@ -58,16 +63,22 @@ class Reached(rpc.ControlServicer):
             yield control.IngestProgress()
 
 
+@asynccontextmanager
+async def served(servicer: Any, folder: Path) -> AsyncIterator[rpc.ControlAsyncStub]:
+    server = grpc.aio.server(interceptors=[WithinBounds()])
+    rpc.add_ControlServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{folder}/socket")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{folder}/socket") as channel:
+        yield rpc.ControlStub(channel)
+    await server.stop(0)
+
+
 @pytest.fixture
 async def reached(tmp_path: Path) -> AsyncIterator[tuple[Reached, rpc.ControlAsyncStub]]:
     servicer = Reached()  # type: ignore[abstract]  # what is not here answers: unimplemented
-    server = grpc.aio.server(interceptors=[WithinBounds()])
-    rpc.add_ControlServicer_to_server(servicer, server)
-    server.add_insecure_port(f"unix:{tmp_path}/socket")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/socket") as channel:
-        yield servicer, rpc.ControlStub(channel)
-    await server.stop(0)
+    async with served(servicer, tmp_path) as stub:
+        yield servicer, stub
 
 
 async def ask(stub: Any, request: Message) -> list[Any]:
@@ -103,9 +114,23 @@ async def test_what_is_out_of_bounds_reaches_no_method(
     servicer, stub = reached
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(stub, request_)
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert why in str(refused.value.details())
     assert servicer.seen == []
+
+
+@pytest.mark.parametrize("wish", [{"recipe": "nix"}, {"choices": ["foo=1"]}])
+async def test_a_choice_that_there_is_not_is_an_invalid_argument(
+    tmp_path: Path, wish: dict[str, Any]
+) -> None:
+    settings = tmp_path / "fedd.toml"
+    settings.write_text("")
+    around = SimpleNamespace(node=None, audit=None, settings=load(settings))
+    calls: Any = TrainingCalls
+    async with served(calls(around, "uid:0", asyncio.Lock()), tmp_path) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"no recipe|no choice") as refused:
+            await stub.Train(Train(rounds=1, **wish))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_each_document_and_pair_has_its_bounds() -> None:
@@ -171,7 +196,7 @@ async def test_a_batch_of_many_empty_items_is_refused_before_it_is_looked_into(
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         async for _ in stub.Ingest(iter([good, many])):
             pass
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"{items} is 10001 long; expected 0 .. 10000" in str(refused.value.details())
     assert servicer.seen == [good]
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import typer.main
 from rich.console import Console
@@ -230,6 +231,30 @@ def test_the_daemons_refusal_is_told_in_one_line(fedctl: Fedctl, daemon: CannedD
     assert ran.err == "fedctl: a question has at most 16384 bytes. Ask it in fewer words.\n"
 
 
+def test_what_the_daemon_finds_senseless_is_a_usage_error(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    daemon.refusal = "there is no recipe 'nix': there are hanse, fedavg"
+    daemon.refused_as = grpc.StatusCode.INVALID_ARGUMENT
+    ran = fedctl("train", "--rounds", 1, "--recipe", "nix")
+    assert (ran.code, "there are hanse" in ran.err) == (Exit.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["train", "--rounds", "0"], "'--rounds': must be at least 1, not 0."),
+        (["train", "--rounds", "x"], "'--rounds': must be a whole number, not x."),
+        (["train", "--clip", "x"], "'--clip': must be a number, not x."),
+        (["ask", "why", "--top-k", "101"], "'--top-k': must be at most 100, not 101."),
+        (["eval", "--split", "all"], "'--split': 'all' is not one of 'test', "),
+    ],
+    ids=lambda v: " ".join(v)[:24],
+)
+def test_a_refused_value_is_told_in_plain_words(fedctl: Fedctl, words: list[str], why: str) -> None:
+    assert f"fedctl: Invalid value for {why}" in fedctl(*words).err
+
+
 def test_socket_without_a_listener(fedctl: Fedctl, path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
@@ -293,7 +318,10 @@ def test_an_option_beats_the_environment(
         ["train", "--attach", "--learning-rate", "0.1"],
         ["rounds", "show", "x"],
         ["ca", "sign", "missing.csr", "--ca", "ca", "--out", "x"],
+        ["ca", "init", "ca", "--federation", "Trade_X"],
+        ["ca", "init", "ca", "--federation", "trade", "--days", "99999999"],
         ["ca", "rotate", "missing", "authority-2"],
+        ["site", "init", "site", "--federation", "trade", "--site", "Nord"],
         ["site", "show", "missing"],
         ["site", "renew", "missing"],
         ["audit", "verify", "missing.jsonl"],
