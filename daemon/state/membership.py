@@ -164,12 +164,14 @@ class Membership:
         trust = Trust.from_pem(identity.authority_pem)
         try:
             text = files.manifest.read_bytes()
+            manifest = parse_signed(text, trust)
         except OSError as error:
             raise ManifestError(
                 f"cannot read the manifest {files.manifest}: {error.strerror}; get the signed "
                 "manifest from whoever keeps the federation's authority (`fedctl manifest sign`)"
             ) from error
-        manifest = parse_signed(text, trust)
+        except ManifestError as error:
+            raise ManifestError(f"{files.manifest}: {error}") from error
         if manifest.federation_id != identity.federation_id:
             raise ManifestError(
                 f"the manifest is of {manifest.federation_id!r}, the certificate of "

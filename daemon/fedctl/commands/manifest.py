@@ -18,6 +18,7 @@ from daemon.fedctl.terminal.output import CommandError, Exit, Session, columns, 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from crypto.identity.site import Trust
     from peers.wire.manifest import FederationManifest
 
 topic = typer.Typer(name="manifest", help="The signed list of the federation's sites.")
@@ -27,7 +28,7 @@ def new_manifest(
     authority: Path,
     *,
     addresses: Mapping[str, str],
-    previous: bytes | None = None,
+    previous: Path | None = None,
     enabled: Mapping[str, bool] | None = None,
     remove: Sequence[str] = (),
     version: int | None = None,
@@ -43,12 +44,11 @@ def new_manifest(
     later no site would put it in force (peers/rounds/manifest_in_force.py). One under which no
     round can run, only when ``expelling``: a site is shut out even if those left then wait.
     """
-    from crypto.identity.site import Trust
-    from peers.wire.manifest import FederationManifest, ManifestSite, parse_signed, signed
+    from peers.wire.manifest import FederationManifest, ManifestSite, signed
 
-    with refusing():
-        trust = Trust.from_pem(read_file(authority / "ca.crt"))
-        before = parse_signed(previous, trust) if previous is not None else None
+    trust = _trust(authority / "ca.crt")
+    before = _parsed(previous, trust) if previous is not None else None
+    with refusing(exit_code=Exit.USAGE):
         sites = {site.id: site for site in before.sites} if before else {}
         for site, address in addresses.items():
             was_enabled = sites[site].enabled if site in sites else True
@@ -70,12 +70,13 @@ def new_manifest(
         if faulty_sites is None:
             faulty_sites = before.tolerated if before else 1
         new = FederationManifest(trust.federation_id, version, ordered, faulty_sites)
-        if before and not first_round_to_come:
-            _check_one_step(before, new)
-        if new.objection and not expelling:
-            raise CommandError(new.objection, exit_code=Exit.USAGE)
-        if not expelling:
-            _check_addresses(new)
+    if before and not first_round_to_come:
+        _check_one_step(before, new)
+    if new.objection and not expelling:
+        raise CommandError(new.objection, exit_code=Exit.USAGE)
+    if not expelling:
+        _check_addresses(new)
+    with refusing():
         return signed(new, authority)
 
 
@@ -100,8 +101,12 @@ def write_manifest(out: Path, content: bytes, ca: Path) -> FederationManifest:
 
     Two manifests of one version split a federation: sites that have the one refuse the other.
     """
-    manifest = verified(content, ca / "ca.crt")
-    there = _signed_before(out, ca)
+    from peers.wire.manifest import parse_signed
+
+    trust = _trust(ca / "ca.crt")
+    with refusing():
+        manifest = parse_signed(content, trust)
+    there = _signed_before(out, trust)
     if there and there.version >= manifest.version and there.digest != manifest.digest:
         raise CommandError(
             f"{out} holds another manifest, version {there.version} ({short(there.digest.hex())}), "
@@ -113,15 +118,12 @@ def write_manifest(out: Path, content: bytes, ca: Path) -> FederationManifest:
     return manifest
 
 
-def _signed_before(out: Path, ca: Path) -> FederationManifest | None:
+def _signed_before(out: Path, trust: Trust) -> FederationManifest | None:
     """The manifest of this authority that is in the file already; None: nothing, or no such."""
-    from crypto.identity.site import Trust
     from peers.wire.manifest import ManifestError, parse_signed
 
     if not out.is_file():
         return None
-    with refusing():
-        trust = Trust.from_pem(read_file(ca / "ca.crt"))
     try:
         return parse_signed(read_file(out), trust)
     except ManifestError:
@@ -205,7 +207,7 @@ def manifest_sign(
     content = new_manifest(
         ca,
         addresses=dict(_address(item) for item in site or ()),
-        previous=read_file(previous) if previous is not None else None,
+        previous=previous,
         enabled=switched,
         remove=remove or (),
         version=version,
@@ -231,7 +233,7 @@ def manifest_show(
     ] = None,
 ) -> None:
     """Verify a manifest's signature and show its sites; refuses one that is not the authority's."""
-    manifest = verified(read_file(file), authority or _authority_near(file))
+    manifest = verified(file, authority or _authority_near(file))
     plain = {**plain_manifest(manifest), "file": str(file)}
     session.result(plain, lambda console: _show_manifest(console, plain))
 
@@ -248,13 +250,23 @@ def _authority_near(manifest: Path) -> Path:
     )
 
 
-def verified(content: bytes, authority: Path) -> FederationManifest:
+def verified(file: Path, authority: Path) -> FederationManifest:
     """The manifest in a file; CommandError unless the authority of that ca.crt signed it."""
-    from crypto.identity.site import Trust
+    return _parsed(file, _trust(authority))
+
+
+def _parsed(file: Path, trust: Trust) -> FederationManifest:
     from peers.wire.manifest import parse_signed
 
-    with refusing():
-        return parse_signed(content, Trust.from_pem(read_file(authority)))
+    with refusing(file):
+        return parse_signed(read_file(file), trust)
+
+
+def _trust(authority: Path) -> Trust:
+    from crypto.identity.site import Trust
+
+    with refusing(authority):
+        return Trust.from_pem(read_file(authority))
 
 
 def _address(item: str) -> tuple[str, str]:

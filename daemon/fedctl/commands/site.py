@@ -144,12 +144,11 @@ def site_expel(
     Its connections are closed, its calls refused, and the round under way goes on without
     it. Its votes in committed rounds stay valid. `manifest sign --enable ID` lets it in again.
     """
-    before = read_file(previous)
-    _check_takes_part(verified(before, ca / "ca.crt"), site)
+    _check_takes_part(verified(previous, ca / "ca.crt"), site)
     content = new_manifest(
         ca,
         addresses={},
-        previous=before,
+        previous=previous,
         enabled={} if remove else {site: False},
         remove=[site] if remove else [],
         expelling=True,

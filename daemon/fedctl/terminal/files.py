@@ -15,16 +15,22 @@ _MAX_READ = 1 << 20
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """What identity and manifest refuse, as the error of a command."""
+def refusing(file: Path | None = None, *, exit_code: Exit = Exit.FAILED) -> Iterator[None]:
+    """What identity and manifest refuse, as the error of a command.
+
+    ``file``: whose content is judged, to be named; ``exit_code``: USAGE where it is words of the
+    command line.
+    """
     from crypto.identity.site import IdentityError
     from peers.wire.manifest import ManifestError
 
     try:
         yield
     except (IdentityError, ManifestError) as error:
-        absent = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
-        raise CommandError(str(error), exit_code=Exit.USAGE if absent else Exit.FAILED) from error
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            exit_code = Exit.USAGE
+        cause = f"{file}: {error}" if file is not None else str(error)
+        raise CommandError(cause, exit_code=exit_code) from error
 
 
 def read_file(path: Path) -> bytes:

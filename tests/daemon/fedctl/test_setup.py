@@ -155,7 +155,7 @@ def test_how_many_may_lie_is_signed_and_shown(fedctl: Fedctl, tmp_path: Path) ->
     assert (
         fedctl(*again, "--faulty-sites", 2, "--before-first-round", "--json").object["quorum"] == 4
     )
-    assert fedctl(*again, "--faulty-sites", 86, "--before-first-round").code == Exit.FAILED
+    assert fedctl(*again, "--faulty-sites", 86, "--before-first-round").code == Exit.USAGE
     help_ = " ".join(re.sub(r"[^\w;.]+", " ", fedctl("manifest", "sign", "--help").out).split())
     assert "a lying coordinator can split the history" in help_
 
@@ -251,6 +251,8 @@ def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
 
     not_an_address = fedctl(*sign, "--site", "north")
     assert (not_an_address.code, "ID=HOST:PORT" in not_an_address.err) == (Exit.USAGE, True)
+    no_port = fedctl(*sign, "--site", "north=h:99999")
+    assert (no_port.code, "'h:99999' of site 'north'" in no_port.err) == (Exit.USAGE, True)
     unknown = fedctl(*sign, "--previous", file, "--disable", "west")
     assert (unknown.code, "no site west" in unknown.err) == (Exit.USAGE, True)
     older = fedctl(*sign, "--previous", file, "--version", 1)
@@ -263,4 +265,10 @@ def test_manifest_refusals(fedctl: Fedctl, tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("h:1", "evil:1"))
     forged = fedctl("manifest", "show", file, "--authority", ca / "ca.crt", "--json")
     assert forged.code == Exit.FAILED
-    assert "not signed by this federation's authority" in forged.object["error"]
+    assert f"{file}: the manifest is not signed by this" in forged.object["error"]
+    file.write_text("{")
+    for words in (["manifest", "show", file, "--authority", ca / "ca.crt"],
+                  [*sign[:4], "--out", tmp_path / "next.json", "--previous", file]):  # fmt: skip
+        garbled = fedctl(*words)
+        assert garbled.code == Exit.FAILED
+        assert f"{file}: the manifest is not JSON in UTF-8" in garbled.err

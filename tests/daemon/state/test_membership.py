@@ -16,7 +16,7 @@ from daemon.state.membership import Membership
 from daemon.state.store import Store
 from peers.rounds.manifest_in_force import ManifestInForce
 from peers.wire.certificates import CertificateError, sign_vote, vote_payload
-from peers.wire.manifest import signed
+from peers.wire.manifest import ManifestError, signed
 from proto import federation_pb2 as pb
 from tests.support.authority import Federation
 
@@ -112,6 +112,13 @@ def test_a_site_that_is_not_enabled_is_refused_whatever_it_signed_before(place: 
     elsewhere = replace(place.here.manifest, federation_id="other")
     with pytest.raises(CertificateError, match="another one"):
         place.here.verify(SAID, beta, elsewhere, past=True)
+
+
+def test_a_manifest_that_cannot_be_parsed_is_named(place: Place) -> None:
+    file = place.federation.root / "alpha" / "manifest.json"
+    file.write_text("{")
+    with pytest.raises(ManifestError, match=f"{file}: the manifest is not JSON"):
+        place.here.reload()
 
 
 def test_a_stranger_is_refused(place: Place, tmp_path: Path) -> None:
