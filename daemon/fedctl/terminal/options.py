@@ -86,6 +86,8 @@ def command(function: Callable[..., Exit | None]) -> Callable[..., None]:
             raise typer.Exit(function(session, **own) or Exit.OK)
 
     _declare(run, function)
+    # Typer wraps the first paragraph alone; of the others only an indented line is one for good.
+    run.__doc__ = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
     return run
 
 

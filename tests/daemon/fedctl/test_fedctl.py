@@ -102,12 +102,23 @@ def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
             assert option in shown.out, f"{words} lacks {option}"
 
 
-def test_no_help_text_loses_a_word() -> None:
-    """Typer's help takes "[learning]" for a style, and drops it."""
-    found, commands = [], [("fedctl", typer.main.get_command(app))]
+def every_command() -> Iterator[tuple[str, Any]]:
+    commands: list[tuple[str, Any]] = [("fedctl", typer.main.get_command(app))]
     while commands:
         name, one = commands.pop()
         commands += [(f"{name} {n}", sub) for n, sub in getattr(one, "commands", {}).items()]
+        yield name, one
+
+
+def test_paragraphs_of_help_are_broken_by_the_terminal_alone() -> None:
+    broken = [name for name, one in every_command() if re.search(r"\S\n\S", one.help or "")]
+    assert not broken
+
+
+def test_no_help_text_loses_a_word() -> None:
+    """Typer's help takes "[learning]" for a style, and drops it."""
+    found = []
+    for name, one in every_command():
         texts = [one.help, *(getattr(option, "help", "") for option in one.params)]
         found += [(name, word) for t in texts for word in re.findall(r"\[[a-z_]+\]", t or "")]
     assert not found
