@@ -39,7 +39,7 @@ from daemon.fedctl.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
     from daemon.state.audit_format import BreakRecord, Chain, Head
@@ -302,11 +302,17 @@ def show(
         if (not actor or entry["actor"] == actor)
         and (after is None or datetime.fromisoformat(entry["time"]) >= after)
     )
-    if session.json:
-        for entry in chosen:
+    table, matches = columns(">entry", "time", "actor", "action", "outcome", "what"), False
+    for entry in chosen:
+        matches = True
+        if session.json:
             write_json(entry)
-    else:
-        _show(session.console, list(chosen))
+        else:
+            table.add_row(*_row(entry))
+    if table.rows:
+        session.console.print(table)
+    if not matches:
+        session.note("No entry matches.")
     _complain_of_breaks(chain)
 
 
@@ -319,16 +325,13 @@ def _entries(paths: list[Path], chain: Chain) -> Iterator[dict[str, Any]]:
         raise _unreadable(error) from error
 
 
-def _show(console: Console, chosen: list[dict[str, Any]]) -> None:
-    table = columns(">entry", "time", "actor", "action", "outcome", "what")
-    for entry in chosen:
-        what = ", ".join(f"{name} {_value(value)}" for name, value in entry["objects"].items())
-        table.add_row(
-            str(entry["seq"]),
-            *(plain_text(entry[name]) for name in ("time", "actor", "action", "outcome")),
-            plain_text(what),
-        )
-    console.print(table)
+def _row(entry: dict[str, Any]) -> Iterator[RenderableType]:
+    yield str(entry["seq"])
+    for name in ("time", "actor", "action", "outcome"):
+        yield plain_text(entry[name])
+    yield plain_text(
+        ", ".join(f"{name} {_value(value)}" for name, value in entry["objects"].items())
+    )
 
 
 def _value(value: object) -> str:

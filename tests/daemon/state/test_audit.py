@@ -366,6 +366,16 @@ def test_show_filters_by_time_and_actor(folder: Path, capsys: pytest.CaptureFixt
     assert main([*show, "--since", "yesterday"]) == 2
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_filter_that_nothing_passes_is_told_beside_the_result(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    written(folder, 2)
+    show = ["audit", "show", "--state-dir", str(folder.parent), "--actor", "foo", *options]
+    assert main(show) == 0
+    assert capsys.readouterr() == ("", "No entry matches.\n")
+
+
 def test_head_without_a_daemon(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = written(folder, 2).head[1].hex()
     assert main(["audit", "head", "--state-dir", str(folder.parent)]) == 0
