@@ -104,6 +104,8 @@ class CannedDaemon(ControlServicer):
             index_digest=DIGEST,
             documents=40,
             passages=44,
+            pairs_valid=6,
+            pairs_test=14,
             peers_connected=1,
             peers_total=2,
             resident_bytes=300 << 20,

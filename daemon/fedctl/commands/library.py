@@ -57,6 +57,7 @@ class Ingested:
     pairs_usable: int = 0
     unknown_document: str = ""
     known_document: str = ""
+    pairs_here: dict[str, int] = field(default_factory=dict)  # that the library has, by split
     passages_total: int = 0
     passages_embedded: int = 0
     done: bool = False
@@ -168,10 +169,15 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
         bars.update(embedding, completed=done, total=total or None, count=count)
 
     async with connected(socket_path(session)) as daemon:
-        site = (await asked_status(daemon)).site
         with bars:
             ingested = await send(daemon, paths, watch)
-    ingested.site = site
+        here = await asked_status(daemon)
+    ingested.site = here.site
+    ingested.pairs_here = {
+        "train": here.pairs_train,
+        "valid": here.pairs_valid,
+        "test": here.pairs_test,
+    }
     return ingested
 
 
@@ -283,6 +289,9 @@ def _show(console: Console, ingested: Ingested) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if ingested.pairs:
+        here = ", ".join(f"{count} {split}" for split, count in ingested.pairs_here.items())
+        console.print(f"Pairs of use in the library now: {here}.")
     if ingested.problems:
         console.print(f"{len(ingested.problems)} refused; see below.")
 

@@ -93,6 +93,17 @@ def test_ingest_tells_of_pairs_that_name_no_document_here(
     assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
 
 
+def test_ingest_tells_how_the_librarys_pairs_are_split(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs_train.jsonl").write_text('{"query": "Who mends it?", "positives": ["x"]}')
+    (tmp_path / "a.txt").write_text("Locks keep the level of a canal.")
+    assert "library now: 0 train, 6 valid, 14 test." in fedctl("ingest", tmp_path).out
+    told = fedctl("ingest", tmp_path, "--json").object["pairs_here"]
+    assert told == {"train": 0, "valid": 6, "test": 14}
+    assert "library now" not in fedctl("ingest", tmp_path / "a.txt").out
+
+
 def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path) -> None:
     lines = (json.dumps({"id": str(n), "title": "t", "text": "word " * 40_000}) for n in range(50))
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
