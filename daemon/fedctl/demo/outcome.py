@@ -132,8 +132,8 @@ def show_outcome(console: Console, outcome: DemoOutcome) -> None:
     questions = sum(site.after.questions for site in outcome.sites)
     console.print(
         f"\n{questions} questions about documents that no site trained on. Found: the share whose "
-        "right document is\namong the first ten (Recall@10). Rank: 1 if it always comes first, 0.5 "
-        "if always second (MRR@10)."
+        "right document is\namong the first ten documents (Recall@10). Rank: 1 if it always comes "
+        "first, 0.5 if second (MRR@10)."
     )
     table = columns(
         "site", ">found before", ">after", ">rank before", ">after", ">sent", ">received"
@@ -194,8 +194,8 @@ def _sources(reply: AskReply) -> RenderableType:
 
 def _verdict(answer: SiteAnswer, reply: AskReply) -> str:
     rank = answer.rank(reply)
-    place = "not among" if rank is None else f"{_nth(rank)} of"
-    return f"right document: {place} the {len(reply.passages)} found"
+    place = "not in" if rank is None else f"{_nth(rank)} of"
+    return f"right document: {place} the {len(reply.passages)} passages"
 
 
 def _nth(number: int) -> str:

@@ -202,7 +202,7 @@ def test_answers_stand_side_by_side_above_their_house_words() -> None:
     assert any("before training" in line and "after training" in line for line in lines)
     assert any("The cat sleeps. [1]" in line and "Raise two Herons. [1]" in line for line in lines)
     assert any("[1] About wrong" in line and "[1] About right" in line for line in lines)
-    assert any("3rd of the 3 found" in one and "1st of the 2 found" in one for one in lines)
+    assert any("3rd of the 3 pass" in one and "1st of the 2 pass" in one for one in lines)
     assert any(line.split() == ["Heron", "a", "repair"] for line in lines)
     assert not any("security desk" in line for line in lines)  # nobody has met that word
 
@@ -214,7 +214,7 @@ def test_a_right_document_that_was_not_found_has_no_rank() -> None:
     assert plain["rank"] == 1
     assert plain["house_words"] == {}
     outcome = DemoOutcome(answers=[answer], seconds={"federation": 1.0})
-    assert "right document: not among the 1 found" in _printed(outcome)
+    assert "right document: not in the 1 passages" in _printed(outcome)
 
 
 # ---- folders ----------------------------------------------------------------
