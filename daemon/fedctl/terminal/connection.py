@@ -142,9 +142,15 @@ def _translated(error: grpc.aio.AioRpcError, path: Path) -> CommandError:
             "the daemon does not know this command",
             "fedctl and fedd must be of one version: restart fedd after an upgrade",
         )
+    senseless = code is grpc.StatusCode.INVALID_ARGUMENT
+    if not senseless and code is not grpc.StatusCode.FAILED_PRECONDITION:
+        # The words are grpc's: the daemon chose none.
+        return CommandError(
+            f"the daemon failed at this, or broke it off ({code.name}: {details})",
+            "See its log (journalctl -u fedd) for why, and report it if it names a defect",
+        )
     cause, _, remedy = details.partition("\n")
-    exit_code = Exit.USAGE if code is grpc.StatusCode.INVALID_ARGUMENT else Exit.FAILED
-    return CommandError(cause or f"the daemon refused ({code.name})", remedy, exit_code=exit_code)
+    return CommandError(cause, remedy, exit_code=Exit.USAGE if senseless else Exit.FAILED)
 
 
 async def asked_status(daemon: ControlAsyncStub) -> StatusReply:

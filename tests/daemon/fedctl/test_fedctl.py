@@ -251,6 +251,17 @@ def test_what_the_daemon_finds_senseless_is_a_usage_error(
     assert (ran.code, "there are hanse" in ran.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN])
+def test_what_grpc_says_in_the_daemons_place_has_a_cause_and_a_remedy(
+    fedctl: Fedctl, daemon: CannedDaemon, code: grpc.StatusCode
+) -> None:
+    daemon.refusal, daemon.refused_as = "Internal error from Core", code
+    ran = fedctl("ask", "why", "--json")
+    assert ran.code == Exit.FAILED
+    assert ran.object["error"].startswith("the daemon failed at this, or broke it off (")
+    assert "journalctl -u fedd" in ran.object["remedy"]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
