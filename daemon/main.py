@@ -272,6 +272,7 @@ class Daemon:
         ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
         stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
+        log.info("loading the encoder", encoder=settings.retriever.encoder)
         described = await workers.learning.run(learning_jobs.describe, spec)
         await asyncio.to_thread(sweep, state)
         genesis = b""
@@ -349,6 +350,7 @@ class Daemon:
 
     async def _open_audit(self, node: Node, stack: AsyncExitStack) -> AuditLog:
         state = self._settings.site.state_dir
+        log.info("verifying the audit log")
         audit = await asyncio.to_thread(AuditLog, state / "audit", head_file=state / HEAD_FILE)
         stack.callback(audit.close)
         stack.push_async_callback(audit.record_or_owe, DAEMON, "stop", "done")
@@ -480,6 +482,7 @@ def main(tap: Tap | None = None) -> None:
     try:
         settings = load(arguments.config, notes=notes, generators=tuple(GENERATORS))
         configure_logging(settings.log.level, settings.log.format)
+        log.info("settings read", file=str(arguments.config), software=SOFTWARE_VERSION)
         for note in notes:
             log.warning("an option has a new name", settings=str(arguments.config), note=note)
         # Before anything in the folder is read, and until the last thread and worker is gone.

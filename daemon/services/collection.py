@@ -102,6 +102,7 @@ class Collection:
 
     async def prepare(self) -> None:
         """Make the library where there is none yet."""
+        log.info("opening the library")
         await self.ingest([], [])
         await self.recount()
 
@@ -241,6 +242,7 @@ class Collection:
             self._want(self._wanted_digest)
 
     async def _index_and_open(self, digest: bytes) -> None:
+        log.info("opening the index", model=digest.hex()[:12])
         path = await asyncio.to_thread(
             _index_at, self._index_root, self.library_path, self._spec, digest
         )

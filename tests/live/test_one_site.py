@@ -41,6 +41,21 @@ def site(live: LiveFederation) -> LiveSite:
     return live.sites["elm"]
 
 
+async def test_a_start_tells_what_it_waits_for(site: LiveSite) -> None:
+    steps = [
+        "settings read",
+        "starting",
+        "loading the encoder",
+        "opening the library",
+        "verifying the audit log",
+        "ready",
+    ]
+    found = [site.log.find(step) for step in steps]
+    assert -1 not in found
+    assert found == sorted(found)
+    assert "opening the index" in site.log
+
+
 async def shown(site: LiveSite, *words: str) -> str:
     """What is printed, whatever the terminal's width."""
     code, out, err = await fedctl(site, *words)
