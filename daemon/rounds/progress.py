@@ -89,6 +89,8 @@ class ProgressBoard:
 
     async def watch(self, active: bool) -> AsyncIterator[control.TrainingProgress]:
         """The state now, then each change until the run is over."""
+        if active and self._state.phase == "idle":
+            self._state.message = ""  # why the run before it ended, or waited
         self._state.finished = not active
         queue: asyncio.Queue[control.TrainingProgress] = asyncio.Queue(_WAITING_AT_MOST)
         self._watchers.add(queue)
