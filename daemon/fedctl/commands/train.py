@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from daemon.fedctl.terminal.output import (
     Session,
     as_plain,
     byte_count,
+    duration,
     facts,
     short,
     visible,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 topic = typer.Typer()
 
+REMIND_AFTER_S = 60.0  # of silence; doubles while it lasts
 REASON_CHARACTERS = 60  # of a reason that was told in full before
 
 
@@ -165,8 +168,8 @@ def train(
 ) -> Exit:
     """Train the federation's retriever, from any site; options left out take this site's settings.
 
-    Ctrl-C leaves the run going and only stops watching. Exit code 3 when the
-    run ended before its last round, 1 when it committed none.
+    Ctrl-C leaves the run going and only stops watching; a script says --detach. Exit code 3 when
+    the run ended before its last round, 1 when it committed none.
     """
     if sum((rounds is not None, attach, stop)) != 1:
         raise CommandError(
@@ -376,12 +379,14 @@ async def _watch(session: Session) -> Exit:
     async with connected(socket_path(session)) as daemon:
         private = (await asked_status(daemon)).run.plan.HasField("privacy")
         with TrainingView(session.notes, quiet=session.json, private=private) as view:
+            reminding = asyncio.create_task(view.remind(REMIND_AFTER_S))
             async for progress in watched(daemon):
                 first = progress.head_round if first is None else first
                 target = max(target, progress.target_round)
                 last = progress
                 session.line(as_plain(progress))
                 view.show(progress)
+            reminding.cancel()
     if last is None or first is None or not target:
         raise CommandError("nothing is being trained", "`fedctl train --rounds 3` starts a run")
     if last.head_round >= target:
@@ -443,6 +448,7 @@ class TrainingView:
         self._untold: dict[str, int] = {}  # how often since it was last told
         self._newest = ""
         self._silent: list[str] = []
+        self._last: TrainingProgress | None = None
 
     def __enter__(self) -> TrainingView:
         if self._moving:
@@ -454,8 +460,23 @@ class TrainingView:
         if self._moving:
             self._live.stop()
 
+    async def remind(self, after_s: float) -> None:
+        """Say where a run stands of which nothing is heard, ever less often, until cancelled."""
+        last, silent_s = self._last, 0.0
+        while not self._quiet:
+            pause_s = silent_s or after_s
+            await asyncio.sleep(pause_s)
+            if last is None or last is not self._last:
+                last, silent_s = self._last, 0.0
+                continue
+            silent_s += pause_s
+            why = last.message or (_unanswered(last.unreachable) if last.unreachable else "")
+            at = f"phase {last.phase or 'idle'}" + (f": {why}" if why else "")
+            self._say(f"  nothing new for {duration(silent_s)}, {at}")
+
     def show(self, progress: TrainingProgress) -> None:
         """Take in one step."""
+        self._last = progress
         if self._quiet:
             return
         if self._moving:
@@ -473,7 +494,8 @@ class TrainingView:
                 self._say(f"round {progress.round} committed{loss}{self._noised if loss else ''}")
             elif self._phases and not self._moving and progress.phase != "idle":
                 by = f", coordinator {progress.coordinator}" if progress.coordinator else ""
-                self._say(f"round {progress.round}.{progress.attempt} {progress.phase}{by}")
+                attempt = f"round {progress.round} attempt {progress.attempt}"
+                self._say(f"{attempt}: {progress.phase}{by}")
 
     def _name_silent(self, progress: TrainingProgress) -> None:
         """Say who does not answer when that has changed; the panel shows it all the time."""

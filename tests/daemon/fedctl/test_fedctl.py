@@ -22,6 +22,7 @@ import pytest
 import typer.main
 from rich.console import Console
 
+from daemon.fedctl.commands import train
 from daemon.fedctl.commands.train import TrainingView
 from daemon.fedctl.main import app
 from daemon.fedctl.terminal.output import Exit
@@ -386,7 +387,7 @@ def test_train_watches_until_the_end(fedctl: Fedctl, daemon: CannedDaemon) -> No
     assert ran.code == Exit.OK
     (asked,) = [one for one in daemon.asked if isinstance(one, control.TrainRequest)]
     assert (asked.rounds, asked.plan.local_epochs) == (2, 3)
-    assert "round 1.0 train, coordinator north" in ran.err
+    assert "round 1 attempt 0: train, coordinator north" in ran.err
     assert "round 1 committed, mean loss 1.2500" in ran.err
     assert "Round 2 is committed" in ran.out
 
@@ -463,6 +464,27 @@ def test_a_reason_that_comes_back_is_counted(fedctl: Fedctl, daemon: CannedDaemo
     assert "  same reason, 6 times: 0 sites are ready; east: did not answer…" in lines
 
 
+def test_a_run_of_which_nothing_is_heard_says_why_it_waits(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, reminded = TrainingView._say, threading.Event()
+
+    def say(view: TrainingView, text: str) -> None:
+        said(view, text)
+        if "nothing new" in text:
+            reminded.set()
+
+    def silent() -> Iterator[Any]:
+        yield progress(round=1, phase="waiting", message="two of three sites are away")
+        assert reminded.wait(30)
+        yield progress(round=1, phase="idle", finished=True)
+
+    monkeypatch.setattr(TrainingView, "_say", say)
+    monkeypatch.setattr(train, "REMIND_AFTER_S", 0.01)
+    daemon.training = silent()  # type: ignore[assignment]
+    assert "s, phase waiting: two of three sites are away\n" in fedctl("train", "--attach").err
+
+
 def test_a_site_without_pairs_is_told_and_may_ask(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     assert "no pairs" not in fedctl("train", "--rounds", 1).err  # it has pairs that it made
     daemon.training_pairs = 0
@@ -508,7 +530,7 @@ def test_ctrl_c_leaves_the_run_going(daemon: CannedDaemon, path: Path) -> None:
     daemon.training = slowly()  # type: ignore[assignment]
     with _process("train", "--attach", "--socket", path) as process:
         assert process.stderr is not None
-        assert "round 1.0 train" in process.stderr.readline()
+        assert "round 1 attempt 0: train" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(10) == Exit.INTERRUPTED
