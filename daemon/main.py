@@ -441,6 +441,7 @@ class Daemon:
             transport.reload(self._membership.identity, self._membership.manifest)
         except (IdentityError, ManifestError, StoreError) as error:
             log.error("reload refused, the old manifest and certificates stay", cause=str(error))  # noqa: TRY400
+            node.report(f"a reload was refused, the old manifest and certificates stay: {error}")
         else:
             node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)
             log.info("reloaded", manifest=self._membership.manifest.version)

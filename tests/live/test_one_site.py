@@ -63,6 +63,18 @@ async def shown(site: LiveSite, *words: str) -> str:
     return " ".join(out.split())
 
 
+async def test_status_shows_a_reload_that_was_refused(site: LiveSite) -> None:
+    manifest = site.folder / "manifest.json"
+    good = manifest.read_bytes()
+    manifest.write_text("{")
+    site.process.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(60):
+        while "a reload was refused" not in (told := (await site.status()).last_error):
+            await asyncio.sleep(0.1)
+    assert f"stay: {manifest}: the manifest is not JSON" in told
+    manifest.write_bytes(good)
+
+
 async def test_pairs_that_came_again_are_told_and_counted_once(
     site: LiveSite, tmp_path: Path
 ) -> None:
