@@ -100,11 +100,11 @@ class Stage:
         *,
         lock: HeldLock | None = None,
         stated: Known | None = None,
-        tried: bool = False,
+        tried: int = 0,
         **changed: object,
     ) -> pb.Promised:
         """A site's promise, with what it names."""
-        promise, message = self.promise(attempt, **changed), pb.Promised()
+        promise, message = self.promise(attempt, tried=tried, **changed), pb.Promised()
         if lock is not None:
             promise.lock.CopyFrom(lock.name)
             message.lock.CopyFrom(lock.message)
@@ -112,8 +112,6 @@ class Stage:
             promise.stated.attempt = stated.message.attempt
             promise.stated.digest = stated.digest
             message.stated.CopyFrom(self.signed_statement(site, stated))
-        if tried:  # the sum of the first attempt
-            promise.tried = 1
         message.promise.CopyFrom(sign(self.keys[site], Kind.PROMISE, promise))
         return message
 

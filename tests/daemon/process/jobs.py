@@ -53,6 +53,13 @@ def asking_until_nobody_answers() -> str:
         return str(error)
 
 
+def asking_when_let(gate: Path) -> str:
+    """``gate``: a FIFO, which holds it until somebody opens it to write."""
+    report("begun")
+    gate.read_bytes()
+    return asking_until_nobody_answers()
+
+
 def asking_after_a_failure() -> str:
     try:
         ask("first")

@@ -20,6 +20,7 @@ from tests.daemon.process.jobs import (
     asking,
     asking_after_a_failure,
     asking_until_nobody_answers,
+    asking_when_let,
     reporting,
     reporting_and_failing,
     reporting_and_sleeping,
@@ -294,6 +295,32 @@ async def test_a_job_that_is_given_up_ends_at_its_next_question(worker: Worker) 
     async with asyncio.timeout(20):  # and is not kept alive by the answers to the next one
         assert await worker.run_asking(lambda _: None, answers, asking, 1, 1) == [3]
         assert await worker.run(reporting, 1) == before  # the same process, free again
+
+
+async def test_a_job_that_is_given_up_is_not_answered_by_the_next_one(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """It asks nothing until the next call has its turn."""
+    gate, begun, asked = tmp_path / "gate", asyncio.Event(), list[object]()
+    os.mkfifo(gate)
+
+    async def answers(item: object) -> object:
+        asked.append(item)
+        if item != bytes(1):
+            raise ValueError("nobody is to answer")
+        return b"yes"
+
+    old = asyncio.create_task(
+        worker.run_asking(lambda _: begun.set(), answers, asking_when_let, gate)
+    )
+    await begun.wait()
+    old.cancel()
+    await asyncio.wait([old])
+    new = asyncio.create_task(worker.run_asking(lambda _: None, answers, asking, 1, 1))
+    await asyncio.sleep(0)  # it has its turn
+    await asyncio.to_thread(gate.write_bytes, b"")
+    assert await new == [3]
+    assert asked == [bytes(1)]
 
 
 async def test_who_gives_up_while_it_waits_ends_nobody_elses_job(worker: Worker) -> None:

@@ -363,7 +363,9 @@ def repeating(
 ) -> Bundle:
     """The bundle of attempt 1, in which all but ``without`` promise that they signed a sum."""
     promised = [
-        stage.promised(site, 1, stated=stated, tried=site in tried, willing=site not in unwilling)
+        stage.promised(
+            site, 1, stated=stated, tried=int(site in tried), willing=site not in unwilling
+        )
         for site in stage.sites
         if site not in without
     ]
@@ -403,7 +405,7 @@ def test_a_sum_that_only_a_liar_names_is_not_made_again_for_ever(stage: Stage) -
     named = stage.promised("b", 1, stated=stage.statement())
     others = [stage.promised(site, 1) for site in "acd"]
     assert stage.plan(stage.bundle([named, *others], 1), 1).draw == 0, "it may have been opened"
-    seen = [stage.promised(site, 1, tried=True) for site in "acd"]
+    seen = [stage.promised(site, 1, tried=1) for site in "acd"]
     assert stage.plan(stage.bundle([named, *seen], 1), 1).draw == 1
 
 

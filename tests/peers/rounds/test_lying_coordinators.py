@@ -342,6 +342,23 @@ def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
         alone.hears("c", pb.Certified(round=1, attempt=1, certificate=certificate))
 
 
+def test_a_sum_that_was_made_again_in_vain_is_drawn_anew() -> None:
+    """Else what fails once more for the same reason is made again for ever."""
+    alone = Alone()
+    known = stated(alone)
+    alone.at_attempt(1)
+    bundle = alone.everybody(1, stated=known)
+    alone.hears("c", bundle.message)
+    alone.machine._here.part = None
+    again = Known.of(alone.stage.statement_of(bundle, 1))
+    assert again.message.plan.draw == 0
+    assert len(sent(alone.hears("c", alone.state_of(again)), pb.Stated)) == 1
+    alone.at_attempt(2)
+    told = pb.Promise.FromString(alone.state.promise.promise.body)
+    assert (told.stated.attempt, told.tried) == (1, 2)
+    assert alone.stage.plan(alone.everybody(2, stated=again, tried=told.tried), 2).draw == 2
+
+
 # ---- votes and locks ------------------------------------------------------------------------
 
 
