@@ -239,9 +239,9 @@ class _RobustRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RobustRule
     ROBUST_NORM_SIGMA: _RobustRule.ValueType  # 2
     """norms by mean and 2.5 standard deviations; vacuous below 9 sites"""
     ROBUST_KRUM: _RobustRule.ValueType  # 3
-    """the min_participants best scores"""
+    """as few of the best scores as may be summed"""
     ROBUST_MULTI_KRUM: _RobustRule.ValueType  # 4
-    """the n - f - 2 best scores, at least min_participants"""
+    """the n - f - 2 best scores, and as many as must be summed"""
 
 class RobustRule(_RobustRule, metaclass=_RobustRuleEnumTypeWrapper):
     """Which updates may be in the sum (peers/plans/robust.py)."""
@@ -253,9 +253,9 @@ ROBUST_NORM: RobustRule.ValueType  # 1
 ROBUST_NORM_SIGMA: RobustRule.ValueType  # 2
 """norms by mean and 2.5 standard deviations; vacuous below 9 sites"""
 ROBUST_KRUM: RobustRule.ValueType  # 3
-"""the min_participants best scores"""
+"""as few of the best scores as may be summed"""
 ROBUST_MULTI_KRUM: RobustRule.ValueType  # 4
-"""the n - f - 2 best scores, at least min_participants"""
+"""the n - f - 2 best scores, and as many as must be summed"""
 Global___RobustRule: _TypeAlias = RobustRule  # noqa: Y015
 
 class _StatementKind:

@@ -394,7 +394,7 @@ def needed_participants(training: pb.TrainingPlan, tolerated: int) -> int:
 
 def needed_contributors(plan: pb.Plan) -> int:
     """The fewest updates that a sum may be of; a sum that is made again is of all of them."""
-    least = max(2, plan.training.min_participants, plan.faulty_sites + 2)
+    least = robust.least_summed(plan)
     if plan.scale_exponents:
         least = max(least, len(plan.participants))
     return max(least, mode_of(plan).least_contributors(plan))

@@ -73,6 +73,11 @@ def answers_needed(plan: pb.Plan) -> int:
     return max(plan.faulty_sites, plan.training.byzantine_sites) + 1
 
 
+def least_summed(plan: pb.Plan) -> int:
+    """The fewest updates that a sum may be of: also among f liars two that are not theirs."""
+    return max(plan.training.min_participants, plan.faulty_sites + 2)
+
+
 def participants_needed(training: pb.TrainingPlan) -> int:
     """How many must take part, so that enough are left when f of them are rejected."""
     least = max(2, training.min_participants)
@@ -105,7 +110,7 @@ def choose(plan: pb.Plan, question: pb.Statement, answer: pb.Products, exponent:
         question.byzantine_sites,
         sites,
         rows,
-        least=max(2, training.min_participants),
+        least=least_summed(plan),
         precision=1.01 * PRODUCT_PRECISION * unit,
         imaginary=tuple(answer.imaginary),
         weights=[weight[site] for site in sites],

@@ -88,6 +88,16 @@ def test_krum_sums_no_fewer_than_hide_one_another() -> None:
     assert list(here.certificate(1).body.contributors) == ["a", "b", "d", "e"]
 
 
+@pytest.mark.parametrize("rule", [pb.ROBUST_KRUM, pb.ROBUST_MULTI_KRUM])
+def test_a_rule_leaves_two_more_in_a_sum_than_may_lie(rule: pb.RobustRule.ValueType) -> None:
+    """Fewer are never summed: every attempt would fail, whatever the run asks for."""
+    here = world(5, rule, 1, least=2)
+    here.train("b", rounds=1)
+    here.run_until_committed(1)
+    assert here.certificate(1).attempt == 0
+    assert len(here.certificate(1).body.contributors) == 3
+
+
 def test_nobody_is_asked_for_products_before_all_updates_are_in() -> None:
     """And no product is decrypted, and nothing opened, before a quorum has signed which."""
     here = world(5, pb.ROBUST_NORM, 1, faults=Faults(delay_s=(0.01, 0.01)))
