@@ -46,4 +46,4 @@ def objection(training: pb.TrainingPlan, sites: int) -> str:
             f"the rule {rule} compares encrypted updates, and masked ones can't be compared: "
             "choose training.mode ckks, or no rule"
         )
-    return robust.objection(rule, f, sites, max(2, training.min_participants))
+    return robust.objection(rule, f, sites, training.min_participants)

@@ -80,8 +80,7 @@ def least_summed(plan: pb.Plan) -> int:
 
 def participants_needed(training: pb.TrainingPlan) -> int:
     """How many must take part, so that enough are left when f of them are rejected."""
-    least = max(2, training.min_participants)
-    return least + training.byzantine_sites if is_robust(training) else least
+    return training.min_participants + (training.byzantine_sites if is_robust(training) else 0)
 
 
 def choose(plan: pb.Plan, question: pb.Statement, answer: pb.Products, exponent: int) -> Selection:
