@@ -30,7 +30,6 @@ from peers.attempts.statement import (
 )
 from peers.plans import robust
 from peers.plans.weights import too_dominant, weights
-from peers.wire.manifest import FederationManifest
 from peers.wire.messages import one_line
 from peers.wire.signing import Keys, Kind, digest_of, must_be, sign
 from proto import federation_pb2 as pb
@@ -368,7 +367,7 @@ def check_statement(
     must_be(statement.plan == plan, lead, "states another plan than follows from the promises")
     read_contributions(statement, keys, manifest)
     sites = known.contributors
-    _check_who(statement, sites, manifest, expelled)
+    _check_who(statement, sites, expelled)
     mode_of(statement.plan).check_statement(statement, keys, manifest)
     if statement.kind == pb.QUESTION:
         training = statement.plan.training
@@ -402,12 +401,7 @@ def check_ground(
     must_be(said == agreed, ground.coordinator, "makes a statement of another attempt")
 
 
-def _check_who(
-    statement: pb.Statement,
-    sites: tuple[str, ...],
-    manifest: FederationManifest,
-    expelled: frozenset[str],
-) -> None:
+def _check_who(statement: pb.Statement, sites: tuple[str, ...], expelled: frozenset[str]) -> None:
     """Whose updates are in it: enough, nobody stands out, nobody is expelled."""
     plan, lead = statement.plan, statement.plan.coordinator
     participants = {one.site for one in plan.participants}
@@ -420,4 +414,3 @@ def _check_who(
     must_be(not (objection := too_dominant(plan, sites)), lead, f"states a sum: {objection}")
     gone = sorted(expelled & set(sites))
     must_be(not gone, lead, f"states a sum with the update of {', '.join(gone)}, expelled since")
-    must_be(all(map(manifest.enabled, sites)), lead, "states a sum of sites that are not enabled")
