@@ -108,19 +108,6 @@ class Acceptor:
         if state.HasField("promise") and not self._recall.waits and not self._recall.owes(state):
             self._here.emit(do.Send(to, state.promise))
 
-    def check_turn(self, sender: str, round_: int, attempt: int) -> None:
-        """Only its coordinator speaks for an attempt."""
-        here = self._here
-        turn = {
-            coordinator_of(known, round_, attempt)
-            for known in (here.ground.manifest, here.manifests.current, here.manifests.newest)
-        }
-        must_be(
-            sender in turn,
-            sender,
-            f"does not coordinate attempt {attempt} of round {round_}: it is not its turn",
-        )
-
     def on_ended(self, sender: str, message: pb.EndedAttempt) -> None:
         """Only its coordinator ends an attempt; the next one begins a moment later.
 

@@ -41,7 +41,7 @@ from peers.rounds import runs
 from peers.rounds.acceptor import Acceptor
 from peers.rounds.adoption import Adoption
 from peers.rounds.recall import Recall
-from peers.rounds.replica import Replica
+from peers.rounds.replica import Replica, check_turn
 from peers.rounds.run_in_force import RunInForce
 from peers.rounds.synchronizer import Synchronizer
 from peers.wire.certificates import CertificateError
@@ -352,7 +352,8 @@ class Protocol:
             f"builds round {message.round} on version {message.head_digest.hex()[:12]}, "
             f"committed here is {here.durable.head_digest.hex()[:12]}",
         )
-        self._acceptor.check_turn(sender, message.round, message.attempt)
+        manifests = here.ground.manifest, here.manifests.current, here.manifests.newest
+        check_turn(sender, message.round, message.attempt, *manifests)
         try:
             self._on_run(sender, message.run)
         finally:  # a promise counts also where the run does not

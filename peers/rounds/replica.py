@@ -254,11 +254,7 @@ class Replica:
         """Whether this belongs to the attempt under way and comes from its coordinator."""
         if not self.is_current(round_, attempt):
             return False
-        must_be(
-            sender == self.ground.coordinator,
-            sender,
-            f"does not coordinate attempt {attempt} of round {round_}: it is not its turn",
-        )
+        check_turn(sender, round_, attempt, self.ground.manifest)
         return True
 
     def coordinated(self, round_: int, attempt: int) -> Coordination | None:
@@ -282,3 +278,12 @@ class Replica:
         attempt = max(0, self.durable.promised) if attempt is None else attempt
         lead = coordinator_of(self.ground.manifest, self.round, attempt)
         self.emit(do.Progress(self.round, attempt, phase, lead, (), contributors, message))
+
+
+def check_turn(sender: str, round_: int, attempt: int, *manifests: FederationManifest) -> None:
+    """Raises RemoteProtocolError unless one of these has ``sender`` coordinate the attempt."""
+    must_be(
+        sender in {coordinator_of(manifest, round_, attempt) for manifest in manifests},
+        sender,
+        f"does not coordinate attempt {attempt} of round {round_}: it is not its turn",
+    )
