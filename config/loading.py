@@ -379,8 +379,7 @@ def _robust_problems(robust: RobustSettings, training: TrainingSettings) -> Iter
             f"updates hidden by {training.mode} can't be compared; choose one of the two",
         )
     elif rule != "none":
-        # n >= 2f + 3 for krum; else n >= 3 and n >= 2f + 2, as 2f + 1 key holders answer
-        least = f + 3 if "krum" in rule else max(f + 2, 3 - f)
+        least = bounds.sites_needed(rule, f) - f
         if training.min_participants < least:
             yield Problem(
                 "training.min_participants",

@@ -37,6 +37,17 @@ def traits_of(mode: int) -> ModeTraits:
     return value.GetOptions().Extensions[bounds_pb2.of_mode]
 
 
+def sites_needed(rule: str, f: int, *, encrypted: bool = True) -> int:
+    """The fewest sites among which a robust rule holds against f of them.
+
+    Of encrypted updates key holders, all but one, say what they decrypted: f of 2f + 1 may lie.
+    """
+    value = numbers_of(federation_pb2.RobustRule.DESCRIPTOR)[rule]
+    of_rule = federation_pb2.RobustRule.DESCRIPTOR.values_by_number[value].GetOptions()
+    beyond = of_rule.Extensions[bounds_pb2.beyond_twice_f]
+    return max(3, 2 * f + (max(2, beyond) if encrypted else beyond))
+
+
 def fields_of(message: str) -> Mapping[str, FieldDescriptor]:
     """The fields of a message by name: between sites, or of what fedctl asks.
 

@@ -272,9 +272,12 @@ Global___Items: _TypeAlias = Items  # noqa: Y015
 BOUNDS_FIELD_NUMBER: _builtins.int
 HOLDS_FIELD_NUMBER: _builtins.int
 OF_MODE_FIELD_NUMBER: _builtins.int
+BEYOND_TWICE_F_FIELD_NUMBER: _builtins.int
 bounds: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.FieldOptions, Global___Bounds]
 """what the field may hold"""
 holds: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.EnumValueOptions, Global___Bounds]
 """what a field of this kind may hold"""
 of_mode: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.EnumValueOptions, Global___ModeTraits]
 """what goes with a secure-sum mode"""
+beyond_twice_f: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.EnumValueOptions, _builtins.int]
+"""of a robust rule: against f liars it needs 2 f + this many sites"""

@@ -235,11 +235,11 @@ class _RobustRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RobustRule
     ROBUST_NONE: _RobustRule.ValueType  # 0
     """all of them"""
     ROBUST_NORM: _RobustRule.ValueType  # 1
-    """norms by median and MAD"""
+    """norms by median and MAD; its breakdown point is one half"""
     ROBUST_NORM_SIGMA: _RobustRule.ValueType  # 2
     """norms by mean and 2.5 standard deviations; vacuous below 9 sites"""
     ROBUST_KRUM: _RobustRule.ValueType  # 3
-    """as few of the best scores as may be summed"""
+    """as few of the best scores as may be summed; Blanchard et al. 2017, proposition 4.2"""
     ROBUST_MULTI_KRUM: _RobustRule.ValueType  # 4
     """the n - f - 2 best scores, and as many as must be summed"""
 
@@ -249,11 +249,11 @@ class RobustRule(_RobustRule, metaclass=_RobustRuleEnumTypeWrapper):
 ROBUST_NONE: RobustRule.ValueType  # 0
 """all of them"""
 ROBUST_NORM: RobustRule.ValueType  # 1
-"""norms by median and MAD"""
+"""norms by median and MAD; its breakdown point is one half"""
 ROBUST_NORM_SIGMA: RobustRule.ValueType  # 2
 """norms by mean and 2.5 standard deviations; vacuous below 9 sites"""
 ROBUST_KRUM: RobustRule.ValueType  # 3
-"""as few of the best scores as may be summed"""
+"""as few of the best scores as may be summed; Blanchard et al. 2017, proposition 4.2"""
 ROBUST_MULTI_KRUM: RobustRule.ValueType  # 4
 """the n - f - 2 best scores, and as many as must be summed"""
 Global___RobustRule: _TypeAlias = RobustRule  # noqa: Y015

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crypto.privacy import LARGEST_MULTIPLIER, Mechanism, NoiseTerms, scheduled_multiplier
+from crypto.privacy import Mechanism, NoiseTerms, scheduled_multiplier
 from crypto.quantize import CryptoError
 from peers.plans import robust
+from proto import bounds
 from proto import federation_pb2 as pb
 from proto.bounds import names_of, traits_of
 
@@ -27,7 +28,7 @@ class Policy:
     privacy_required: bool = False
     colluders: int = 0
     least_noise: float = 0.0
-    max_noise: float = LARGEST_MULTIPLIER
+    max_noise: float = bounds.of("PrivacyPlan", "noise_multiplier").most
     mode: int = pb.CKKS
     robust_required: bool = False
 

@@ -34,7 +34,7 @@ from peers.plans.weights import weights
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import one_line
 from proto import federation_pb2 as pb
-from proto.bounds import names_of
+from proto.bounds import names_of, sites_needed
 
 Gram = Sequence[Sequence[float]]
 
@@ -125,12 +125,11 @@ def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = Tr
     """Why this rule can't be used among so many sites; empty when it can.
 
     ``least`` is the smallest number of updates that may be summed: what is summed is
-    read by everybody, so in a federation that hides updates it is at least 2. There,
-    key holders (all but one) say what they decrypted, and f of 2f + 1 may lie.
+    read by everybody, so in a federation that hides updates it is at least 2.
     """
     if rule == NONE:
         return ""
-    needed = max(needed_sites(rule, f), 2 * f + 2 if encrypted else 1)
+    needed = sites_needed(rule, f, encrypted=encrypted)
     if encrypted and sites > MOST_COMPARED:
         return f"{sites} participants: {rule} compares at most {MOST_COMPARED} encrypted updates"
     if sites < needed:
@@ -141,13 +140,6 @@ def objection(rule: str, f: int, sites: int, least: int, *, encrypted: bool = Tr
             f"has at least {least} (min_participants)"
         )
     return ""
-
-
-def needed_sites(rule: str, f: int) -> int:
-    """The smallest n for which the rule's guarantee against f of n sites holds."""
-    if rule in ("krum", "multi_krum"):
-        return 2 * f + 3  # Blanchard et al. 2017, proposition 4.2
-    return 1 if rule == NONE else max(3, 2 * f + 1)  # breakdown point of a median: one half
 
 
 def warning(rule: str, sites: int) -> str:

@@ -17,6 +17,8 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from crypto import disclosure, privacy
+from crypto.ckks import parameters
 from crypto.identity import names
 from proto import bounds
 from proto import federation_pb2 as pb
@@ -196,8 +198,12 @@ def test_each_value_of_an_enum_has_one_name() -> None:
         assert len(set(told)) == len(told) and all(told)
 
 
-def test_a_site_is_called_alike_on_the_wire_and_in_certificates() -> None:
+def test_crypto_which_knows_no_wire_has_the_bounds_of_the_wire() -> None:
     assert bounds.of("Signed", "site").pattern == names.ID.pattern
+    assert bounds.of("TrainingPlan", "bits").choice == [*parameters.BITS]
+    assert bounds.of("PrivacyPlan", "noise_multiplier").most == privacy.LARGEST_MULTIPLIER
+    assert bounds.of("NegativesRequest", "bits").most == disclosure.MAX_BITS
+    assert bounds.of("NegativesRequest", "dimension").most == disclosure.MAX_DIMENSION
 
 
 def test_every_source_is_checked() -> None:

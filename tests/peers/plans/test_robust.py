@@ -14,12 +14,12 @@ from peers.plans import robust as rules
 from peers.plans.robust import (
     RULE_NAMES,
     krum_scores,
-    needed_sites,
     objection,
     select,
     unweighted,
     warning,
 )
+from proto.bounds import sites_needed
 
 RULES = (*RULE_NAMES.values(),)
 Vectors = NDArray[np.float64]
@@ -145,17 +145,14 @@ def test_median_and_trimmed_mean_by_hand() -> None:
     [
         ("norm", 0, 3), ("norm", 1, 3), ("norm", 2, 5), ("norm_sigma", 3, 7),
         ("krum", 0, 3), ("krum", 1, 5), ("krum", 2, 7), ("multi_krum", 3, 9),
-        ("none", 9, 1),
     ],
 )  # fmt: skip
 def test_each_rule_says_how_many_sites_it_needs(rule: str, f: int, needed: int) -> None:
-    assert needed_sites(rule, f) == needed
+    assert objection("none", f, 1, 1, encrypted=False) == ""
     assert objection(rule, f, needed, 1, encrypted=False) == ""
-    if rule != "none":
-        said = objection(rule, f, needed - 1, 1, encrypted=False)
-        assert said == (
-            f"{rule} against f = {f} sites needs at least {needed} participants, not {needed - 1}"
-        )
+    assert objection(rule, f, needed - 1, 1, encrypted=False) == (
+        f"{rule} against f = {f} sites needs at least {needed} participants, not {needed - 1}"
+    )
 
 
 def test_a_rule_refuses_to_be_used_beyond_its_precondition() -> None:
@@ -201,7 +198,7 @@ def drawn(seed: int, honest: int, bad: int) -> tuple[Vectors, set[int]]:
 def test_under_the_bound_on_f_only_honest_sites_are_kept(
     seed: int, f: int, spare: int, rule: str
 ) -> None:
-    count = needed_sites(rule, f) + spare
+    count = sites_needed(rule, f, encrypted=False) + spare
     vectors, bad = drawn(seed, count - f, f)
     sites = names(count)
     chosen = select(rule, f, sites, gram(vectors))
