@@ -111,37 +111,39 @@ def _as_generator(value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _one_of(names: Sequence[str], example: str, *, refused: Sequence[str] = ()) -> BeforeValidator:
-    """One of the names of a table; ``refused``: those that `config.loading` refuses, and why."""
+def _one_of(
+    known: Sequence[object], example: str, *, refused: Sequence[object] = ()
+) -> BeforeValidator:
+    """One of these; ``refused``: those that `config.loading` refuses, and why."""
 
-    def check(value: object) -> str:
-        if value not in (*names, *refused):
+    def check(value: object) -> object:
+        if value not in (*known, *refused):
             raise _refuse(
-                f"one of {', '.join(json.dumps(name) for name in names)}",
-                f"write for example {example}",
+                f"one of {', '.join(map(json.dumps, known))}", f"write for example {example}"
             )
-        return str(value)
+        return value
 
     return BeforeValidator(check)
 
 
-def _names(field: str) -> Sequence[str]:
-    """What the values of an enum of the plan are called."""
-    return (*bounds.names_of(bounds.fields_of("TrainingPlan")[field].enum_type).values(),)
+def _names(message: str, field: str) -> Sequence[str]:
+    """What the values of a field's enum are called."""
+    return (*bounds.names_of(bounds.fields_of(message)[field].enum_type).values(),)
 
 
 # Which updates may be in the sum. Those that need every value in the clear are known, and
 # refused with the reason (`config.loading`).
-RULES = _names("robust")
+RULES = _names("TrainingPlan", "robust")
 RULES_ON_VALUES = ("median", "trimmed_mean")
-_LEVELS = ("exact", "noisy", "bucket")
+_LEVELS = _names("NegativesRequest", "level")
+_BITS = [*map(int, bounds.of("TrainingPlan", "bits").choice)]
 
 
 def _as_levels(value: object) -> tuple[str, ...]:
     """Levels of disclosure, each once."""
     if not isinstance(value, list | tuple) or any(level not in _LEVELS for level in value):
         raise _refuse(
-            f"a list of {', '.join(json.dumps(level) for level in _LEVELS)}",
+            f"a list of {', '.join(map(json.dumps, _LEVELS))}",
             'write for example ["bucket"], or [] to answer at no level',
         )
     return tuple(dict.fromkeys(value))
@@ -173,8 +175,10 @@ EncoderName = Annotated[str, AfterValidator(_as_encoder)]
 _PERSONAL_EXAMPLE = f"personal = {json.dumps(RECIPES[DEFAULT_RECIPE].personal)}"
 PersonalName = Annotated[str, _one_of(PERSONAL, _PERSONAL_EXAMPLE)]
 RuleName = Annotated[str, _one_of(RULES, 'rule = "norm"', refused=RULES_ON_VALUES)]
-ModeName = Annotated[str, _one_of(_names("mode"), 'mode = "ckks"')]
+ModeName = Annotated[str, _one_of(_names("TrainingPlan", "mode"), 'mode = "ckks"')]
+Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
+LevelName = Annotated[str, _one_of(_LEVELS, 'level = "bucket"')]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

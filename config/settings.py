@@ -14,10 +14,12 @@ from config import control_socket
 from config.kinds import (
     Beginnings,
     Bind,
+    Bits,
     EncoderName,
     FilePath,
     GeneratorName,
     GroupName,
+    LevelName,
     Levels,
     ModeName,
     PersonalName,
@@ -38,6 +40,9 @@ from config.recipes import (
     TrainingAxes,
 )
 from config.tables import Section, as_in, planned
+from proto import bounds
+
+LARGEST_MULTIPLIER = bounds.of("PrivacyPlan", "noise_multiplier").most
 
 
 class SiteSettings(Section):
@@ -110,7 +115,7 @@ class RetrievalSettings(Section):
     """``[retrieval]``: how documents are cut, and what an answer is made of and by whom."""
 
     passage_tokens: int = Field(220, ge=32, le=510)
-    top_k: int = Field(8, ge=1, le=100)
+    top_k: int = as_in("AskRequest", "top_k", 8, least=1)
     generator: GeneratorName = "extractive"
 
 
@@ -125,7 +130,7 @@ class TrainingSettings(Section, TrainingAxes):  # type: ignore[misc]  # frozen b
     willing: bool = True
     max_local_epochs: int = as_in("TrainingPlan", "local_epochs", 20)
     min_pairs: int = Field(8, ge=2, le=1_000_000)
-    bits: Literal[8, 12, 16] = 16
+    bits: Bits = 16
     mode: ModeName = "ckks"
     min_participants: int = 3
     max_num_examples: int = 100_000
@@ -171,7 +176,7 @@ class PrivacySettings(Section):
     colluders: int = as_in("PrivacyPlan", "colluders", 1)
     # None: whatever the budget leaves
     least_noise: float | None = as_in("PrivacyPlan", "noise_multiplier", None)
-    max_noise: float = as_in("PrivacyPlan", "noise_multiplier", 1000.0)
+    max_noise: float = as_in("PrivacyPlan", "noise_multiplier", LARGEST_MULTIPLIER)
 
 
 class RobustSettings(Section):
@@ -197,7 +202,7 @@ class NegativesSettings(Section):
     noise: float = Field(0.05, ge=0.001, le=100)
     bits: int = Field(8, ge=1, le=64)
     ask: bool = True
-    level: Literal["exact", "noisy", "bucket"] = "bucket"
+    level: LevelName = "bucket"
     select: Literal["all", "random", "nearest"] = "all"
     sites: int = Field(3, ge=1, le=256)
     deadline_s: float = Field(5.0, ge=0.1, le=300)

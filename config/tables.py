@@ -30,10 +30,10 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def as_in(message: str, name: str, default: float | None) -> Any:
-    """An option that is bounded like a field of the wire."""
+def as_in(message: str, name: str, default: float | None, *, least: float | None = None) -> Any:
+    """An option that is bounded like a field of the wire; ``least``: but from there on."""
     limits = {key: limit for one in _bounds(message, name) for key, limit in asdict(one).items()}
-    return Field(default, **limits)
+    return Field(default, **limits | ({} if least is None else {"ge": least}))
 
 
 def _bounds(message: str, name: str) -> list[Ge | Gt | Le]:

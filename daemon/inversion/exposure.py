@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from daemon.learning.options import LearningError
 
@@ -23,7 +23,7 @@ class Level:
     for by it, at ``DELTA``, for one vector sent once. ``bits``: of the bucket.
     """
 
-    kind: Literal["exact", "noisy", "bucket"]
+    kind: str  # as in proto/federation.proto
     sigma: float = 0.0
     epsilon: float = 0.0
     bits: int = 0

@@ -32,7 +32,6 @@ from peers.wire.negative_bounds import count_of
 from proto import federation_pb2 as pb
 from proto.bounds import names_of, numbers_of
 
-Level = Literal["exact", "noisy", "bucket"]
 Select = Literal["all", "random", "nearest"]
 
 NAMES: Final = names_of(pb.Disclosure.DESCRIPTOR)

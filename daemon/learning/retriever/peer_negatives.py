@@ -18,7 +18,7 @@ from crypto.arrays import Float32
 from crypto.disclosure import Projections, chance_from, noisy
 from daemon.learning.retriever.mining import NEAR_DUPLICATE
 from daemon.process.workers import ask
-from peers.link.negatives import Level, nearest
+from peers.link.negatives import nearest
 
 _BY_CHANCE = 4.0  # deviations
 
@@ -27,7 +27,7 @@ _BY_CHANCE = 4.0  # deviations
 class Disclosed:
     """Queries as they may leave: ``rows`` [q, d] float32, or [q, width] uint8 at level bucket."""
 
-    level: Level
+    level: str
     dimension: int
     bits: int
     rows: NDArray[np.float32] | NDArray[np.uint8]
@@ -43,7 +43,7 @@ class PeerAnswers(NamedTuple):
 class Disclosure:
     """How a site asks: ``noise`` a coordinate, ``bits`` of a bucket, ``top_n`` kept a query."""
 
-    level: Level = "bucket"
+    level: str = "bucket"
     noise: float = 0.05
     bits: int = 8
     top_n: int = 10
