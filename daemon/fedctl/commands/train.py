@@ -172,11 +172,8 @@ def train(
     the run ended before its last round, 1 when it committed none.
     """
     if sum((rounds is not None, attach, stop)) != 1:
-        raise CommandError(
-            "say one of --rounds N, --attach and --stop",
-            "`fedctl train --rounds 3` trains three rounds",
-            exit_code=Exit.USAGE,
-        )
+        remedy = "`fedctl train --rounds 3` trains three rounds"
+        raise _senseless("say one of --rounds N, --attach and --stop", remedy)
     plan = _given(
         local_epochs=local_epochs,
         batch_size=batch_size,
@@ -195,8 +192,7 @@ def train(
     )
     plan |= {"privacy": noised} if noised is not None else {}
     if rounds is None and (plan or detach or recipe or choose):
-        refused = "only a new run takes those options"
-        raise CommandError(refused, "Add --rounds N", exit_code=Exit.USAGE)
+        raise _senseless("only a new run takes those options", "Add --rounds N")
     if stop:
         stopped, site = run(_stop(session))
         return _say_run(session, stopped, "stopped", site)
@@ -341,16 +337,10 @@ def noise_of(
         raise _senseless(
             "--epsilon chooses the noise itself", "Leave out --noise and --noise-schedule"
         )
-    fields: dict[str, Any] = {"clip_norm": clip, "noise_multiplier": noise or 1.0}
+    fields = {"clip_norm": clip}
     if schedule is NoiseSchedule.ADAPTIVE:
-        fields |= _ADAPTIVE
-        if noise is not None:
-            fields |= {"noise_multiplier": noise, "noise_floor": noise / 10}
-    if colluders is not None:
-        fields["colluders"] = colluders
-    if quantile is not None:
-        fields["clip_quantile"] = quantile
-    return fields
+        fields |= _ADAPTIVE | _given(noise_floor=noise and noise / 10)
+    return fields | _given(noise_multiplier=noise, colluders=colluders, clip_quantile=quantile)
 
 
 def _senseless(cause: str, remedy: str) -> CommandError:
