@@ -178,7 +178,6 @@ def train(
     """
     from daemon.learning.retriever.training import fit, shared_copies, training_seed
 
-    started = time.monotonic()
     _check_combination(spec, plan)
     retriever, layer = retriever_for(spec), layer_of(spec)
     # Tiers are the site's own affair, but for the range that the plan tells.
@@ -190,7 +189,7 @@ def train(
     if own is None and spec.personal_folder:
         store_of(spec, retriever).forget_rounds()
     seed = training_seed(plan.seed, round, site, draw)
-    mean_loss, depth, personal = 0.0, None, PersonalState({})
+    mean_loss, personal = 0.0, PersonalState({})
     with Library.open(library_path) as library:
         if plan.local_epochs == 0:
             count = max(1, training_pairs(spec, library))  # a weight must be positive
@@ -210,7 +209,7 @@ def train(
                 lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
                 anchor,
             )
-            personal, depth = layer.after_training(
+            personal = layer.after_training(
                 LocalTraining(library, retriever, before, pairs, plan, mean_loss, seed)
             )
     trained = retriever.vector()
@@ -220,7 +219,7 @@ def train(
     if own is not None and plan.local_epochs > 0:
         own.keep(round, _with_student(personal, trained, plan))
     _write_update(update_path, update)
-    return TrainingResult(mean_loss, count, time.monotonic() - started, depth)
+    return TrainingResult(mean_loss, count)
 
 
 def complexity(library_path: Path) -> float:

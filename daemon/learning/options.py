@@ -126,17 +126,14 @@ class DepthReport:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What the round needs to know of a site's training: never the update itself.
+    """What a comparison of recipes wants to know of a site's training; a round, nothing.
 
     ``mean_loss`` is that of the last epoch (0 when nothing was trained);
-    ``num_examples`` the pairs trained on. ``depth``: what the depth scheduler saw
-    and did, where the site has a personal layer.
+    ``num_examples`` the pairs trained on.
     """
 
     mean_loss: float
     num_examples: int
-    seconds: float
-    depth: DepthReport | None = None
 
 
 @dataclass(frozen=True)

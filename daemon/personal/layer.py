@@ -133,10 +133,10 @@ class Layer:
     ) -> None:
         """Take up what the last round left, before a round trains; None: it left nothing."""
 
-    def after_training(self, training: LocalTraining) -> tuple[PersonalState, DepthReport | None]:
-        """What a round leaves of the site's own, and what was decided about it."""
+    def after_training(self, training: LocalTraining) -> PersonalState:
+        """What a round leaves of the site's own, with what was decided about it."""
         del training
-        return PersonalState({}), None
+        return PersonalState({})
 
     def fit(self, request: FitRequest) -> Fitted:
         """Fit it to the site's pairs. Raises LearningError where there is nothing to fit."""

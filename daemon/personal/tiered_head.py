@@ -74,7 +74,7 @@ class TieredHead(Layer):
         if not take_up(_tiered(retriever), personal):
             assign(_tiered(retriever), library, options)
 
-    def after_training(self, training: LocalTraining) -> tuple[PersonalState, DepthReport | None]:
+    def after_training(self, training: LocalTraining) -> PersonalState:
         """The layer as it is now, of another tier where the scheduler says so."""
         retriever, library, seed = _tiered(training.retriever), training.library, training.seed
         recalls = (
@@ -85,7 +85,7 @@ class TieredHead(Layer):
         state, said = judge(
             retriever, known, training.pairs, recalls, training.loss, training.options, seed
         )
-        return left_behind(retriever, state, said), said
+        return left_behind(retriever, state, said)
 
     def prepare(
         self, spec: RetrieverSpec, retriever: Retriever, versions: Path, model_digest: bytes

@@ -133,7 +133,6 @@ def test_an_update_is_the_difference_and_the_loss(site: Site) -> None:
     assert update[-1] == np.float32(result.mean_loss / LOSS_BOUND) > 0
     assert 0 < np.abs(update[:-1]).max() < 1
     assert result.num_examples == 10
-    assert result.seconds > 0
     assert sorted(path.name for path in (site.folder / "spool").iterdir()) == ["update.npy"]
 
 

@@ -13,7 +13,12 @@ from safetensors.numpy import load_file
 from config.recipes import DepthOptions
 from crypto.arrays import Float32
 from daemon.jobs import answering, learning
-from daemon.learning.options import LearningError, TrainingOptions, TrainingProgress
+from daemon.learning.options import (
+    DepthReport,
+    LearningError,
+    TrainingOptions,
+    TrainingProgress,
+)
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.heads import HeadRetriever, ResidualHead
 from daemon.learning.retriever.retriever import Texts
@@ -252,11 +257,16 @@ class Site:
 
     def train(self, parent: bytes, round: int, options: TrainingOptions = OPTIONS) -> Float32:
         path = self.folder / "update.npy"
-        self.result = learning.train(
-            self.spec, self.library, self.versions, parent, options, round, "yard", path
-        )
+        learning.train(self.spec, self.library, self.versions, parent, options, round, "yard", path)
         update: Float32 = np.load(path, allow_pickle=False)
         return update
+
+    @property
+    def depth(self) -> DepthReport:
+        shape = learning.describe(self.spec).shape_manifest.digest
+        report = report_of(PersonalStore(self.personal, shape).newest())
+        assert report is not None
+        return report
 
     def commit(self, parent: bytes, update: Float32) -> bytes:
         shape = learning.describe(self.spec).shape_manifest
@@ -282,10 +292,7 @@ def test_the_update_has_the_shared_head_alone_and_the_file_the_rest(site: Site) 
         window = np.lib.stride_tricks.sliding_window_view(update, value.shape[-1])
         rows = value.reshape(-1, value.shape[-1])
         assert not any((window == row).all(axis=1).any() for row in rows)
-    assert site.result.depth is not None
-    assert (site.result.depth.tier, site.result.depth.api) == ("base", None)
-    shape = learning.describe(site.spec).shape_manifest.digest
-    assert report_of(PersonalStore(site.personal, shape).newest()) == site.result.depth
+    assert (site.depth.tier, site.depth.api) == ("base", None)
 
 
 def test_another_attempt_learns_the_same_and_the_next_round_goes_on(site: Site) -> None:
@@ -330,8 +337,7 @@ def test_the_first_tier_follows_the_sites_score(site: Site) -> None:
     ):
         options = replace(OPTIONS, local_epochs=1, depth=DepthOptions(complexity_range=(low, high)))
         site.train(site.genesis, 1, options)
-        assert site.result.depth is not None
-        assert site.result.depth.tier == tier
+        assert site.depth.tier == tier
 
 
 def test_the_scheduler_changes_the_tier_between_rounds(site: Site) -> None:
@@ -343,11 +349,9 @@ def test_the_scheduler_changes_the_tier_between_rounds(site: Site) -> None:
     tiers = []
     for round_ in (1, 2, 3, 4, 5):
         site.train(site.genesis, round_, options)
-        assert site.result.depth is not None
-        tiers.append(site.result.depth.tier)
+        tiers.append(site.depth.tier)
     assert tiers == ["base", "base", "advanced", "extended", "extended"]
-    assert site.result.depth is not None
-    assert site.result.depth.reason.startswith("API ")
+    assert site.depth.reason.startswith("API ")
     assert "attention.in_proj_weight" in str(
         sorted(load_file(site.personal / "round-5.safetensors"))
     )
