@@ -13,28 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from crypto.ckks.parameters import (
-    WORD,
-    CkksParameters,
-    choose_measurable,
-    choose_parameters,
-    parameters_of,
-)
-from crypto.ckks.seal_library import Compressed, make_ready, seal_of, translated
+from crypto.ckks.parameters import WORD, CkksParameters
+from crypto.ckks.seal_library import Compressed, seal_of, translated
 from crypto.quantize import CryptoError, Slots
-
-__all__ = [
-    "CkksParameters",
-    "CryptoError",
-    "DealtKey",
-    "RoundKey",
-    "RunningSum",
-    "choose_measurable",
-    "choose_parameters",
-    "deal",
-    "make_ready",
-    "parameters_of",
-]
 
 # Of encryptions that come out compressible; under a sound key one in far more than 2^40 does.
 _TRIES = 4

@@ -17,6 +17,7 @@ import pytest
 
 from crypto.arrays import Float32
 from crypto.ckks import sum_proof
+from crypto.ckks.parameters import choose_parameters
 from crypto.ckks.sum_proof import (
     NONCE_BYTES,
     PRIME,
@@ -29,7 +30,7 @@ from crypto.ckks.sum_proof import (
     inner_products,
     size_of_tags,
 )
-from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters
+from crypto.ckks.sums import RoundKey, RunningSum
 from crypto.quantize import LOSS_BOUND, CryptoError, pack, quantise_fraction
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums.integers import Hiding, SumTerms

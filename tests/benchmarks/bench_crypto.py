@@ -24,8 +24,8 @@ import numpy as np
 import tenseal
 
 from crypto.arrays import Float32
-from crypto.ckks.parameters import BITS
-from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters, deal
+from crypto.ckks.parameters import BITS, choose_parameters
+from crypto.ckks.sums import RoundKey, RunningSum, deal
 from crypto.quantize import dequantise_sum, pack, quantise, unpack
 
 VALUES = 2 * 3 * 4 * 4096 * 4  # whole blocks with 2, 3 and 4 digits

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
-from crypto.ckks.sums import RoundKey, choose_measurable, deal
+from crypto.ckks.parameters import choose_measurable
+from crypto.ckks.sums import RoundKey, deal
 from crypto.quantize import pack, quantise, scale_exponents
 from peers.plans.robust import select
 

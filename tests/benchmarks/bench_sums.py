@@ -37,7 +37,8 @@ from rich.console import Console
 from rich.table import Table
 
 from crypto.arrays import Float32, Float64
-from crypto.ckks.sums import RoundKey, RunningSum, choose_parameters, deal
+from crypto.ckks.parameters import choose_parameters
+from crypto.ckks.sums import RoundKey, RunningSum, deal
 from crypto.quantize import CryptoError, dequantise_sum, pack, quantise, unpack
 
 SIZES = {300_000: "300 k", 1_200_000: "1.2 M", 5_000_000: "5 M"}

@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from crypto.ckks.sums import CkksParameters, CryptoError, RunningSum
+from crypto.ckks.parameters import CkksParameters
+from crypto.ckks.sums import RunningSum
+from crypto.quantize import CryptoError
 from peers.wire.vectors import BlobInfo, blocks_of, open_vector, write_encrypted
 
 # With one contributor the "sum" would be its update, readable to every key holder.

@@ -22,6 +22,8 @@ import structlog
 
 from crypto.arrays import Int64
 from crypto.ckks.dot_products import Sketches, answer, draw_signs
+from crypto.ckks.parameters import CkksParameters, parameters_of
+from crypto.ckks.seal_library import make_ready
 from crypto.ckks.sum_proof import (
     NONCE_BYTES,
     Check,
@@ -32,17 +34,9 @@ from crypto.ckks.sum_proof import (
     UnprovenSum,
     size_of_tags,
 )
-from crypto.ckks.sums import (
-    CkksParameters,
-    CryptoError,
-    DealtKey,
-    RoundKey,
-    deal,
-    make_ready,
-    parameters_of,
-)
+from crypto.ckks.sums import DealtKey, RoundKey, deal
 from crypto.identity.site import IdentityError
-from crypto.quantize import FRACTION_INTEGERS, pack, unpack
+from crypto.quantize import FRACTION_INTEGERS, CryptoError, pack, unpack
 from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.jobs.sums.integers import (
     Hiding,

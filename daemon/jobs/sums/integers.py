@@ -22,7 +22,6 @@ import numpy as np
 
 from config.recipes import ServerOptions
 from crypto.arrays import Float32, Float64, Int32, Int64
-from crypto.ckks.sums import CryptoError
 from crypto.durable import whole
 from crypto.privacy import (
     TRAILING_INTEGERS,
@@ -36,6 +35,7 @@ from crypto.privacy import (
 from crypto.quantize import (
     FRACTION_INTEGERS,
     LOSS_BOUND,
+    CryptoError,
     check_exponents,
     dequantise_fraction_sum,
     dequantise_sum,

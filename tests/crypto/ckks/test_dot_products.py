@@ -21,16 +21,16 @@ from crypto.ckks.dot_products import (
     draw_signs,
     question_size,
 )
-from crypto.ckks.parameters import BITS, MAX_CONTRIBUTORS, MAX_MODULUS_BITS, PRODUCT_PRECISION
-from crypto.ckks.sums import (
-    CryptoError,
-    RoundKey,
-    RunningSum,
+from crypto.ckks.parameters import (
+    BITS,
+    MAX_CONTRIBUTORS,
+    MAX_MODULUS_BITS,
+    PRODUCT_PRECISION,
     choose_measurable,
     choose_parameters,
-    deal,
 )
-from crypto.quantize import pack, unpack
+from crypto.ckks.sums import RoundKey, RunningSum, deal
+from crypto.quantize import CryptoError, pack, unpack
 from peers.plans.robust import select
 
 Floats = NDArray[np.float64]

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 
 from crypto.arrays import Int32
-from crypto.ckks.parameters import BITS, MAX_CONTRIBUTORS, MAX_MODULUS_BITS
-from crypto.ckks.sums import (
+from crypto.ckks.parameters import (
+    BITS,
+    MAX_CONTRIBUTORS,
+    MAX_MODULUS_BITS,
     CkksParameters,
-    CryptoError,
-    DealtKey,
-    RoundKey,
-    RunningSum,
     choose_parameters,
-    deal,
 )
-from crypto.quantize import RESIDUAL_LIMIT, Slots, pack, unpack
+from crypto.ckks.sums import DealtKey, RoundKey, RunningSum, deal
+from crypto.quantize import RESIDUAL_LIMIT, CryptoError, Slots, pack, unpack
 
 
 class Site:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from crypto.ckks.sums import CryptoError
+from crypto.quantize import CryptoError
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums.integers import Hiding
 from daemon.process.workers import Worker, WorkerCrashed

@@ -18,8 +18,10 @@ from random import Random
 
 import numpy as np
 
+from crypto.ckks.parameters import choose_parameters
 from crypto.ckks.sum_proof import NONCE_BYTES, Check, CheckKey, Tags, TagTally
-from crypto.ckks.sums import CryptoError, RoundKey, RunningSum, choose_parameters
+from crypto.ckks.sums import RoundKey, RunningSum
+from crypto.quantize import CryptoError
 from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.state.versions import (
     ShapeManifest,

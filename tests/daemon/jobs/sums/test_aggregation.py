@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from crypto.arrays import Int64
 from crypto.ckks import parameters
-from crypto.ckks.sums import CkksParameters, CryptoError, RoundKey, choose_parameters, deal
-from crypto.quantize import FRACTION_INTEGERS, pack, unpack
+from crypto.ckks.parameters import CkksParameters, choose_parameters
+from crypto.ckks.sums import RoundKey, deal
+from crypto.quantize import FRACTION_INTEGERS, CryptoError, pack, unpack
 from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.rounds.catch_up import too_large
 from daemon.state.versions import ShapeManifest

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from crypto.arrays import Float32
+from crypto.ckks.parameters import parameters_of
 from crypto.ckks.sum_proof import Claim, UnprovenSum, size_of_tags
-from crypto.ckks.sums import CryptoError, RoundKey, deal, parameters_of
+from crypto.ckks.sums import RoundKey, deal
 from crypto.privacy import Mechanism, NoiseTerms
-from crypto.quantize import LOSS_BOUND
+from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums import integers as integers_
 from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, measure_update

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from crypto.arrays import Float32
-from crypto.ckks.sums import CryptoError, DealtKey, choose_measurable
-from crypto.quantize import LOSS_BOUND
+from crypto.ckks.parameters import choose_measurable
+from crypto.ckks.sums import DealtKey
+from crypto.quantize import LOSS_BOUND, CryptoError
 from daemon.jobs.sums import ckks
 from daemon.jobs.sums.integers import Hiding, SumTerms, measure_update
 from daemon.process.workers import Worker
