@@ -24,11 +24,7 @@ from crypto.arrays import Float32, Int64
 from daemon.evaluation.evaluation import Judged, judge
 from daemon.learning.options import EvaluationError
 from daemon.library.readers.documents import Pair
-from daemon.library.search import (
-    USUAL_WORDS_WEIGHT,
-    WORDS_WEIGHTS,
-    reciprocal_rank_fusion,
-)
+from daemon.library.search import USUAL_WORDS_WEIGHT, WORDS_WEIGHTS, reciprocal_rank_fusion
 from daemon.library.store import Library
 
 Labels = list[list[int]]  # passages for each question, best first

@@ -21,11 +21,7 @@ import structlog
 from config.settings import Settings
 from daemon.jobs import personal
 from daemon.learning.from_settings import options_from
-from daemon.learning.options import (
-    LearningError,
-    Personalised,
-    TrainingOptions,
-)
+from daemon.learning.options import LearningError, Personalised, TrainingOptions
 from daemon.learning.retriever.peer_negatives import Disclosure
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.schema import LibraryError

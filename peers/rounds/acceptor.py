@@ -9,13 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peers.attempts import effects as do
-from peers.attempts.bundle import (
-    Bundle,
-    Ground,
-    PlanFails,
-    derive_plan,
-    read_bundle,
-)
+from peers.attempts.bundle import Bundle, Ground, PlanFails, derive_plan, read_bundle
 from peers.attempts.modes import mode_of
 from peers.attempts.participation import (
     Participation,

@@ -10,17 +10,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from peers.attempts import effects as do
-from peers.attempts.bundle import (
-    Bundle,
-    Ground,
-    Promised,
-)
+from peers.attempts.bundle import Bundle, Ground, Promised
 from peers.attempts.coordination import Coordination
 from peers.attempts.effects import Durable, Effect
 from peers.attempts.lead import SharedModel
-from peers.attempts.participation import (
-    Participation,
-)
+from peers.attempts.participation import Participation
 from peers.attempts.scale import Scaled
 from peers.attempts.statement import HeldLock, Known
 from peers.plans.policy import Policy

@@ -24,12 +24,7 @@ from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, ope
 from daemon.fedctl.demo.sites import DemoSite, RunningDaemon, SiteCorpus, log_tail
 from daemon.fedctl.terminal.connection import connected, run
 from daemon.fedctl.terminal.options import command
-from daemon.fedctl.terminal.output import (
-    CommandError,
-    Exit,
-    Session,
-    visible,
-)
+from daemon.fedctl.terminal.output import CommandError, Exit, Session, visible
 
 if TYPE_CHECKING:
     from proto.control_pb2 import AskReply, LearningReply, StatusReply
