@@ -23,7 +23,7 @@ import structlog
 from config.loading import SettingsError, load
 from config.settings import Settings
 from crypto.durable import sweep
-from crypto.identity.site import IdentityError
+from crypto.identity.keys import IdentityError
 from crypto.quantize import CryptoError
 from daemon.answering.generators import GENERATORS
 from daemon.control.context import ProcessFigures, ServiceContext, Services

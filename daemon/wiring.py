@@ -22,7 +22,7 @@ from daemon.state.store import Store
 from peers.attempts import effects as do
 from peers.attempts.lead import SharedModel
 from peers.link.quotas import Quotas
-from peers.link.transport import Limits
+from peers.link.servicer import Limits
 from peers.plans.policy import Policy
 from peers.rounds.pacemaker import Timing
 from peers.rounds.protocol import Protocol

@@ -12,7 +12,7 @@ site we meant to call. Both are written by the authority, never copied from the
 request.
 
 Everything is ECDSA on P-256 with SHA-256. The keeper's part is in authority.py, what a
-site believes in trust.py and bundle.py, the form of certificates in forms.py.
+site believes in trust.py and authorities.py, the form of certificates in x509.py.
 """
 
 from __future__ import annotations
@@ -28,32 +28,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from crypto.identity import keys
 from crypto.identity import x509 as forms
-from crypto.identity.authority import (
-    adopt_authority,
-    create_authority,
-    rotate_authority,
-    sign_request,
-    sign_with_authority,
-)
 from crypto.identity.keys import IdentityError, KeyHolder, PrivateKey, read_bounded, write_new
-from crypto.identity.names import check_id, tls_name
-from crypto.identity.trust import Trust, expiry_of, seal_context
-
-__all__ = [
-    "Identity",
-    "IdentityError",
-    "Trust",
-    "adopt_authority",
-    "create_authority",
-    "create_site",
-    "expiry_of",
-    "install",
-    "renew_site",
-    "rotate_authority",
-    "sign_request",
-    "sign_with_authority",
-    "tls_name",
-]
+from crypto.identity.names import check_id
+from crypto.identity.trust import Trust, seal_context
 
 _LONGEST_ATTEMPT = timedelta(days=1)  # [rounds] train_deadline_s is at most that
 _GENERATIONS = 3  # renewals within that time

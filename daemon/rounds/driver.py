@@ -22,7 +22,9 @@ from typing import Any
 
 import structlog
 
-from crypto.identity.site import Identity, IdentityError, Trust
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from crypto.quantize import CryptoError
 from daemon.jobs.sums import integers
 from daemon.jobs.sums.sum_jobs import Credentials, JobContext

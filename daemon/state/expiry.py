@@ -14,7 +14,8 @@ from typing import Final
 
 import structlog
 
-from crypto.identity.site import Identity, Trust
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from peers.link.contacts import PeerStatistics
 
 log = structlog.get_logger()

@@ -20,8 +20,9 @@ import structlog
 
 from config.settings import Settings
 from crypto.identity import keys, x509
-from crypto.identity.keys import PublicKey
-from crypto.identity.site import Identity, IdentityError, Trust
+from crypto.identity.keys import IdentityError, PublicKey
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from daemon.state.store import Store
 from peers.wire.certificates import CertificateError, verify_certificate, verify_vote, vote_payload
 from peers.wire.manifest import FederationManifest, ManifestError, parse_signed

@@ -23,7 +23,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from crypto.identity.site import Identity, tls_name
+from crypto.identity.names import tls_name
+from crypto.identity.site import Identity
 from peers.link.contacts import Contacts
 from peers.wire.errors import (
     BlobUnknown,

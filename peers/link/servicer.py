@@ -26,7 +26,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
-from crypto.identity.site import Identity, IdentityError, Trust, expiry_of
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust, expiry_of
 from peers.link.contacts import Contacts
 from peers.link.negatives import Declined, QuotaSpent
 from peers.link.partials import Bounds, Partials, Superseded, called

@@ -29,7 +29,9 @@ import grpc
 import grpc.aio
 import structlog
 
-from crypto.identity.site import Identity, IdentityError, Trust
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from peers.link.client import (
     GO_AHEAD,
     RETRY_AFTER,
@@ -58,17 +60,6 @@ from peers.wire.frames import OffsetBeyondEnd, ReceivedObject, Source
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import FEATURES, PROTOCOL_VERSION, SOFTWARE_VERSION
 from proto import federation_pb2 as pb
-
-__all__ = [
-    "CallTimeouts",
-    "Inbox",
-    "Keepalive",
-    "Limits",
-    "ListenError",
-    "PeerStatistics",
-    "ReceivedObject",
-    "Transport",
-]
 
 T = TypeVar("T")
 

@@ -26,9 +26,9 @@ import struct
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from crypto.identity.keys import MAX_SIGNATURE_BYTES
+from crypto.identity.keys import MAX_SIGNATURE_BYTES, IdentityError
 from crypto.identity.names import ID
-from crypto.identity.site import IdentityError, Trust
+from crypto.identity.trust import Trust
 from crypto.identity.x509 import MAX_DER
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb

@@ -25,8 +25,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from crypto.identity.authority import sign_with_authority
+from crypto.identity.keys import IdentityError
 from crypto.identity.names import ID
-from crypto.identity.site import IdentityError, Trust, sign_with_authority
+from crypto.identity.trust import Trust
 
 MAX_BYTES = 1024 * 1024
 MAX_SITES = 256

@@ -23,7 +23,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from crypto.identity.site import create_authority
+from crypto.identity.authority import create_authority
 from peers.wire.histories import pack_manifests
 from peers.wire.manifest import signed
 from proto import control_pb2 as control

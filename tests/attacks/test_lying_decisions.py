@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from crypto.identity.site import install, renew_site, sign_request
+from crypto.identity.authority import sign_request
+from crypto.identity.site import install, renew_site
 from daemon.state.versions import version_path, write_version
 from peers.wire.certificates import certificate_of, sign_vote
 from peers.wire.manifest import signed

@@ -19,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto.arrays import Int32
-from crypto.identity.site import IdentityError
+from crypto.identity.keys import IdentityError
 from crypto.keystream import Words, add_masks
 from crypto.masking import roster, shamir
 from crypto.masking import site as masking

@@ -25,9 +25,9 @@ from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
 from daemon.learning.options import TrainingOptions
-from daemon.learning.retriever.encoder import Encoder, locate
+from daemon.learning.retriever.encoder import Encoder, Texts, locate
 from daemon.learning.retriever.heads import ResidualHead
-from daemon.learning.retriever.retriever import Retriever, Texts, adapted
+from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import TrainingSet, fit
 from daemon.personal.tiers import TieredHeadRetriever

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from crypto.arrays import Float32
 from daemon.learning.options import TrainingOptions
-from daemon.learning.retriever.encoder import Encoder
+from daemon.learning.retriever.encoder import Encoder, Texts
+from daemon.learning.retriever.heads import HeadRetriever
 from daemon.learning.retriever.mining import mine_negatives
-from daemon.learning.retriever.retriever import HeadRetriever, Texts
 from daemon.learning.retriever.training import TrainingSet, fit, training_seed
 from peers.plans.robust import select
 from tests.daemon.evaluation.rankings import evaluate_rankings

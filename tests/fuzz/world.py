@@ -22,15 +22,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from crypto.identity.authority import create_authority, sign_request
 from crypto.identity.keys import key_pem
-from crypto.identity.site import (
-    Identity,
-    Trust,
-    create_authority,
-    create_site,
-    install,
-    sign_request,
-)
+from crypto.identity.site import Identity, create_site, install
+from crypto.identity.trust import Trust
 from peers.wire.certificates import RULES, certificate_of, plan_digest, sign_vote
 from peers.wire.manifest import FederationManifest, ManifestSite, signed
 from proto import federation_pb2 as pb

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from crypto.identity.site import Trust
+from crypto.identity.trust import Trust
 from daemon import main as fedd
 from peers.link.client import CallTimeouts
 from peers.link.transport import LinkOptions

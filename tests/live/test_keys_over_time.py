@@ -16,7 +16,8 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from crypto.identity.site import install, renew_site, sign_request
+from crypto.identity.authority import sign_request
+from crypto.identity.site import install, renew_site
 from daemon.fedctl.main import main as fedctl
 from proto import control_pb2 as control
 from tests.support.federation import LiveFederation, LiveSite

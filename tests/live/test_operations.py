@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
-from crypto.identity.site import create_authority
+from crypto.identity.authority import create_authority
 from proto import control_pb2 as control
 from tests.daemon.pairs.test_pair_writers import about, completion, serving
 from tests.support.federation import LiveFederation, LiveSite

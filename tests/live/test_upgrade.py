@@ -26,7 +26,7 @@ from structlog.testing import capture_logs
 
 from config.loading import load
 from crypto.identity.keys import key_pem
-from crypto.identity.site import Trust
+from crypto.identity.trust import Trust
 from daemon.state.membership import Membership
 from daemon.state.store import Store, StoreError
 from peers.wire.certificates import (

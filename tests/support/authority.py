@@ -37,14 +37,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from crypto.identity.site import (
-    Identity,
-    Trust,
-    create_authority,
-    create_site,
-    install,
-    sign_request,
-)
+from crypto.identity.authority import create_authority, sign_request
+from crypto.identity.site import Identity, create_site, install
+from crypto.identity.trust import Trust
 from peers.wire.manifest import FederationManifest, ManifestSite, parse_signed, signed
 from proto import federation_pb2 as pb
 

@@ -25,7 +25,7 @@ Days = Annotated[
 
 def make_authority(directory: Path, federation: str, *, days: int = 3650) -> None:
     """A new authority: ca.key (0600) and ca.crt."""
-    from crypto.identity.site import create_authority
+    from crypto.identity.authority import create_authority
 
     with refusing():
         create_authority(directory, federation, days=days)
@@ -35,7 +35,7 @@ def sign_site(
     authority: Path, request: Path, *, expect_site: str | None = None, days: int = 365
 ) -> bytes:
     """A certificate (PEM) for a site's request."""
-    from crypto.identity.site import sign_request
+    from crypto.identity.authority import sign_request
 
     with refusing():
         return sign_request(authority, read_file(request), expect_site=expect_site, days=days)
@@ -82,7 +82,7 @@ def ca_sign(
     days: Days = 365,
 ) -> None:
     """Sign a site's request. Know from the site itself that the request is its own."""
-    from crypto.identity.site import Trust
+    from crypto.identity.trust import Trust
 
     certificate = sign_site(ca, request, expect_site=site, days=days)
     with refusing():
@@ -119,7 +119,7 @@ def ca_rotate(
     ] = 90,
 ) -> None:
     """Let a new authority follow the old one, which vouches for it; both are good for a while."""
-    from crypto.identity.site import rotate_authority
+    from crypto.identity.authority import rotate_authority
 
     with refusing():
         end: datetime = rotate_authority(old, new, days=days, window_days=window)
@@ -155,7 +155,7 @@ def ca_adopt(
     key: Annotated[Path, typer.Option(metavar="FILE", help="Its private key, mode 0600.")],
 ) -> None:
     """Use an authority that was made elsewhere, if it is what a federation needs."""
-    from crypto.identity.site import adopt_authority
+    from crypto.identity.authority import adopt_authority
 
     with refusing():
         adopt_authority(directory, federation, read_file(certificate), key)

@@ -18,7 +18,7 @@ from daemon.fedctl.terminal.output import CommandError, Exit, Session, columns, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from crypto.identity.site import Trust
+    from crypto.identity.trust import Trust
     from peers.wire.manifest import FederationManifest
 
 topic = typer.Typer(name="manifest", help="The signed list of the federation's sites.")
@@ -263,7 +263,7 @@ def _parsed(file: Path, trust: Trust) -> FederationManifest:
 
 
 def _trust(authority: Path) -> Trust:
-    from crypto.identity.site import Trust
+    from crypto.identity.trust import Trust
 
     with refusing(authority):
         return Trust.from_pem(read_file(authority))

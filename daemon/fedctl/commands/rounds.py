@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from crypto.identity.site import Trust
+    from crypto.identity.trust import Trust
     from peers.wire.manifest import FederationManifest
     from proto.control_pb2 import Attempt, RoundsReply
     from proto.federation_pb2 import Certificate, RoundReport
@@ -310,7 +310,8 @@ def verify(
     ] = None,
 ) -> None:
     """Verify every committed round, from the first: signatures, quorums, and no gap."""
-    from crypto.identity.site import IdentityError, Trust
+    from crypto.identity.keys import IdentityError
+    from crypto.identity.trust import Trust
 
     try:
         trust = Trust.from_pem(read_file(authority or _configured(session)))

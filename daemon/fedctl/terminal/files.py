@@ -21,7 +21,7 @@ def refusing(file: Path | None = None, *, exit_code: Exit = Exit.FAILED) -> Iter
     ``file``: whose content is judged, to be named; ``exit_code``: USAGE where it is words of the
     command line.
     """
-    from crypto.identity.site import IdentityError
+    from crypto.identity.keys import IdentityError
     from peers.wire.manifest import ManifestError
 
     try:

@@ -35,7 +35,7 @@ from crypto.ckks.sum_proof import (
     size_of_tags,
 )
 from crypto.ckks.sums import DealtKey, RoundKey, deal
-from crypto.identity.site import IdentityError
+from crypto.identity.keys import IdentityError
 from crypto.quantize import FRACTION_INTEGERS, CryptoError, pack, unpack
 from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.jobs.sums.integers import (

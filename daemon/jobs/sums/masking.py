@@ -25,7 +25,8 @@ import numpy as np
 import structlog
 
 from crypto.durable import whole
-from crypto.identity.site import IdentityError, Trust
+from crypto.identity.keys import IdentityError
+from crypto.identity.trust import Trust
 from crypto.keystream import Ring, Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import KEY_BYTES, Advertisement, Agreement, Roster, Verify

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from crypto.identity.site import Identity, Trust
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from daemon.jobs.sums.integers import Hiding, NewVersion, SumTerms, Uploaded
 from daemon.process.workers import Worker
 from daemon.state.versions import ShapeManifest

@@ -23,16 +23,6 @@ from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever
 from daemon.state.versions import ShapeManifest
 
-__all__ = [
-    "FullRetriever",
-    "HeadRetriever",
-    "LoraRetriever",
-    "LoraServerRetriever",
-    "Retriever",
-    "Texts",
-    "adapted",
-]
-
 
 class Retriever(Protocol):
     """What training, indexing and answering use of a retriever."""

@@ -22,7 +22,8 @@ from crypto.arrays import Float32, Rows
 from daemon.learning.batches import in_runs, pair_points, random_batches, topic_batches
 from daemon.learning.losses import info_nce, minimised
 from daemon.learning.options import TrainingError, TrainingOptions
-from daemon.learning.retriever.retriever import Retriever, Texts
+from daemon.learning.retriever.encoder import Texts
+from daemon.learning.retriever.retriever import Retriever
 
 MIN_PAIRS = 2  # with one pair there is nothing to tell it apart from
 FINAL_RATE = 0.1  # of the learning rate, reached linearly at the last step

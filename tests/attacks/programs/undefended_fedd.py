@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from crypto.identity import keys
-from crypto.identity.site import Trust
+from crypto.identity.trust import Trust
 from daemon import main as fedd
 from peers.link.open_connections import OpenCalls
 from peers.link.servicer import Caller, Servicer

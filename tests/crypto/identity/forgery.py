@@ -11,15 +11,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from crypto.identity.site import (
-    Identity,
-    IdentityError,
-    Trust,
-    create_authority,
-    create_site,
-    install,
-    sign_request,
-)
+from crypto.identity.authority import create_authority, sign_request
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity, create_site, install
+from crypto.identity.trust import Trust
 from peers.wire.certificates import CertificateError
 from peers.wire.manifest import FederationManifest
 from proto import federation_pb2 as pb

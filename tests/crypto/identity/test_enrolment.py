@@ -12,16 +12,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from crypto.identity.site import (
-    Identity,
-    IdentityError,
-    create_authority,
-    create_site,
-    install,
-    sign_request,
-    sign_with_authority,
-    tls_name,
-)
+from crypto.identity.authority import create_authority, sign_request, sign_with_authority
+from crypto.identity.keys import IdentityError
+from crypto.identity.names import tls_name
+from crypto.identity.site import Identity, create_site, install
 from tests.crypto.identity.forgery import (
     DAY,
     DNS,

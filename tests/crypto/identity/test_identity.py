@@ -15,14 +15,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.identity.site import (
-    IdentityError,
-    Trust,
-    create_authority,
-    create_site,
-    sign_request,
-    sign_with_authority,
-)
+from crypto.identity.authority import create_authority, sign_request, sign_with_authority
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import create_site
+from crypto.identity.trust import Trust
 from tests.crypto.identity.forgery import (
     DAY,
     DNS,

@@ -17,17 +17,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from crypto.identity.site import (
-    Identity,
-    IdentityError,
-    Trust,
+from crypto.identity.authority import (
     adopt_authority,
     create_authority,
-    install,
-    renew_site,
     rotate_authority,
     sign_request,
 )
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity, install, renew_site
+from crypto.identity.trust import Trust
 from daemon.fedctl.main import main as fedctl
 from peers.wire.certificates import sign_vote, verify_certificate
 from peers.wire.errors import PeerUnreachable

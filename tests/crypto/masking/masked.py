@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crypto.arrays import Int32, Int64
-from crypto.identity.site import IdentityError
+from crypto.identity.keys import IdentityError
 from crypto.keystream import Words
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Advertisement, Agreement, Roster, smallest_threshold

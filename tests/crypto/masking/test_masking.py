@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crypto.arrays import Int32
-from crypto.identity.site import Identity, IdentityError
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity
 from crypto.keystream import MAX_VALUES
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Advertisement, Agreement, Roster, advertised, smallest_threshold

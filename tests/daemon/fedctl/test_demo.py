@@ -21,7 +21,8 @@ import pytest
 from rich.console import Console
 
 from config.loading import load
-from crypto.identity.site import Identity, Trust
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.demo.outcome import DemoOutcome, SiteAnswer, SiteOutcome, opening, show_outcome
 from daemon.fedctl.demo.sites import (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from daemon.jobs.pairs import PairPlan, build_pairs
 from daemon.learning.options import LearningError
+from daemon.learning.retriever.encoder import Texts
 from daemon.learning.retriever.mining import NEAR_DUPLICATE, mine_negatives
-from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import TrainingSet
 from daemon.library.passages import SentenceSplitter

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 from daemon.jobs import learning, personal
 from daemon.learning.options import LearningError, Personalised, TrainingError, TrainingOptions
+from daemon.learning.retriever.encoder import Texts
 from daemon.learning.retriever.peer_negatives import Disclosure
-from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import TrainingSet
 from daemon.library.readers.documents import Document, Pair

@@ -19,9 +19,8 @@ from daemon.learning.options import (
     TrainingOptions,
     TrainingProgress,
 )
-from daemon.learning.retriever.encoder import Encoder
+from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever, ResidualHead
-from daemon.learning.retriever.retriever import Texts
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import TrainingSet, fit
 from daemon.library.readers.documents import Document, Pair

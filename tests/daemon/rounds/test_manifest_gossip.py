@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from config.loading import load
-from crypto.identity.site import create_authority
+from crypto.identity.authority import create_authority
 from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.state.membership import Membership
 from daemon.state.store import Store

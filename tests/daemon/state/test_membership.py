@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from config.loading import load
-from crypto.identity.site import Identity, sign_request
+from crypto.identity.authority import sign_request
+from crypto.identity.site import Identity
 from daemon.state import membership as module
 from daemon.state.membership import Membership
 from daemon.state.store import Store

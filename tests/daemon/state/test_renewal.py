@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from crypto.identity.site import (
-    Identity,
-    IdentityError,
-    Trust,
-    create_authority,
-    install,
-    renew_site,
-    sign_request,
-)
+from crypto.identity.authority import create_authority, sign_request
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity, install, renew_site
+from crypto.identity.trust import Trust
 from daemon.fedctl.main import main as fedctl
 from daemon.state.expiry import ExpiryWatch, expiries, warnings
 from daemon.state.membership import Membership

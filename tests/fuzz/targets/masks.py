@@ -21,7 +21,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from crypto.identity.site import IdentityError
+from crypto.identity.keys import IdentityError
 from crypto.keystream import Words
 from crypto.masking import shamir
 from crypto.masking import site as masking

@@ -16,8 +16,10 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from crypto.identity.authority import sign_request
+from crypto.identity.keys import IdentityError
 from crypto.identity.names import ID
-from crypto.identity.site import IdentityError, expiry_of, sign_request
+from crypto.identity.trust import expiry_of
 from daemon.jobs.sums.ckks import sealing_context
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.histories import pack_manifests, unpack_manifests

@@ -14,7 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from crypto.identity.site import Identity, IdentityError
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity
 from crypto.masking.coordinator import MaskedSum, Unmasking
 from crypto.masking.roster import Agreement, Roster, Verify, smallest_threshold
 from crypto.masking.site import SiteKeys

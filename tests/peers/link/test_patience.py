@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from peers.link.client import GO_AHEAD, CallTimeouts
-from peers.link.transport import Keepalive, KeepInTouch, Transport
+from peers.link.client import GO_AHEAD, CallTimeouts, Keepalive
+from peers.link.transport import KeepInTouch, Transport
 from peers.wire.errors import PeerError, PeerUnreachable, RemoteProtocolError
 from peers.wire.messages import MIB
 from proto import federation_pb2 as pb

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from crypto.identity.site import IdentityError
+from crypto.identity.keys import IdentityError
 from daemon.control.status import shut_out
 from peers.link.transport import KeepInTouch, ListenError
 from peers.wire.errors import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from crypto.identity.site import Trust, create_authority
+from crypto.identity.authority import create_authority
+from crypto.identity.trust import Trust
 from tests.crypto.identity.forgery import enrol
 from tests.peers.wire.votes import (
     ENABLED,

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.identity.site import Trust, create_authority
+from crypto.identity.authority import create_authority
+from crypto.identity.trust import Trust
 from peers.wire.certificates import (
     RULES,
     CertificateError,

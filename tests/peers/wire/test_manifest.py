@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crypto.identity.site import IdentityError, Trust, create_authority, sign_with_authority
+from crypto.identity.authority import create_authority, sign_with_authority
+from crypto.identity.keys import IdentityError
+from crypto.identity.trust import Trust
 from peers.wire.manifest import (
     MAX_BYTES,
     MAX_FAULTY_SITES,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from crypto.identity.site import Identity, Trust
+from crypto.identity.site import Identity
+from crypto.identity.trust import Trust
 from peers.wire.certificates import (
     RULES,
     certificate_of,

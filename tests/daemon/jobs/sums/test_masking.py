@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from crypto.durable import UNFINISHED
-from crypto.identity.site import Identity, IdentityError
+from crypto.identity.keys import IdentityError
+from crypto.identity.site import Identity
 from crypto.masking.roster import Agreement
 from crypto.quantize import FRACTION_INTEGERS, LOSS_BOUND, CryptoError
 from daemon.jobs.sums import masking

@@ -19,9 +19,9 @@ from daemon.learning.retriever.adaptations import (
     onto_columns,
     onto_rows,
 )
-from daemon.learning.retriever.encoder import Encoder
+from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import Dropout, HeadRetriever
-from daemon.learning.retriever.retriever import Retriever, Texts, adapted
+from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.training import TrainingSet, fit, shared_copies
 from daemon.personal.store import PersonalState, PersonalStore
 from tests.support.small_models import small_encoder

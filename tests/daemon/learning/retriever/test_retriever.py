@@ -12,14 +12,10 @@ import torch
 
 from daemon.learning.options import LearningError
 from daemon.learning.parameters import uniform
-from daemon.learning.retriever.encoder import OFFLINE_PACKAGE, Encoder
-from daemon.learning.retriever.retriever import (
-    HeadRetriever,
-    LoraRetriever,
-    Retriever,
-    Texts,
-    adapted,
-)
+from daemon.learning.retriever.adaptations import LoraRetriever
+from daemon.learning.retriever.encoder import OFFLINE_PACKAGE, Encoder, Texts
+from daemon.learning.retriever.heads import HeadRetriever
+from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.serving import open_retriever
 from daemon.state.versions import VersionError

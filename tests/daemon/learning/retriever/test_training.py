@@ -11,9 +11,10 @@ import torch
 from crypto.quantize import LOSS_BOUND
 from daemon.learning.losses import info_nce
 from daemon.learning.options import TrainingError, TrainingOptions
-from daemon.learning.retriever.encoder import Encoder
+from daemon.learning.retriever.encoder import Encoder, Texts
+from daemon.learning.retriever.heads import HeadRetriever
 from daemon.learning.retriever.mining import filter_ranked, mine_negatives
-from daemon.learning.retriever.retriever import HeadRetriever, Retriever, Texts, adapted
+from daemon.learning.retriever.retriever import Retriever, adapted
 from daemon.learning.retriever.training import TrainingSet, fit, training_seed
 from tests.support.small_models import small_encoder
 
