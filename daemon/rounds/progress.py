@@ -68,7 +68,7 @@ class ProgressBoard:
             self._publish()
 
     def uploaded(self) -> None:
-        """This site's encrypted update is at the coordinator."""
+        """This site's hidden update is at the coordinator."""
         self._state.phase, self._state.fraction = "aggregate", 0.0
         self._publish()
 

@@ -204,7 +204,7 @@ class AttemptWork:
 
     # ---- hide, aggregate ---------------------------------------------------------------
 
-    async def encrypt_update(self, effect: do.EncryptUpdate) -> None:
+    async def hide_update(self, effect: do.HideUpdate) -> None:
         """Quantise to the common scale, hide, and bring it to the coordinator.
 
         What was drawn is kept, and booked before it is: from then on it counts as told,
@@ -296,7 +296,7 @@ class AttemptWork:
 # What carries out the effects that every mode has; a mode's own are in its `SumJobs.work`.
 WORK: dict[type[do.Work], Callable[[AttemptWork, Any], Awaitable[None]]] = {
     do.Train: AttemptWork.train,
-    do.EncryptUpdate: AttemptWork.encrypt_update,
+    do.HideUpdate: AttemptWork.hide_update,
     do.AddUpdate: AttemptWork.add_update,
     do.SendProducts: AttemptWork.send_products,
     do.FinishSum: AttemptWork.finish_sum,

@@ -14,7 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from peers.attempts.modes import mode_of, objection
-from peers.attempts.statement import HeldLock, Known, ManifestOf, read_contributions, read_lock
+from peers.attempts.statement import (
+    EncodedStatement,
+    HeldLock,
+    ManifestOf,
+    read_contributions,
+    read_lock,
+)
 from peers.plans import policy, robust
 from peers.plans.policy import weakening
 from peers.plans.weights import clipped, too_dominant
@@ -126,7 +132,7 @@ def _read_stated(
     signed: pb.Signed, promise: pb.Promise, keys: Keys, manifest_of: ManifestOf
 ) -> pb.Statement:
     """The sum that somebody signed earlier in this round, with everyone's contributions."""
-    known = Known.parse(signed.body)
+    known = EncodedStatement.parse(signed.body)
     statement = known.message
     site = signed.site
     manifest = manifest_of(statement.manifest_version)

@@ -33,7 +33,7 @@ from proto import federation_pb2 as pb
 
 
 @dataclass(frozen=True)
-class KeyDealt(do.Worked):
+class KeyDealt(do.WorkDone):
     """This key dealer has made the round's key: SHA-256 of its public and its secret part."""
 
     public_digest: bytes
@@ -41,14 +41,14 @@ class KeyDealt(do.Worked):
 
 
 @dataclass(frozen=True)
-class Challenging(do.Worked):
+class Challenging(do.WorkDone):
     """What this key holder asks about the certified sum; from now on it takes no other."""
 
     challenge: bytes
 
 
 @dataclass(frozen=True)
-class ChallengeAnswered(do.Worked):
+class ChallengeAnswered(do.WorkDone):
     """The coordinator's answer to one key holder is computed."""
 
     holder: str
@@ -155,7 +155,7 @@ class KeyCoordinator(CoordinatorSteps):
         """Whether the key dealer's public context is still to come."""
         return not self._public_digest and sender == self.plan.key_dealer
 
-    def answered(self, sender: str, message: do.OfMode) -> list[do.Effect]:
+    def answered(self, sender: str, message: do.AttemptMessage) -> list[do.Effect]:
         """The dealer commits itself, or a key holder asks for the proof."""
         match message:
             case pb.KeyCommitted():
@@ -185,7 +185,7 @@ class KeyCoordinator(CoordinatorSteps):
         self._asked.add(holder)
         return [AnswerChallenge(message.round, message.attempt, holder, message.challenge)]
 
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """The public context is here, or a proof is made."""
         match event:
             case do.ContextHeld():
@@ -230,7 +230,7 @@ class KeyParticipant(ParticipantSteps):
         from_dealer = sender == self.plan.key_dealer and not self.context_digest
         return from_dealer and self.may_open
 
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """The key is made here, or our challenge."""
         match event:
             case KeyDealt():
@@ -258,7 +258,7 @@ class KeyParticipant(ParticipantSteps):
         message = pb.Challenge(round=event.round, attempt=event.attempt, challenge=event.challenge)
         return [do.Send(self.plan.coordinator, message)]
 
-    def ordered(self, message: do.OfMode) -> list[do.Effect]:
+    def ordered(self, message: do.AttemptMessage) -> list[do.Effect]:
         """The coordinator's proof. Raises RemoteProtocolError when nothing was asked."""
         if not isinstance(message, pb.Proof):
             return []

@@ -38,7 +38,7 @@ from peers.attempts.bundle import (
 )
 from peers.attempts.lead import AttemptFails, Lead
 from peers.attempts.modes import key_holders
-from peers.attempts.statement import HeldLock, Known, ManifestOf, read_lock, value_of
+from peers.attempts.statement import EncodedStatement, HeldLock, ManifestOf, read_lock, value_of
 from peers.attempts.summation import Summation
 from peers.plans import robust
 from peers.wire.certificates import certificate_of
@@ -61,7 +61,7 @@ class Tally:
     ground: Ground
     keys: Keys
     manifest_of: ManifestOf
-    known: Known | None = None
+    known: EncodedStatement | None = None
     certificate: pb.StatementCertificate | None = None
     signatures: dict[str, pb.Signature] = field(default_factory=dict)
     applied: dict[str, pb.Signed] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Tally:
 
     # ---- signatures --------------------------------------------------------------
 
-    def begin(self, known: Known) -> None:
+    def begin(self, known: EncodedStatement) -> None:
         """This is what is to be signed now."""
         self.known, self.signatures, self.certificate = known, {}, None
 
@@ -173,7 +173,7 @@ class Coordination:
         return self.lead.phase
 
     @property
-    def stating(self) -> Known | None:
+    def stating(self) -> EncodedStatement | None:
         """What sites are asked to sign, or have."""
         return self._tally.known
 
@@ -182,7 +182,7 @@ class Coordination:
         return tuple(sorted(self.sum.updates.added)) if self.sum else ()
 
     def expects_update(self, sender: str) -> bool:
-        """Whether an encrypted update of this site belongs here now."""
+        """Whether a hidden update of this site belongs here now."""
         return self.sum is not None and self.sum.expects_update(sender)
 
     def expects_context(self, sender: str) -> bool:
@@ -271,7 +271,9 @@ class Coordination:
 
     # ---- what sites answer, and our own work -----------------------------------------
 
-    def answered(self, sender: str, message: do.OfMode | pb.Vote, now: float) -> list[do.Effect]:
+    def answered(
+        self, sender: str, message: do.AttemptMessage | pb.Vote, now: float
+    ) -> list[do.Effect]:
         """A site answers; a vote is verified already."""
         match message:
             case pb.Stated():
@@ -282,7 +284,7 @@ class Coordination:
                 return self.voted(message, now)
         return self.sum.answered(sender, message, now) if self.sum is not None else []
 
-    def worked(self, event: do.Worked, now: float) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone, now: float) -> list[do.Effect]:
         """Our own work for this attempt is done, or failed."""
         match event:
             case do.OpeningRefused():
@@ -351,9 +353,9 @@ class Coordination:
         statement = ground.statement(pb.RESTATED, bundle.digest, bundle.run_digest)
         statement.root_digest = lock.root.digest
         statement.model_digest = lock.applied.model_digest
-        return self._state(Known.of(statement), now)
+        return self._state(EncodedStatement.of(statement), now)
 
-    def _state(self, known: Known, now: float) -> list[do.Effect]:
+    def _state(self, known: EncodedStatement, now: float) -> list[do.Effect]:
         lead = self.lead
         self._tally.begin(known)
         if known.message.kind != pb.QUESTION:
@@ -381,7 +383,7 @@ class Coordination:
         return self._certified(self._tally.known, certificate, now)
 
     def _certified(
-        self, known: Known, certificate: pb.StatementCertificate, now: float
+        self, known: EncodedStatement, certificate: pb.StatementCertificate, now: float
     ) -> list[do.Effect]:
         lead, lock = self.lead, self.bundle.lock if self.bundle else None
         if lock is not None:

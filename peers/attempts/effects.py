@@ -26,7 +26,7 @@ from proto import federation_pb2 as pb
 Body = Message
 
 
-class OfMode(Protocol):
+class AttemptMessage(Protocol):
     """A message of an attempt; which ones a secure-sum mode has is its own to say."""
 
     @property
@@ -139,19 +139,19 @@ class PeerAhead(Event):
 
 
 @dataclass(frozen=True)
-class Worked(OfAttempt, Event):
+class WorkDone(OfAttempt, Event):
     """A piece of local work of an attempt is finished."""
 
 
 @dataclass(frozen=True)
-class LocalTrained(Worked):
+class LocalTrained(WorkDone):
     """Local training is done; one scale exponent a parameter group."""
 
     scale_exponents: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ContextHeld(Worked):
+class ContextHeld(WorkDone):
     """What an update is hidden with is here.
 
     ``digest``: SHA-256 of the round's context (secret at a key holder, public at the
@@ -162,7 +162,7 @@ class ContextHeld(Worked):
 
 
 @dataclass(frozen=True)
-class UpdateReady(Worked):
+class UpdateReady(WorkDone):
     """This site's update is hidden, and on its way: what it signs of it."""
 
     upload_digest: bytes
@@ -170,22 +170,22 @@ class UpdateReady(Worked):
 
 
 @dataclass(frozen=True)
-class UpdateArrived(Worked):
-    """A contributor's encrypted update is here, whole; SHA-256 of it."""
+class UpdateArrived(WorkDone):
+    """A contributor's hidden update is here, whole; SHA-256 of it."""
 
     site: str
     digest: bytes
 
 
 @dataclass(frozen=True)
-class UpdateAdded(Worked):
+class UpdateAdded(WorkDone):
     """A contributor's update is in the sum."""
 
     site: str
 
 
 @dataclass(frozen=True)
-class UpdateRefused(Worked):
+class UpdateRefused(WorkDone):
     """A contributor's update was malformed; it is not in the sum."""
 
     site: str
@@ -193,7 +193,7 @@ class UpdateRefused(Worked):
 
 
 @dataclass(frozen=True)
-class QuestionReady(Worked):
+class QuestionReady(WorkDone):
     """The updates of ``sites`` are sketched and their products written; some were malformed."""
 
     sites: tuple[str, ...]
@@ -202,7 +202,7 @@ class QuestionReady(Worked):
 
 
 @dataclass(frozen=True)
-class ProductsDecrypted(Worked):
+class ProductsDecrypted(WorkDone):
     """A key holder has decrypted the products: one number a pair, row by row."""
 
     products: tuple[float, ...]
@@ -210,19 +210,19 @@ class ProductsDecrypted(Worked):
 
 
 @dataclass(frozen=True)
-class SumFinished(Worked):
-    """The encrypted or masked sum is written; SHA-256 of it."""
+class SumFinished(WorkDone):
+    """The sum is written, hidden as it is; SHA-256 of it."""
 
     sum_digest: bytes
 
 
 @dataclass(frozen=True)
-class SumArrived(Worked):
+class SumArrived(WorkDone):
     """The coordinator's sum is here, whole. There is one an attempt."""
 
 
 @dataclass(frozen=True)
-class OpeningRefused(Worked):
+class OpeningRefused(WorkDone):
     """The coordinator can't do what a site needs to open the sum, or must not."""
 
     site: str
@@ -230,7 +230,7 @@ class OpeningRefused(Worked):
 
 
 @dataclass(frozen=True)
-class SumOpened(Worked):
+class SumOpened(WorkDone):
     """The sum of a certified statement is opened and applied; the new version is on disk.
 
     ``next_clip_norm``: what its noised count makes of the clip norm; 0: the norm is fixed.
@@ -243,7 +243,7 @@ class SumOpened(Worked):
 
 
 @dataclass(frozen=True)
-class WorkFailed(Worked):
+class WorkFailed(WorkDone):
     """A piece of local work failed for good; ``phase`` says which."""
 
     phase: str
@@ -359,7 +359,7 @@ class Train(WorkOfPlan):
 
 
 @dataclass(frozen=True)
-class EncryptUpdate(OfAttempt, Work):
+class HideUpdate(OfAttempt, Work):
     """Quantise, hide and send the update to the coordinator; answer with `UpdateReady`.
 
     ``draw``: the attempt in which the integers were drawn. Those that are kept of it are
@@ -412,7 +412,7 @@ class DecryptProducts(OfAttempt, Work):
 
 @dataclass(frozen=True)
 class FinishSum(OfAttempt, Work):
-    """Write the encrypted sum."""
+    """Write the sum, hidden as it is."""
 
     phase: ClassVar = "aggregate"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peers.attempts import effects as do
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.plans import robust
 from peers.plans.robust import Selection
 from proto import federation_pb2 as pb
@@ -34,7 +34,7 @@ class Gathering:
     added: set[str] = field(default_factory=set)
     rejected: dict[str, str] = field(default_factory=dict)
     left_out: int = 0  # of them by the exponents that they signed, as every participant sees
-    question: Known | None = None
+    question: EncodedStatement | None = None
     answers: list[pb.Signed] = field(default_factory=list)
     _uploads: dict[str, bytes] = field(default_factory=dict)
     _promised: dict[str, pb.Contribution] = field(default_factory=dict)

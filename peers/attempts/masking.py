@@ -43,14 +43,14 @@ def threshold_of(plan: pb.Plan) -> int:
 
 
 @dataclass(frozen=True)
-class MaskedSumStarted(do.Worked):
+class MaskedSumStarted(do.WorkDone):
     """The coordinator is ready to add masked inputs under this roster."""
 
     roster_digest: bytes
 
 
 @dataclass(frozen=True)
-class Masked(do.Worked):
+class Masked(do.WorkDone):
     """A step of masking is done at this site; what the coordinator shall know of it."""
 
     answer: pb.MaskingAnswer
@@ -139,7 +139,7 @@ class MaskingSteps(CoordinatorSteps):
         if site not in self._heard:
             self._due.discard(site)
 
-    def answered(self, sender: str, message: do.OfMode) -> list[do.Effect]:
+    def answered(self, sender: str, message: do.AttemptMessage) -> list[do.Effect]:
         """A step of masking is done at a site; there is no key, and no proof to ask for."""
         if isinstance(message, pb.Challenge) and self._survivors:
             raise RemoteProtocolError(f"{sender} asks for the proof of a sum and holds no key")
@@ -191,7 +191,7 @@ class MaskingSteps(CoordinatorSteps):
         openings = pb.Openings(**at, opened=opened)
         return [do.Send(site, openings) for site in self._survivors]
 
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """The sum is begun."""
         if isinstance(event, MaskedSumStarted):
             self._roster_digest = event.roster_digest
@@ -259,7 +259,7 @@ class MaskingPart(ParticipantSteps):
         self._busy = True
         return [Mask(self.plan.round, self.plan.attempt, None)]
 
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """A step is done: the coordinator is told, and the one that waited for it begins."""
         match event:
             case Masked():
@@ -268,7 +268,7 @@ class MaskingPart(ParticipantSteps):
                 return self._done()
         return []
 
-    def ordered(self, message: do.OfMode) -> list[do.Effect]:
+    def ordered(self, message: do.AttemptMessage) -> list[do.Effect]:
         """Do the next step; of everybody's opened shares the first ones count."""
         match message:
             case pb.Openings():

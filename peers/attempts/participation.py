@@ -1,11 +1,11 @@
 """What a participant of one attempt knows and does. PURE, like the protocol.
 
-    plan -> (key) -> train -> encrypt -> (compare) -> state -> open -> vote
+    plan -> (key) -> train -> hide -> (compare) -> state -> open -> vote
 
 What stands in the key's place, and how the certified sum is opened, is the mode's to say
 (peers/attempts/secure_sum.py).
 
-The round's context may come before or after training is done, so encryption begins when
+The round's context may come before or after training is done, so hiding begins when
 both are here and the others' exponents have been passed on. Before this site signs a
 statement it holds it against what it has seen itself: its contribution, its scale, its key.
 """
@@ -22,7 +22,7 @@ from peers.attempts.modes import mode_of
 from peers.attempts.scale import Scaled
 from peers.attempts.secure_sum import ParticipantSteps
 from peers.attempts.statement import (
-    Known,
+    EncodedStatement,
     check_selection,
     read_contributions,
     scale_digest,
@@ -45,11 +45,11 @@ class Opening:
 
     plan: pb.Plan
     steps: ParticipantSteps
-    known: Known | None = None
+    known: EncodedStatement | None = None
     sum_here: bool = False
     _begun: bool = False
 
-    def certified(self, known: Known) -> list[do.Effect]:
+    def certified(self, known: EncodedStatement) -> list[do.Effect]:
         """The statement is certain: from now on its sum, and no other, is opened."""
         self.known = known
         self.sum_here = self.sum_here or self.steps.has_sum
@@ -88,9 +88,9 @@ class Participation:
     keys: Keys
     _reported: tuple[int, ...] | None = None
     _exponents: tuple[int, ...] | None = None
-    _encrypting: bool = False
+    _hiding: bool = False
     _contribution: pb.Signed | None = None
-    _question: Known | None = None
+    _question: EncodedStatement | None = None
     _steps: ParticipantSteps = field(init=False)
     _opening: Opening = field(init=False)
 
@@ -121,7 +121,7 @@ class Participation:
 
     # ---- key, train ------------------------------------------------------------
 
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """Local work is done, or failed."""
         match event:
             case do.ContextHeld():
@@ -162,7 +162,7 @@ class Participation:
     def key_arrived(self, event: do.ContextHeld) -> list[do.Effect]:
         """The round's context is held: secret at a key holder, public at the coordinator."""
         self._steps.context_digest = event.digest
-        return self._encrypt_when_ready()
+        return self._hide_when_ready()
 
     def trained(self, exponents: tuple[int, ...]) -> list[do.Effect]:
         """Training is done; only the scale exponents of the update are told."""
@@ -175,7 +175,7 @@ class Participation:
             attempt=self.plan.attempt,
             exponents=sign(self.keys, Kind.EXPONENTS, report),
         )
-        return [do.Send(self.coordinator, message), *self._encrypt_when_ready()]
+        return [do.Send(self.coordinator, message), *self._hide_when_ready()]
 
     def failed(self, event: do.WorkFailed) -> list[do.Effect]:
         """Our part failed: say so at once, so that nobody waits for the deadline."""
@@ -191,11 +191,11 @@ class Participation:
             self._progress("waiting", message=f"this site failed to {reason}"),
         ]
 
-    def ordered(self, message: do.OfMode) -> list[do.Effect]:
+    def ordered(self, message: do.AttemptMessage) -> list[do.Effect]:
         """The coordinator passes on what the mode wants."""
         return [*self._steps.ordered(message), *self._opening.begin()]
 
-    # ---- encrypt ---------------------------------------------------------------
+    # ---- hide ------------------------------------------------------------------
 
     def scale(self, scaled: Scaled) -> list[do.Effect]:
         """What all have told is known: the scale follows from it."""
@@ -211,15 +211,15 @@ class Participation:
             reason = scaled.left_out[self.site]
             return [self._progress("waiting", message=f"our update is left out: {reason}")]
         self._exponents = scaled.exponents
-        return self._encrypt_when_ready()
+        return self._hide_when_ready()
 
-    def _encrypt_when_ready(self) -> list[do.Effect]:
-        if self._exponents is None or self._encrypting or not self._steps.context_digest:
+    def _hide_when_ready(self) -> list[do.Effect]:
+        if self._exponents is None or self._hiding or not self._steps.context_digest:
             return []
-        self._encrypting = True
+        self._hiding = True
         return [
             self._progress("encrypt"),
-            do.EncryptUpdate(
+            do.HideUpdate(
                 self.plan.round,
                 self.plan.attempt,
                 self.coordinator,
@@ -259,7 +259,7 @@ class Participation:
 
     # ---- compare ---------------------------------------------------------------
 
-    def certified(self, known: Known) -> list[do.Effect]:
+    def certified(self, known: EncodedStatement) -> list[do.Effect]:
         """A quorum has signed it, and it agrees with what we know: answer, or open."""
         contributors = known.contributors
         if known.message.kind == pb.QUESTION:
@@ -290,7 +290,7 @@ class Participation:
         return [do.Send(self.coordinator, message)]
 
     @property
-    def question(self) -> Known | None:
+    def question(self) -> EncodedStatement | None:
         """The certified question, in a robust round."""
         return self._question
 
@@ -346,14 +346,14 @@ def plan_objection(plan: pb.Plan, site: str, head_digest: bytes, shape_digest: b
 
 
 def check_statement(
-    known: Known,
+    known: EncodedStatement,
     ground: Ground,
     bundle_digest: bytes,
     run_digest: bytes,
     plan: pb.Plan | None,
     keys: Keys,
     left_out: Collection[str],
-    question: Known | None,
+    question: EncodedStatement | None,
     expelled: frozenset[str],
 ) -> None:
     """Whether a new sum, or a question, is what every site can see that it should be.

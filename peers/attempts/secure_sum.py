@@ -50,11 +50,11 @@ class CoordinatorSteps(ABC):
         return False
 
     @abstractmethod
-    def answered(self, sender: str, message: do.OfMode) -> list[do.Effect]:
+    def answered(self, sender: str, message: do.AttemptMessage) -> list[do.Effect]:
         """A site answers in the mode's own words. Raises RemoteProtocolError."""
 
     @abstractmethod
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """Our own work for this attempt is done."""
 
     # ---- steps that all are waited for -------------------------------------------
@@ -128,12 +128,12 @@ class ParticipantSteps(ABC):
         del sender
         return False
 
-    def worked(self, event: do.Worked) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone) -> list[do.Effect]:
         """Local work is done."""
         del event
         return []
 
-    def ordered(self, message: do.OfMode) -> list[do.Effect]:
+    def ordered(self, message: do.AttemptMessage) -> list[do.Effect]:
         """The coordinator passes on one of the mode's `Mode.orders`.
 
         Raises RemoteProtocolError.

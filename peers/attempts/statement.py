@@ -31,7 +31,7 @@ ManifestOf = Callable[[int], FederationManifest | None]
 
 
 @dataclass(frozen=True)
-class Known:
+class EncodedStatement:
     """A statement as it travels, and what it says."""
 
     raw: bytes
@@ -39,12 +39,12 @@ class Known:
 
     @classmethod
     @lru_cache(maxsize=16)
-    def parse(cls, raw: bytes) -> Known:
+    def parse(cls, raw: bytes) -> EncodedStatement:
         """Raises RemoteProtocolError when it is none, or out of bounds."""
         return cls(raw, parse_signed(pb.Statement, raw))
 
     @classmethod
-    def of(cls, message: pb.Statement) -> Known:
+    def of(cls, message: pb.Statement) -> EncodedStatement:
         """One that is made here."""
         check(message)
         return cls(message.SerializeToString(deterministic=True), message)
@@ -65,8 +65,8 @@ class HeldLock:
     """A version that may be committed somewhere: certificate and proof, read."""
 
     message: pb.Lock
-    latest: Known
-    root: Known
+    latest: EncodedStatement
+    root: EncodedStatement
     applied: pb.Applied
 
     @property
@@ -88,12 +88,12 @@ def read_certificate(
     manifest_of: ManifestOf,
     *,
     past: bool = True,
-) -> Known:
+) -> EncodedStatement:
     """The statement that a quorum of its manifest has signed.
 
     Raises CertificateError for a signature, RemoteProtocolError for anything else.
     """
-    known = Known.parse(certificate.statement)
+    known = EncodedStatement.parse(certificate.statement)
     manifest = manifest_named(known.message, manifest_of)
     signers = {one.site for one in certificate.signatures}
     if len(signers) < manifest.quorum or len(signers) != len(certificate.signatures):
@@ -126,7 +126,7 @@ def read_lock(lock: pb.Lock, keys: Keys, manifest_of: ManifestOf) -> HeldLock:
         if lock.root:
             raise RemoteProtocolError("a lock shows the same statement twice")
     elif latest.message.kind == pb.RESTATED:
-        root = Known.parse(lock.root)
+        root = EncodedStatement.parse(lock.root)
         if root.digest != latest.message.root_digest or root.message.kind != pb.SUM:
             raise RemoteProtocolError("a lock shows another sum than it restates")
     else:
@@ -143,7 +143,7 @@ def read_lock(lock: pb.Lock, keys: Keys, manifest_of: ManifestOf) -> HeldLock:
 
 
 def read_proof(
-    proof: Iterable[pb.Signed], root: Known, keys: Keys, manifest_of: ManifestOf
+    proof: Iterable[pb.Signed], root: EncodedStatement, keys: Keys, manifest_of: ManifestOf
 ) -> pb.Applied:
     """What f + 1 sites, one of them honest, made of a sum. Raises as `read_lock`."""
     manifest = manifest_named(root.message, manifest_of)
@@ -218,7 +218,7 @@ def value_of(lock: HeldLock, manifest: FederationManifest) -> pb.VoteBody:
 
 def check_selection(
     statement: pb.Statement,
-    question: Known | None,
+    question: EncodedStatement | None,
     keys: Keys,
     manifest: FederationManifest,
 ) -> Collection[str]:
@@ -251,7 +251,10 @@ def check_selection(
 
 
 def read_answers(
-    answers: Iterable[pb.Signed], question: Known, keys: Keys, manifest: FederationManifest
+    answers: Iterable[pb.Signed],
+    question: EncodedStatement,
+    keys: Keys,
+    manifest: FederationManifest,
 ) -> pb.Products:
     """What f + 1 key holders decrypted alike, of which one is honest."""
     answers = list(answers)

@@ -19,7 +19,7 @@ from peers.attempts.gathering import Gathering
 from peers.attempts.lead import AttemptFails, Lead
 from peers.attempts.modes import key_holders, mode_of
 from peers.attempts.scale import Reports
-from peers.attempts.statement import Known, scale_digest
+from peers.attempts.statement import EncodedStatement, scale_digest
 from peers.plans import robust
 from peers.plans.weights import too_dominant
 from peers.wire.signing import Kind, digest_of, must_be, read
@@ -45,7 +45,7 @@ class Summation:
         self._can_add = False
         self._extended = False
 
-    def answered(self, sender: str, message: do.OfMode, now: float) -> list[do.Effect]:
+    def answered(self, sender: str, message: do.AttemptMessage, now: float) -> list[do.Effect]:
         """A site answers, to the plan or what followed."""
         match message:
             case pb.PlanAnswer():
@@ -58,7 +58,7 @@ class Summation:
                 return self.compared(sender, message)
         return self._steps_answered(sender, message, now)
 
-    def worked(self, event: do.Worked, now: float) -> list[do.Effect]:
+    def worked(self, event: do.WorkDone, now: float) -> list[do.Effect]:
         """Our own work for the sum is done."""
         match event:
             case do.UpdateArrived():
@@ -102,7 +102,9 @@ class Summation:
 
     # ---- what the mode of the sum wants ----------------------------------------------
 
-    def _steps_answered(self, sender: str, message: do.OfMode, now: float) -> list[do.Effect]:
+    def _steps_answered(
+        self, sender: str, message: do.AttemptMessage, now: float
+    ) -> list[do.Effect]:
         """A site answers in the words of the plan's mode."""
         effects = self.steps.answered(sender, message)
         return [*effects, *self._updates_welcome(now), *self._steps_on(now)]
@@ -211,7 +213,7 @@ class Summation:
     # ---- aggregate -------------------------------------------------------------------
 
     def expects_update(self, sender: str) -> bool:
-        """Whether an encrypted update of this site belongs here now."""
+        """Whether a hidden update of this site belongs here now."""
         return self._lead.phase == "aggregate" and self.updates.expects(sender)
 
     def contributed(self, sender: str, message: pb.Contributed, now: float) -> list[do.Effect]:
@@ -273,14 +275,14 @@ class Summation:
         self._lead.enter("select", now)
         return self.updates.compare()
 
-    def question(self, event: do.QuestionReady) -> Known:
+    def question(self, event: do.QuestionReady) -> EncodedStatement:
         """The products are written: which, is certified before anybody decrypts them."""
         self._lead.refusals |= dict(event.refused)
         self._need(len(event.sites), "can contribute")
         self.updates.asked = event.sites
         question = self._about(pb.QUESTION, event.digest, event.sites)
         question.byzantine_sites = self.updates.still_byzantine
-        return Known.of(question)
+        return EncodedStatement.of(question)
 
     def compared(self, sender: str, message: pb.Compared) -> list[do.Effect]:
         """A key holder's numbers: with enough equal ones, select, and add what is selected."""
@@ -311,7 +313,7 @@ class Summation:
 
     # ---- the sum ---------------------------------------------------------------------
 
-    def finished(self, event: do.SumFinished) -> Known:
+    def finished(self, event: do.SumFinished) -> EncodedStatement:
         """The sum is written: what it is made of is signed before it is opened."""
         statement = self._about(pb.SUM, event.sum_digest, sorted(self.updates.added))
         if objection := too_dominant(self.plan, self.updates.added):
@@ -320,7 +322,7 @@ class Summation:
         if self.updates.question is not None:
             statement.question_digest = self.updates.question.digest
             statement.answers.extend(self.updates.answers)
-        return Known.of(statement)
+        return EncodedStatement.of(statement)
 
     def _about(
         self, kind: pb.StatementKind.ValueType, digest: bytes, sites: Iterable[str]

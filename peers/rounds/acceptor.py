@@ -18,7 +18,13 @@ from peers.attempts.participation import (
     plan_objection,
 )
 from peers.attempts.scale import read_scale
-from peers.attempts.statement import HeldLock, Known, read_certificate, read_lock, value_of
+from peers.attempts.statement import (
+    EncodedStatement,
+    HeldLock,
+    read_certificate,
+    read_lock,
+    value_of,
+)
 from peers.plans import policy
 from peers.rounds.adoption import as_signed, sources
 from peers.rounds.recall import Recall, attempt_of, count_draw, is_fresh
@@ -88,7 +94,9 @@ class Acceptor:
         if (lock := self._recall.held_lock) is not None:
             promise.lock.CopyFrom(lock.name)
             promised.lock.CopyFrom(lock.message)
-        if state.HasField("stated") and self._recall.of_round(Known.parse(state.stated.body)):
+        if state.HasField("stated") and self._recall.of_round(
+            EncodedStatement.parse(state.stated.body)
+        ):
             named = pb.Statement.FromString(state.stated.body)
             promise.stated.attempt = named.attempt
             promise.stated.digest = name_of(state.stated)
@@ -141,7 +149,7 @@ class Acceptor:
         if objection := here.policy.objection(run.plan):
             return objection
         stated = here.durable.state.stated.body
-        if stated and here.site in Known.parse(stated).contributors:
+        if stated and here.site in EncodedStatement.parse(stated).contributors:
             return ""  # to make it again is paid for; of another plan we decline what is not
         noise, clip = policy.noise_of_round(run.plan, here.round, here.head_certificate)
         plan = pb.Plan(training=run.plan, noise_multiplier=noise, clip_norm=clip)
@@ -230,7 +238,7 @@ class Acceptor:
                 here.emit(*here.part.scale(here.scaled))
             here.got_on("Scale")
 
-    def on_order(self, sender: str, message: do.OfMode) -> None:
+    def on_order(self, sender: str, message: do.AttemptMessage) -> None:
         """The attempt gets on, where its plan has such orders; participants have work to do."""
         here = self._here
         if not here.from_lead(sender, message.round, message.attempt):
@@ -260,7 +268,7 @@ class Acceptor:
         does what was compared before there is a sum.
         """
         here = self._here
-        signed = [Known.parse(one.body) for one in here.durable.state.statements]
+        signed = [EncodedStatement.parse(one.body) for one in here.durable.state.statements]
         sums = [one for one in signed if one.message.kind != pb.QUESTION]
         stated = [one for one in sums if one.message.attempt == here.durable.promised]
         ours = any(here.site in one.contributors for one in stated)
@@ -274,7 +282,7 @@ class Acceptor:
         if here.bundle is None:
             here.state_early = message
             return
-        known = Known.parse(message.statement)
+        known = EncodedStatement.parse(message.statement)
         question = known.message.kind == pb.QUESTION
         signed = self._stated_in(message.attempt, question=question)
         if signed is None and not self._promised_now(here.bundle):
@@ -297,7 +305,7 @@ class Acceptor:
         )
         here.emit(do.Send(sender, stated))
 
-    def heard_of(self, stating: Known, sender: str, message: pb.Stated) -> None:
+    def heard_of(self, stating: EncodedStatement, sender: str, message: pb.Stated) -> None:
         """A site that is restored has to be told what it signed, also when nothing came of it."""
         here = self._here
         if message.statement_digest == stating.digest:
@@ -317,7 +325,7 @@ class Acceptor:
         known = here.ground.attempt >= self._recall.since
         return known and ours is not None and ours.incarnation == here.incarnation
 
-    def _check_statement(self, known: Known) -> None:
+    def _check_statement(self, known: EncodedStatement) -> None:
         """Raises RemoteProtocolError, CertificateError unless it is to be signed here."""
         here = self._here
         bundle, lead = here.bundle, here.ground.coordinator
@@ -350,7 +358,7 @@ class Acceptor:
         if here.part is not None:
             here.part.check_own(known.message)
 
-    def _check_difference(self, known: Known) -> None:
+    def _check_difference(self, known: EncodedStatement) -> None:
         """Integers that were stated once are never stated in another sum.
 
         Those of an attempt before our start we may have stated, and do not know it any more.
@@ -362,7 +370,7 @@ class Acceptor:
         )
         if known.message.kind != pb.SUM:
             return
-        before = Known.parse(state.stated.body) if state.HasField("stated") else None
+        before = EncodedStatement.parse(state.stated.body) if state.HasField("stated") else None
         if before is None or before.message.plan.draw != draw:
             must_be(
                 draw >= self._recall.since,
@@ -377,7 +385,7 @@ class Acceptor:
         )
         must_be(same, lead, "states another sum of integers stated before")
 
-    def _with_statement(self, signed: pb.Signed, known: Known) -> pb.RoundState:
+    def _with_statement(self, signed: pb.Signed, known: EncodedStatement) -> pb.RoundState:
         """Beside a sum stands the question of its attempt, in whichever order they came."""
         state = self._with_draw(known)
         of_it = [one for one in state.statements if attempt_of(one) == known.message.attempt]
@@ -387,7 +395,7 @@ class Acceptor:
             state.stated.CopyFrom(signed)
         return state
 
-    def _with_draw(self, known: Known) -> pb.RoundState:
+    def _with_draw(self, known: EncodedStatement) -> pb.RoundState:
         """Each site counts whose updates are in what is drawn: a liar may leave out the victim."""
         state = pb.RoundState()
         state.CopyFrom(self._here.durable.state)
@@ -524,7 +532,7 @@ class Acceptor:
         signed = [one.body for one in state.statements]
         for lock in (state.lock, here.pending.message if here.pending else pb.Lock()):
             signed += [raw for raw in (lock.root, lock.certificate.statement) if raw]
-        sums = {known.digest: known.message.plan for known in map(Known.parse, signed)}
+        sums = {known.digest: known.message.plan for known in map(EncodedStatement.parse, signed)}
         plan = sums.get(body.statement_digest)
         manifest = here.manifests.of_round(body.manifest_version) or here.manifest
         return as_signed(commit, coordinator_of(manifest, body.round, attempt), plan)

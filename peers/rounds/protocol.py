@@ -231,7 +231,7 @@ class Protocol:
                 self._version_here(digest)
             case do.VersionMissing(digest, reason):
                 self._version_missing(digest, reason)
-            case do.Worked():
+            case do.WorkDone():
                 self._worked(event)
             case _:
                 raise LocalProtocolError(f"an event of no kind that is known: {event}")
@@ -377,7 +377,7 @@ class Protocol:
             here.emit(do.FetchCertificates(sender, here.head_round))
         self._on_run(sender, message.run)  # of a round that may lie behind a stop of ours
 
-    def _on_answer(self, sender: str, message: do.OfMode | pb.Vote) -> None:
+    def _on_answer(self, sender: str, message: do.AttemptMessage | pb.Vote) -> None:
         """An answer to the attempt that we coordinate; of another attempt: too late."""
         here = self._here
         round_ = message.body.round if isinstance(message, pb.Vote) else message.round
@@ -414,7 +414,7 @@ class Protocol:
         if message.certificate.body.round > here.head_round:
             here.emit(do.FetchCertificates(sender, here.head_round))
 
-    def _worked(self, event: do.Worked) -> None:
+    def _worked(self, event: do.WorkDone) -> None:
         """Local work of the attempt under way is done; of another attempt: forgotten."""
         here = self._here
         if not here.is_current(event.round, event.attempt):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from peers.attempts import effects as do
-from peers.attempts.statement import HeldLock, Known, read_lock
+from peers.attempts.statement import EncodedStatement, HeldLock, read_lock
 from peers.rounds.replica import Replica
 from peers.rounds.run_in_force import RunInForce
 from peers.wire.certificates import CertificateError, vote_payload
@@ -58,7 +58,7 @@ class Recall:
         """Whether peers are yet to tell: nothing is signed before."""
         return bool(self._waiting)
 
-    def of_round(self, known: Known) -> bool:
+    def of_round(self, known: EncodedStatement) -> bool:
         """Whether it may count in the round under way, by its manifest."""
         return self._here.manifests.of_round(known.message.manifest_version) is not None
 
@@ -80,7 +80,7 @@ class Recall:
         """What an older manifest allowed that was left behind before the first round is void."""
         lock = state.lock
         said = [one for one in (lock.certificate.statement, lock.root) if one]
-        counts = said and all(self.of_round(Known.parse(one)) for one in said)
+        counts = said and all(self.of_round(EncodedStatement.parse(one)) for one in said)
         return lock if counts else None
 
     def owes(self, state: pb.RoundState) -> bool:
@@ -413,7 +413,7 @@ class Recall:
         attempt = statement.attempt
         if statement.kind == pb.SUM and attempt > stated_last(state):
             state.stated.CopyFrom(signed)
-        count_draw(state, Known.parse(signed.body))
+        count_draw(state, EncodedStatement.parse(signed.body))
         newest = max([here.durable.promised, *map(attempt_of, state.statements)])
         known = [one.body for one in state.statements]
         if signed.body in known or attempt < newest:
@@ -446,7 +446,7 @@ def stated_last(state: pb.RoundState) -> int:
 
 def certified_in(lock: pb.Lock) -> int:
     """The attempt that locks are ordered by."""
-    return Known.parse(lock.certificate.statement).message.attempt
+    return EncodedStatement.parse(lock.certificate.statement).message.attempt
 
 
 def attempt_of(statement: pb.Signed) -> int:
@@ -454,13 +454,13 @@ def attempt_of(statement: pb.Signed) -> int:
     return pb.Statement.FromString(statement.body).attempt
 
 
-def is_fresh(known: Known) -> bool:
+def is_fresh(known: EncodedStatement) -> bool:
     """Whether it is of integers that were drawn for it: a sum, or products that may tell one."""
     statement = known.message
     return statement.kind != pb.RESTATED and statement.plan.draw == statement.attempt
 
 
-def count_draw(state: pb.RoundState, known: Known) -> None:
+def count_draw(state: pb.RoundState, known: EncodedStatement) -> None:
     """Once an attempt, whatever is stated in it."""
     if not is_fresh(known):
         return

@@ -16,7 +16,7 @@ from peers.attempts.effects import Durable, Effect
 from peers.attempts.lead import SharedModel
 from peers.attempts.participation import Participation
 from peers.attempts.scale import Scaled
-from peers.attempts.statement import HeldLock, Known
+from peers.attempts.statement import EncodedStatement, HeldLock
 from peers.plans.policy import Policy
 from peers.rounds import evidence, runs
 from peers.rounds.manifest_in_force import ManifestInForce
@@ -99,7 +99,7 @@ class Replica:
         self.plan: pb.Plan | None = None
         self.part: Participation | None = None
         self.scaled: Scaled | None = None
-        self.question: Known | None = None
+        self.question: EncodedStatement | None = None
         self.state_early: pb.State | None = None  # came before its bundle
         self.pending: HeldLock | None = None
         self.left = -1  # the last attempt of this round that it has dropped its part in

@@ -178,7 +178,7 @@ async def test_the_coordinator_decrypts_an_update(
         await sites[DEALER].work.carry_out(DealKey(plan, COORDINATOR))
         delta = np.random.default_rng(1).normal(size=SHAPE.total).astype(np.float32)
         np.save(victim.folder / "update.npy", np.append(delta, np.float32(0.5)))
-        await victim.work.encrypt_update(do.EncryptUpdate(*AT, COORDINATOR, 1.0, (3,)))
+        await victim.work.hide_update(do.HideUpdate(*AT, COORDINATOR, 1.0, (3,)))
         dropped = np.load(tmp_path / "sites" / VICTIM / "residual.npy.pending")
         sent = np.rint((delta.astype(np.float64) - dropped) * 2047 / 8)
         if defended:
@@ -318,7 +318,7 @@ async def test_a_second_upload_does_not_displace_the_first(
                 path.write_bytes(content)
                 await here.work.arrived(VICTIM, name, ReceivedObject(len(content), b"", path=path))
                 assert not path.exists()
-            return (here.folder / f"encrypted-{VICTIM}.bin").read_bytes()
+            return (here.folder / f"hidden-{VICTIM}.bin").read_bytes()
 
     assert await held_after_two(tmp_path / "defended") == b"first"
     without(monkeypatch, AttemptWork, "arrived", "if sender in state.updates:")

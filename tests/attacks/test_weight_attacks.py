@@ -21,7 +21,7 @@ from daemon.state.versions import ShapeManifest, read_version, write_version
 from peers.attempts import bundle, coordination, participation, statement
 from peers.attempts import effects as do
 from peers.attempts.ckks import Ckks
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.plans import weights as plan_weights
 from peers.plans.weights import weights
 from peers.rounds import acceptor
@@ -141,7 +141,7 @@ def test_a_coordinator_that_does_not_clip_its_own_count(monkeypatch: pytest.Monk
 
     def objection() -> str:
         try:
-            world.site("c")._acceptor._check_statement(Known.of(lying))
+            world.site("c")._acceptor._check_statement(EncodedStatement.of(lying))
         except RemoteProtocolError as error:
             return str(error)
         return ""

@@ -46,7 +46,7 @@ QUICK = {
 # "before"; an "after" stands here where something is on disk or said that was not. What
 # only losers of a race send (behind, ahead) is the simulation's.
 BEFORE = (
-    *("persist", "beginattempt", "dealkey", "train", "encryptupdate", "addupdate", "finishsum"),
+    *("persist", "beginattempt", "dealkey", "train", "hideupdate", "addupdate", "finishsum"),
     *("sendsum", "challenge", "answerchallenge", "applysum", "fetchversion"),
     *("adopt", "fetchcertificates", "send.challenge", "send.proof"),
     *("send.prepare", "send.promised", "send.bundle", "send.plananswer", "send.keycommitted"),

@@ -23,7 +23,7 @@ LEAD, VICTIM = "birch", "dogwood"  # of round 1, attempt 0: the second of the so
         # its shares are told, and it opens nothing itself
         pytest.param("openshares:after=kill", True, marks=pytest.mark.endurance),
         # its secrets are shared, its input never comes: a deadline must pass
-        pytest.param("encryptupdate:before=kill", False, marks=pytest.mark.endurance),
+        pytest.param("hideupdate:before=kill", False, marks=pytest.mark.endurance),
     ],
 )
 async def test_a_site_is_killed_and_the_sum_is_exact(

@@ -51,7 +51,7 @@ class SimulatedWork:
                 world.watch.begins_part(name, plan)
                 done = do.LocalTrained(plan.round, plan.attempt, (1, 2))
                 self._work(name, "train", plan, world._feed, name, done)
-            case do.EncryptUpdate():
+            case do.HideUpdate():
                 self._work(name, "encrypt", effect, self._upload, name, effect)
             case do.AddUpdate():
                 self._work(name, "aggregate", effect, self._job, world.proofs.add, name, effect)
@@ -142,7 +142,7 @@ class SimulatedWork:
         held = do.ContextHeld(plan.round, plan.attempt, _key_of(plan, part))
         self._world._feed(holder, held)
 
-    def _upload(self, name: str, effect: do.EncryptUpdate) -> None:
+    def _upload(self, name: str, effect: do.HideUpdate) -> None:
         """Integers that were drawn in a round once are sent again, bit by bit."""
         world, at = self._world, (effect.round, effect.attempt)
         world.watch.begins_part(name, world.plans[at])
@@ -164,7 +164,7 @@ class SimulatedWork:
             kind = pb.ENCRYPTED_UPDATE
             self._push_blob(name, effect.coordinator, kind, effect, self._uploaded, effect, digest)
 
-    def _uploaded(self, sender: str, to: str, effect: do.EncryptUpdate, digest: bytes) -> None:
+    def _uploaded(self, sender: str, to: str, effect: do.HideUpdate, digest: bytes) -> None:
         self._world._feed(to, do.UpdateArrived(effect.round, effect.attempt, sender, digest))
 
     def _decrypt(self, name: str, effect: do.DecryptProducts) -> None:
@@ -206,7 +206,7 @@ class SimulatedWork:
         sender: str,
         to: str,
         kind: pb.BlobKind.ValueType,
-        at: pb.Plan | pb.Certified | do.EncryptUpdate,
+        at: pb.Plan | pb.Certified | do.HideUpdate,
         arrived: Callable[..., None],
         *arguments: object,
         pause: float = 0.1,

@@ -17,7 +17,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import Bundle
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.rounds.protocol import Protocol
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
@@ -114,7 +114,7 @@ class Alone:
         ]
         return self.stage.bundle([ours, *others], attempt)
 
-    def state_of(self, known: Known) -> pb.State:
+    def state_of(self, known: EncodedStatement) -> pb.State:
         return pb.State(round=1, attempt=known.message.attempt, statement=known.raw)
 
     def at_attempt(self, attempt: int) -> None:
@@ -136,7 +136,7 @@ def refused(match: str) -> pytest.RaisesExc[RemoteProtocolError]:
     return pytest.raises(RemoteProtocolError, match=match)
 
 
-def witnessing(alone: Alone) -> Known:
+def witnessing(alone: Alone) -> EncodedStatement:
     """Attempt 0 has its bundle, and a no part in it: what it sent itself is not in question."""
     alone.begins()
     bundle = alone.everybody(0)
@@ -145,7 +145,7 @@ def witnessing(alone: Alone) -> Known:
     return alone.stage.statement(bundle)
 
 
-def stated(alone: Alone) -> Known:
+def stated(alone: Alone) -> EncodedStatement:
     """a has signed the sum of attempt 0."""
     known = witnessing(alone)
     effects = alone.hears("b", alone.state_of(known))

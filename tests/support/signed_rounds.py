@@ -23,7 +23,7 @@ from peers.attempts.bundle import (
     read_promised,
 )
 from peers.attempts.modes import mode_of
-from peers.attempts.statement import HeldLock, Known, read_lock, scale_digest
+from peers.attempts.statement import EncodedStatement, HeldLock, read_lock, scale_digest
 from peers.wire.manifest import FederationManifest, ManifestSite
 from peers.wire.signing import Keys, Kind, digest_of, name_of, sign, sign_bytes
 from proto import federation_pb2 as pb
@@ -99,7 +99,7 @@ class Stage:
         attempt: int = 0,
         *,
         lock: HeldLock | None = None,
-        stated: Known | None = None,
+        stated: EncodedStatement | None = None,
         tried: int = 0,
         **changed: object,
     ) -> pb.Promised:
@@ -135,7 +135,7 @@ class Stage:
 
     # ---- statements ---------------------------------------------------------------------------
 
-    def signed_statement(self, site: str, known: Known) -> pb.Signed:
+    def signed_statement(self, site: str, known: EncodedStatement) -> pb.Signed:
         by = sign_bytes(self.keys[site], Kind.STATEMENT, known.raw)
         return pb.Signed(
             body=known.raw, site=by.site, signature=by.signature, certificate=by.certificate
@@ -190,12 +190,12 @@ class Stage:
             )
         return pb.Statement(**{**fields, **changed})  # type: ignore[arg-type]
 
-    def statement(self, bundle: Bundle | None = None, attempt: int = 0) -> Known:
-        return Known.of(self.statement_of(bundle, attempt))
+    def statement(self, bundle: Bundle | None = None, attempt: int = 0) -> EncodedStatement:
+        return EncodedStatement.of(self.statement_of(bundle, attempt))
 
-    def restated(self, lock: HeldLock, bundle: Bundle, attempt: int) -> Known:
+    def restated(self, lock: HeldLock, bundle: Bundle, attempt: int) -> EncodedStatement:
         """The version of a lock, stated again in a later attempt."""
-        return Known.of(
+        return EncodedStatement.of(
             pb.Statement(
                 **self._agreed(bundle, attempt),  # type: ignore[arg-type]
                 kind=pb.RESTATED,
@@ -218,7 +218,9 @@ class Stage:
 
     # ---- certificates, proofs, locks ----------------------------------------------------------
 
-    def certified(self, known: Known, sites: Sequence[str] = ()) -> pb.StatementCertificate:
+    def certified(
+        self, known: EncodedStatement, sites: Sequence[str] = ()
+    ) -> pb.StatementCertificate:
         """With the signatures of these sites, or of everybody."""
         return pb.StatementCertificate(
             statement=known.raw,
@@ -228,12 +230,14 @@ class Stage:
             ],
         )
 
-    def applied(self, site: str, known: Known, version: bytes = VERSION) -> pb.Signed:
+    def applied(self, site: str, known: EncodedStatement, version: bytes = VERSION) -> pb.Signed:
         """A site has opened the sum, and this is what it made of it."""
         told = pb.Applied(root_digest=known.digest, model_digest=version, mean_loss=0.5)
         return sign(self.keys[site], Kind.APPLIED, told)
 
-    def lock_of(self, known: Known, sites: Sequence[str] = (), version: bytes = VERSION) -> pb.Lock:
+    def lock_of(
+        self, known: EncodedStatement, sites: Sequence[str] = (), version: bytes = VERSION
+    ) -> pb.Lock:
         """Certificate and proof: these sites, or f + 1, have opened it."""
         appliers = sites or self.sites[: self.manifest.tolerated + 1]
         return pb.Lock(
@@ -244,6 +248,6 @@ class Stage:
     def read_lock(self, lock: pb.Lock) -> HeldLock:
         return read_lock(lock, self.us, self.manifests.get)
 
-    def lock(self, known: Known | None = None, version: bytes = VERSION) -> HeldLock:
+    def lock(self, known: EncodedStatement | None = None, version: bytes = VERSION) -> HeldLock:
         """The lock of a sum, or of the sum of the first attempt."""
         return self.read_lock(self.lock_of(known or self.statement(), version=version))

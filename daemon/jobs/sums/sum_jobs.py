@@ -59,7 +59,7 @@ class AttemptState:
 
     def hidden(self, site: str) -> Path:
         """A site's hidden update."""
-        return self.folder / f"encrypted-{site}.bin"
+        return self.folder / f"hidden-{site}.bin"
 
     @property
     def products(self) -> Path:

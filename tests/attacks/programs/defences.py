@@ -11,7 +11,7 @@ from peers.attempts import bundle, coordination, participation, statement
 from peers.attempts import effects as do
 from peers.attempts.lead import AttemptFails
 from peers.attempts.participation import Participation
-from peers.attempts.statement import Known, ManifestOf
+from peers.attempts.statement import EncodedStatement, ManifestOf
 from peers.plans import weights as plan_weights
 from peers.rounds import acceptor, adoption, replica, run_in_force, runs
 from peers.rounds.acceptor import Acceptor
@@ -35,7 +35,7 @@ def unverified(
 
 
 def proven_by_anyone(
-    proof: Iterable[pb.Signed], root: Known, keys: Keys, manifest_of: ManifestOf
+    proof: Iterable[pb.Signed], root: EncodedStatement, keys: Keys, manifest_of: ManifestOf
 ) -> pb.Applied:
     """The proof of a version, as one site alone gives it."""
     manifest = statement.manifest_named(root.message, manifest_of)
@@ -136,7 +136,7 @@ def without_proof() -> None:
     """Whoever has opened a sum, or says so, proves its version alone: no f + 1."""
 
     def anyones(
-        proof: Iterable[pb.Signed], _root: Known, _keys: Keys, _manifest_of: ManifestOf
+        proof: Iterable[pb.Signed], _root: EncodedStatement, _keys: Keys, _manifest_of: ManifestOf
     ) -> pb.Applied:
         return pb.Applied.FromString(next(iter(proof)).body)
 

@@ -35,7 +35,7 @@ from peers.attempts import effects as do
 from peers.attempts.bundle import Ground, Promised
 from peers.attempts.coordination import Coordination, Tally
 from peers.attempts.lead import AttemptFails
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.attempts.summation import Summation
 from peers.rounds.acceptor import Acceptor
 from peers.rounds.pacemaker import Timing
@@ -214,7 +214,7 @@ def _coarser(self: Summation, ours: pb.Signed) -> pb.Signed:
 class _Second:
     """The sum without the victim, as far as it has come."""
 
-    known: Known | None = None
+    known: EncodedStatement | None = None
     signatures: dict[str, pb.Signature] = field(default_factory=dict)
     told: bytes = b""  # the version that its opener says it is
     here: bool = False
@@ -235,7 +235,7 @@ def _state_both(second: _Second) -> None:
     """Behind the sum of all, the coordinator states the second one to everybody."""
     worked = Coordination.worked
 
-    def stating(self: Coordination, event: do.Worked, now: float) -> list[do.Effect]:
+    def stating(self: Coordination, event: do.WorkDone, now: float) -> list[do.Effect]:
         effects = worked(self, event, now)
         if not lying("two-sums") or not isinstance(event, do.SumFinished):
             return effects
@@ -247,7 +247,7 @@ def _state_both(second: _Second) -> None:
     put(Coordination, "worked", stating)
 
 
-def without_victim(leading: Coordination) -> Known:
+def without_victim(leading: Coordination) -> EncodedStatement:
     """A statement of the sum of all but the victim."""
     assert leading.sum is not None
     digest = _other_sum(leading.lead.round, leading.lead.attempt)[1]
@@ -255,7 +255,7 @@ def without_victim(leading: Coordination) -> Known:
     told = leading.sum.updates.contributions
     kept = sorted({*told} - {lying("two-sums")})
     message.contributions.extend(told[site] for site in kept)
-    return Known.of(message)
+    return EncodedStatement.of(message)
 
 
 def _certify_the_second(second: _Second) -> None:
@@ -286,7 +286,10 @@ def _send_each_holder_one(second: _Second) -> None:
     certified, send_sum = Coordination._certified, WORK[do.SendSum]
 
     def certifying(
-        self: Coordination, known: Known, certificate: pb.StatementCertificate, now: float
+        self: Coordination,
+        known: EncodedStatement,
+        certificate: pb.StatementCertificate,
+        now: float,
     ) -> list[do.Effect]:
         effects = certified(self, known, certificate, now)
         if lying("two-sums"):

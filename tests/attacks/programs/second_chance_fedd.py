@@ -36,7 +36,7 @@ from peers.attempts import effects as do
 from peers.attempts.coordination import Coordination
 from peers.attempts.gathering import Gathering
 from peers.attempts.lead import AttemptFails
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.plans import robust
 from peers.rounds.acceptor import Acceptor
 from peers.rounds.protocol import Protocol
@@ -116,7 +116,7 @@ def _state_one_to_each(second: sums._Second) -> None:
     worked, refused = Coordination.worked, Protocol._on_attempt_failed
     step = Protocol.step
 
-    def stating(self: Coordination, event: do.Worked, now: float) -> list[do.Effect]:
+    def stating(self: Coordination, event: do.WorkDone, now: float) -> list[do.Effect]:
         effects = worked(self, event, now)
         if not lying("two-sums") or not isinstance(event, do.SumFinished):
             return effects
@@ -153,7 +153,7 @@ def _states_to(effect: do.Effect, site: str) -> bool:
     return isinstance(effect, do.Send) and isinstance(effect.body, pb.State) and effect.to == site
 
 
-def _state(known: Known) -> pb.State:
+def _state(known: EncodedStatement) -> pb.State:
     at = known.message
     return pb.State(round=at.round, attempt=at.attempt, statement=known.raw)
 

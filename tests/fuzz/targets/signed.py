@@ -15,7 +15,7 @@ from random import Random
 from google.protobuf.message import DecodeError, Message
 
 from peers.attempts.bundle import PlanFails, derive_plan, needed_contributors
-from peers.attempts.statement import Known, read_certificate, read_lock, value_of
+from peers.attempts.statement import EncodedStatement, read_certificate, read_lock, value_of
 from peers.plans.weights import stands_out
 from peers.rounds import evidence
 from peers.wire.certificates import CertificateError, vote_payload
@@ -56,7 +56,7 @@ def _promised(message: pb.Promised) -> None:
         assert read.lock.name.attempt < read.promise.attempt
         _lock(message.lock)
     if message.HasField("stated"):
-        _whole(Known.parse(message.stated.body).message)
+        _whole(EncodedStatement.parse(message.stated.body).message)
 
 
 def _whole(statement: pb.Statement) -> None:
@@ -236,7 +236,7 @@ def _contradictions() -> Iterator[pb.Evidence]:
     first, other = here.promised("beta"), here.promised("beta", num_examples=7)
     yield pb.Evidence(kind=pb.TWO_PROMISES, first=first.promise, second=other.promise)
     known = here.statement()
-    whole = Known.of(here.statement_of(rejected=["x"]))
+    whole = EncodedStatement.of(here.statement_of(rejected=["x"]))
     yield pb.Evidence(
         kind=pb.TWO_STATEMENTS,
         first=here.signed_statement("beta", known),

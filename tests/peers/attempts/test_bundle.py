@@ -8,7 +8,7 @@ import pytest
 
 from peers.attempts import scale
 from peers.attempts.bundle import Bundle, PlanFails, derive_plan, read_run
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.wire.certificates import CertificateError
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import parse
@@ -148,7 +148,7 @@ def test_a_promise_that_shows_another_statement_than_it_names_is_refused(stage: 
     with pytest.raises(CertificateError):
         stage.read_promised(message)
     message = stage.promised("b", 1, stated=stage.statement())
-    message.stated.CopyFrom(stage.signed_statement("b", Known.of(other)))
+    message.stated.CopyFrom(stage.signed_statement("b", EncodedStatement.of(other)))
     with refused("names another statement than it shows"):
         stage.read_promised(message)
 
@@ -359,7 +359,12 @@ def test_a_sum_is_of_two_honest_sites_more_than_may_lie() -> None:
 
 
 def repeating(
-    stage: Stage, stated: Known, *, tried: str = "", without: str = "", unwilling: str = ""
+    stage: Stage,
+    stated: EncodedStatement,
+    *,
+    tried: str = "",
+    without: str = "",
+    unwilling: str = "",
 ) -> Bundle:
     """The bundle of attempt 1, in which all but ``without`` promise that they signed a sum."""
     promised = [
@@ -376,7 +381,7 @@ def test_a_stated_sum_is_made_again_to_the_last_bit(stage: Stage) -> None:
     """By the same sites, of the same integers, on the same scale: that tells nothing new."""
     told = {"a": 20, "b": 30, "c": 20, "d": 20}
     first = stage.bundle([stage.promised(site, num_examples=n) for site, n in told.items()])
-    stated = Known.of(stage.statement_of(first, sites="abc"))
+    stated = EncodedStatement.of(stage.statement_of(first, sites="abc"))
     again = stage.plan(repeating(stage, stated), 1)
     assert [one.site for one in again.participants] == ["a", "b", "c"]
     assert tuple(again.scale_exponents) == EXPONENTS
@@ -413,7 +418,7 @@ def test_it_is_drawn_anew_when_a_contributor_is_not_there_to_repeat_it(stage: St
     stated = stage.statement()
     assert stage.plan(repeating(stage, stated, unwilling="d"), 1).draw == 1
     assert stage.plan(repeating(stage, stated, without="d"), 1).draw == 1
-    lesser = Known.of(stage.statement_of(sites="abc"))
+    lesser = EncodedStatement.of(stage.statement_of(sites="abc"))
     assert stage.plan(repeating(stage, lesser, unwilling="d"), 1).draw == 0, "d was not in it"
 
 
@@ -434,7 +439,7 @@ def test_it_is_drawn_anew_for_a_run_that_protects_more() -> None:
 
 def test_it_is_drawn_anew_when_two_sums_are_named_for_one_attempt(stage: Stage) -> None:
     promised = [stage.promised(site, 1, stated=stage.statement()) for site in "abc"]
-    other = Known.of(stage.statement_of(sites="abc"))
+    other = EncodedStatement.of(stage.statement_of(sites="abc"))
     bundle = stage.bundle([*promised, stage.promised("d", 1, stated=other)], 1)
     assert bundle.repeated is None
     assert stage.plan(bundle, 1).draw == 1
@@ -461,7 +466,7 @@ def test_a_sum_of_too_few_is_not_made_again_because_a_liar_says_it_signed(
 ) -> None:
     """It ran attempt 0, kept what was sent to it, and stated nothing: now of two, one of them
     its own."""
-    lone = Known.of(stage.statement_of(sites="ab"))
+    lone = EncodedStatement.of(stage.statement_of(sites="ab"))
     with refused("b shows a sum that tells too much of one site"):
         stage.read_promised(stage.promised("b", 1, stated=lone))
     message = stage.message([stage.promised(site, 1) for site in stage.sites], 1)
@@ -476,7 +481,7 @@ def test_a_sum_in_which_one_site_stands_out_is_not_made_again(stage: Stage) -> N
     stage = Stage("abcde")
     told = {"a": 40, "b": 20, "c": 20, "d": 2, "e": 2}
     first = stage.bundle([stage.promised(site, num_examples=n) for site, n in told.items()])
-    bare = Known.of(stage.statement_of(first, sites="ade"))
+    bare = EncodedStatement.of(stage.statement_of(first, sites="ade"))
     with refused("b shows a sum that tells too much of one site"):
         stage.read_promised(stage.promised("b", 1, stated=bare))
 
@@ -490,7 +495,7 @@ def test_contributions_of_an_earlier_draw_are_no_sum_of_a_later_attempt(
     made = stage.plan(first)
     late = stage.statement_of(stage.bundle(attempt=2), 2, sites="abc", made=made)
     with refused("b shows a sum by another attempt's plan"):
-        stage.read_promised(stage.promised("b", 3, stated=Known.of(late)))
+        stage.read_promised(stage.promised("b", 3, stated=EncodedStatement.of(late)))
 
 
 def test_a_sum_of_liars_alone_is_not_made_again() -> None:
@@ -498,6 +503,6 @@ def test_a_sum_of_liars_alone_is_not_made_again() -> None:
     stage = Stage("abcdefg", faulty_sites=2)
     made = stage.plan()
     made.faulty_sites, made.training.min_participants = 0, 2
-    theirs = Known.of(stage.statement_of(sites="ab", made=made))
+    theirs = EncodedStatement.of(stage.statement_of(sites="ab", made=made))
     with refused("b shows a sum by another attempt's plan"):
         stage.read_promised(stage.promised("b", 1, stated=theirs))

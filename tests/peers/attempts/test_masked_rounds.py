@@ -11,7 +11,7 @@ from peers.attempts import effects as do
 from peers.attempts.masking import Mask, Masked, MaskingSteps, OpenShares, threshold_of
 from peers.attempts.modes import key_holders
 from peers.attempts.participation import Participation
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.plans.policy import Policy
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.messages import check
@@ -200,9 +200,9 @@ def opened(effects: list[do.Effect]) -> list[OpenShares]:
     return [effect for effect in effects if isinstance(effect, OpenShares)]
 
 
-def outcome(stage: Stage, survivors: str, dropouts: str = "") -> Known:
+def outcome(stage: Stage, survivors: str, dropouts: str = "") -> EncodedStatement:
     made = stage.statement_of(sites=survivors, dropouts=list(dropouts))
-    return Known.of(made)
+    return EncodedStatement.of(made)
 
 
 def test_shares_are_opened_of_the_certified_sum_once_and_of_no_other() -> None:

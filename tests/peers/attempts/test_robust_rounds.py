@@ -8,7 +8,7 @@ from peers.attempts import effects as do
 from peers.attempts.bundle import PlanFails
 from peers.attempts.modes import objection
 from peers.attempts.participation import Participation, check_statement
-from peers.attempts.statement import Known, read_answers
+from peers.attempts.statement import EncodedStatement, read_answers
 from peers.plans import robust
 from peers.plans.policy import Policy
 from peers.rounds.runs import RunRefused
@@ -166,17 +166,19 @@ def staged(
     return Stage(sites, faulty_sites=1, training=robust_plan(rule, f, 3))
 
 
-def asked(stage: Stage, sites: str = "abcde", byzantine_sites: int = 1) -> Known:
+def asked(stage: Stage, sites: str = "abcde", byzantine_sites: int = 1) -> EncodedStatement:
     """The question of an attempt, as it is certified."""
     scale = (2, 2)  # one for all groups
-    return Known.of(
+    return EncodedStatement.of(
         stage.statement_of(
             kind=pb.QUESTION, sites=sites, exponents=scale, byzantine_sites=byzantine_sites
         )
     )
 
 
-def answered(stage: Stage, question: Known, holder: str, products: tuple[float, ...]) -> pb.Signed:
+def answered(
+    stage: Stage, question: EncodedStatement, holder: str, products: tuple[float, ...]
+) -> pb.Signed:
     told = pb.Products(question_digest=question.digest, products=products)
     return sign(stage.keys[holder], Kind.PRODUCTS, told)
 
@@ -197,7 +199,7 @@ def numbers(sites: str = "abcde") -> tuple[float, ...]:
 
 def stated(
     stage: Stage,
-    question: Known,
+    question: EncodedStatement,
     answers: list[pb.Signed],
     *,
     sites: str = "abde",
@@ -212,18 +214,18 @@ def stated(
     )
 
 
-def compared() -> tuple[Stage, Known, list[pb.Signed]]:
+def compared() -> tuple[Stage, EncodedStatement, list[pb.Signed]]:
     """A certified question, and what two key holders answer alike."""
     stage = staged()
     question = asked(stage)
     return stage, question, [answered(stage, question, holder, numbers()) for holder in "ac"]
 
 
-def held_against(stage: Stage, statement: pb.Statement, question: Known | None) -> None:
+def held_against(stage: Stage, statement: pb.Statement, question: EncodedStatement | None) -> None:
     """As every site does before it signs, and as witnesses do."""
     bundle = stage.bundle()
     check_statement(
-        Known.of(statement),
+        EncodedStatement.of(statement),
         stage.ground(),
         bundle.digest,
         bundle.run_digest,
@@ -337,7 +339,7 @@ def test_as_many_may_lie_as_the_run_says_whatever_its_coordinator_asks() -> None
     lying = pb.Statement.FromString(under_way._tally.known.raw)
     lying.byzantine_sites = 0
     with pytest.raises(RemoteProtocolError, match=f"{lead} compares as if 0 might lie"):
-        here.site(witness)._acceptor._check_statement(Known.of(lying))
+        here.site(witness)._acceptor._check_statement(EncodedStatement.of(lying))
     here.site(witness)._acceptor._check_statement(under_way._tally.known)
 
 

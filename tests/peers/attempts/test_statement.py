@@ -11,7 +11,13 @@ from peers.attempts import effects as do
 from peers.attempts.bundle import Bundle
 from peers.attempts.participation import Participation, check_statement
 from peers.attempts.scale import Scaled, read_scale
-from peers.attempts.statement import HeldLock, Known, read_certificate, read_lock, value_of
+from peers.attempts.statement import (
+    EncodedStatement,
+    HeldLock,
+    read_certificate,
+    read_lock,
+    value_of,
+)
 from peers.wire import signing
 from peers.wire.certificates import CertificateError, verify_vote, vote_payload
 from peers.wire.errors import RemoteProtocolError
@@ -33,7 +39,7 @@ def refused(match: str) -> pytest.RaisesExc[RemoteProtocolError]:
     return pytest.raises(RemoteProtocolError, match=match)
 
 
-def certificate(stage: Stage, message: pb.StatementCertificate) -> Known:
+def certificate(stage: Stage, message: pb.StatementCertificate) -> EncodedStatement:
     return read_certificate(message, stage.us, stage.manifests.get)
 
 
@@ -58,7 +64,7 @@ def test_fewer_do_not_and_no_site_counts_twice(stage: Stage) -> None:
 def test_of_three_sites_two_can_not_be_told_another_sum_each() -> None:
     """The quorum is all three: whichever the liar shows to one, the other has to sign it, too."""
     three = Stage("abc", faulty_sites=1)
-    one, other = three.statement(), Known.of(three.statement_of(rejected=["x"]))
+    one, other = three.statement(), EncodedStatement.of(three.statement_of(rejected=["x"]))
     with refused("a statement has 2 signatures, 3 of the 3 sites decide"):
         certificate(three, three.certified(one, "ab"))
     with refused("a statement has 2 signatures, 3 of the 3 sites decide"):
@@ -127,7 +133,7 @@ def test_a_version_without_a_certified_sum_is_not_proven(stage: Stage) -> None:
 
 
 def test_what_was_made_of_another_sum_proves_nothing(stage: Stage) -> None:
-    known, other = stage.statement(), Known.of(stage.statement_of(rejected=["x"]))
+    known, other = stage.statement(), EncodedStatement.of(stage.statement_of(rejected=["x"]))
     lock = stage.lock_of(known)
     del lock.proof[:]
     lock.proof.extend(stage.applied(site, other) for site in "ab")
@@ -146,7 +152,7 @@ def test_loss_and_clip_norm_are_proven_with_the_version(stage: Stage) -> None:
 
 
 def test_a_question_is_no_sum_and_locks_nothing(stage: Stage) -> None:
-    question = Known.of(stage.statement_of(kind=pb.QUESTION))
+    question = EncodedStatement.of(stage.statement_of(kind=pb.QUESTION))
     with refused("a lock is of a sum, not of a question"):
         read(stage, stage.lock_of(question))
 
@@ -161,7 +167,7 @@ def restated(stage: Stage, **changed: object) -> tuple[pb.Lock, HeldLock]:
     known = stage.restated(lock, stage.bundle(promised, 1), 1)
     for name, value in changed.items():
         setattr(known.message, name, value)
-    known = Known.of(known.message)
+    known = EncodedStatement.of(known.message)
     message = pb.Lock(
         certificate=stage.certified(known), root=lock.root.raw, proof=lock.message.proof
     )
@@ -215,14 +221,14 @@ def checked(
     *,
     bundle: Bundle | None = None,
     made: pb.Plan | None = None,
-    question: Known | None = None,
+    question: EncodedStatement | None = None,
     left_out: str = "",
     expelled: str = "",
 ) -> None:
     """As every site holds a statement against what it has derived, witnesses too."""
     bundle = bundle or stage.bundle()
     check_statement(
-        Known.of(statement),
+        EncodedStatement.of(statement),
         stage.ground(),
         bundle.digest,
         bundle.run_digest,
@@ -494,7 +500,7 @@ def test_exponents_are_passed_on_in_their_owners_words(stage: Stage) -> None:
     (encrypt,) = [
         effect
         for effect in part.worked(do.ContextHeld(1, 0, b"s" * 32))
-        if isinstance(effect, do.EncryptUpdate)
+        if isinstance(effect, do.HideUpdate)
     ]
     assert encrypt.scale_exponents == EXPONENTS, "a is left out, by d as by everybody"
 

@@ -20,7 +20,7 @@ from peers.attempts.ckks import (
 from peers.attempts.modes import mode_of
 from peers.attempts.participation import Opening, Participation
 from peers.attempts.secure_sum import CoordinatorSteps
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.simulation.network import TIMING, World, coordinator, plan
@@ -91,7 +91,7 @@ def test_a_second_certified_sum_changes_nothing_of_the_first() -> None:
     stage = staged()
     holder, known = part(stage), stage.statement()
     holder.certified(known)
-    other = Known.of(stage.statement_of(sum_digest=b"t" * 32))
+    other = EncodedStatement.of(stage.statement_of(sum_digest=b"t" * 32))
     assert holder.certified(other) == []
     holder.worked(CHALLENGING)
     holder.ordered(PROOF)

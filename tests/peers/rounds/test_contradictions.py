@@ -11,7 +11,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.coordination import Coordination
-from peers.attempts.statement import Known, value_of
+from peers.attempts.statement import EncodedStatement, value_of
 from peers.rounds.recall import GREETED_S
 from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
@@ -89,7 +89,7 @@ def test_two_sites_one_of_them_restored_do_not_repeat_promises_for_ever() -> Non
             world.site(site).step(do.MessageReceived(peer, pb.Remembered(round=1)), 1.0)
         world.site(site).step(do.MessageReceived("b", wish), 1.0)
         world.site(site).step(do.Tick(), 2.0)
-    known = Known.of(stage.statement_of(stage.bundle(attempt=2), 2))
+    known = EncodedStatement.of(stage.statement_of(stage.bundle(attempt=2), 2))
     lost = pb.Remembered(round=1, statement=stage.signed_statement("a", known))
     world.site("a").step(do.MessageReceived("b", lost), 2.0)
     assert world.site("a").durable.promised == 2
@@ -144,7 +144,7 @@ def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> Non
     stated_by_us = alone.stage.signed_statement("a", alone.stage.statement(attempt=4))
     question = statement(pb.QUESTION)
     question.round, question.attempt = 1, 4
-    asked_by_us = alone.stage.signed_statement("a", Known.of(question))
+    asked_by_us = alone.stage.signed_statement("a", EncodedStatement.of(question))
     remembered = pb.Remembered(round=1, promise=mine, statement=stated_by_us, question=asked_by_us)
     effects = alone.hears("b", remembered)
     assert alone.promised == 4
@@ -153,7 +153,7 @@ def test_a_site_whose_disk_was_put_back_goes_on_behind_what_it_has_said() -> Non
     assert do.WentBack(1, "b", "promised attempt 4") in effects
     bundle = alone.everybody(4)
     alone.hears(lead_of(4), bundle.message)
-    other = Known.of(alone.stage.statement_of(bundle, 4, rejected=["x"]))
+    other = EncodedStatement.of(alone.stage.statement_of(bundle, 4, rejected=["x"]))
     with refused("b makes two statements in one attempt"):
         alone.hears("b", alone.state_of(other))
 
@@ -255,7 +255,7 @@ def test_what_can_not_be_read_keeps_nothing_else_away() -> None:
     alone = Alone(unheard="d")
     statement = alone.stage.statement_of()
     statement.manifest_version = 9
-    lock = alone.stage.lock_of(Known.of(statement))
+    lock = alone.stage.lock_of(EncodedStatement.of(statement))
     ours = alone.stage.promised("a", 7)
     with refused("manifest 9, which is not known here"):
         alone.hears("d", pb.Remembered(round=1, promise=ours, lock=lock))
@@ -291,7 +291,7 @@ def test_a_sum_in_a_promise_is_held_against_what_its_site_has_signed() -> None:
     alone = Alone()
     alone.begins()
     one, other = (alone.stage.statement_of(sites=sites) for sites in ("abcd", "bcd"))
-    for attempt, known in ((1, Known.of(one)), (2, Known.of(other))):
+    for attempt, known in ((1, EncodedStatement.of(one)), (2, EncodedStatement.of(other))):
         alone.hears("d", alone.stage.promised("d", attempt, stated=known))
     assert alone.machine.accused == {"d"}
 
@@ -323,7 +323,7 @@ def test_a_vote_with_an_unreadable_lock_is_not_cast_but_asked_for_again() -> Non
     alone = Alone(unheard="d")
     statement = alone.stage.statement_of(attempt=5)
     statement.manifest_version = 9
-    unknown = alone.stage.lock_of(Known.of(statement))
+    unknown = alone.stage.lock_of(EncodedStatement.of(statement))
     value = value_of(alone.stage.lock(), alone.stage.manifest)
     vote = sign_vote(alone.stage.keys["a"].sign, value, 5)
     with refused("manifest 9, which is not known here"):
@@ -339,7 +339,7 @@ def test_a_promise_whose_lock_can_not_be_read_binds_a_site_all_the_same() -> Non
     alone = Alone(unheard="d")
     statement = alone.stage.statement_of(attempt=5)
     statement.manifest_version = 9
-    unknown = alone.stage.lock_of(Known.of(statement))
+    unknown = alone.stage.lock_of(EncodedStatement.of(statement))
     ours = alone.stage.promised("a", 6, lock=alone.stage.lock(alone.stage.statement(attempt=5)))
     ours.lock.CopyFrom(unknown)
     with refused("manifest 9, which is not known here"):
@@ -397,7 +397,7 @@ def test_integers_of_before_a_start_are_stated_by_who_knows_it_stated_them() -> 
     alone.hears("d", again.message)
     if again.repeated is None:
         raise LookupError("nothing is made again")
-    known = Known.of(alone.stage.statement_of(again, 6))
+    known = EncodedStatement.of(alone.stage.statement_of(again, 6))
     with refused("states integers of before this site's start again"):
         alone.hears("d", alone.state_of(known))
 
@@ -406,7 +406,7 @@ def test_a_refused_answer_is_believed_no_second_time() -> None:
     alone = Alone(unheard="d")
     other = alone.stage.statement_of()
     other.round = other.plan.round = 7
-    lock = alone.stage.lock_of(Known.of(other))
+    lock = alone.stage.lock_of(EncodedStatement.of(other))
     with refused("d shows another round's lock"):
         alone.hears("d", pb.Remembered(round=1, lock=lock))
     alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 7)))
@@ -441,7 +441,7 @@ def test_a_lock_of_another_round_is_not_taken() -> None:
     alone = Alone(unheard="b")
     other = alone.stage.statement_of()
     other.round = other.plan.round = 7
-    lock = alone.stage.lock_of(Known.of(other))
+    lock = alone.stage.lock_of(EncodedStatement.of(other))
     with refused("b shows another round's lock"):
         alone.hears("b", pb.Remembered(round=1, lock=lock))
 

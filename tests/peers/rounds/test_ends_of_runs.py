@@ -9,7 +9,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.ckks import DealKey
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.rounds import runs
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
@@ -36,7 +36,7 @@ def taking_part() -> Alone:
 
 def nothing_of_ours(effects: list[do.Effect]) -> bool:
     """Whether no part begins and nothing is signed in an attempt."""
-    ours = (do.TakePlan, DealKey, do.Train, do.EncryptUpdate)
+    ours = (do.TakePlan, DealKey, do.Train, do.HideUpdate)
     said = (pb.Trained, pb.Contributed, pb.Stated)
     return not any(isinstance(one, ours) for one in effects) and not any(
         sent(effects, kind) for kind in said
@@ -104,7 +104,7 @@ def test_a_sum_without_a_site_does_not_make_it_go_on_behind_a_stop() -> None:
     alone = taking_part()
     bundle = alone.everybody(0)
     alone.hears("b", bundle.message)
-    known = Known.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
+    known = EncodedStatement.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
     assert sent(alone.hears("b", alone.state_of(known)), pb.Stated)
     alone.hears("c", pb.RunWish(run=wished(alone, "c", 2, target=0)))
     assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
@@ -500,7 +500,7 @@ def test_a_stop_learned_beside_a_later_run_ends_what_was_begun_before_it() -> No
     assert not ended(alone.hears("b", pb.RunWish(run=anew)))
     assert ended(alone.hears("c", pb.RunWish(run=anew, over=stop)))
     assert nothing_of_ours(alone.takes(do.LocalTrained(1, 0, (1, 2))))
-    known = Known.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
+    known = EncodedStatement.of(alone.stage.statement_of(bundle, sites=["b", "c", "d"]))
     assert nothing_of_ours(alone.hears("b", alone.state_of(known)))
 
 

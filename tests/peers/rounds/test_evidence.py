@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.attempts.statement import Known, value_of
+from peers.attempts.statement import EncodedStatement, value_of
 from peers.rounds import evidence
 from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
@@ -28,7 +28,7 @@ def signed(
     if kind == pb.TWO_PROMISES:
         return stage.promised(site, num_examples=7 if otherwise else 100).promise
     if kind == pb.TWO_STATEMENTS:
-        other = Known.of(stage.statement_of(rejected=["x"]))
+        other = EncodedStatement.of(stage.statement_of(rejected=["x"]))
         return stage.signed_statement(site, other if otherwise else known)
     if kind == pb.TWO_APPLIED:
         return stage.applied(site, known, b"x" * 32) if otherwise else stage.applied(site, known)
@@ -135,7 +135,7 @@ def test_what_belongs_to_different_attempts_does_not_contradict(stage: Stage) ->
 
 def test_a_question_and_the_sum_behind_it_do_not_contradict(stage: Stage) -> None:
     heard = evidence.SignedWords()
-    question = Known.of(stage.statement_of(kind=pb.QUESTION))
+    question = EncodedStatement.of(stage.statement_of(kind=pb.QUESTION))
     for known in (question, stage.statement()):
         assert heard.note(pb.TWO_STATEMENTS, stage.signed_statement("d", known)) is None
 
@@ -195,7 +195,7 @@ def test_what_a_site_said_last_is_told_to_it_when_it_asks(stage: Stage) -> None:
         heard.vote(voted(stage, "d", attempt=attempt))
         known = stage.statement(attempt=attempt)
         heard.note(pb.TWO_STATEMENTS, stage.signed_statement("d", known))
-    question = Known.of(stage.statement_of(attempt=3, kind=pb.QUESTION))
+    question = EncodedStatement.of(stage.statement_of(attempt=3, kind=pb.QUESTION))
     heard.note(pb.TWO_STATEMENTS, stage.signed_statement("d", question))
     heard.note(pb.TWO_PROMISES, stage.promised("c", 9).promise)
     promise, stated, vote = (

@@ -9,7 +9,7 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import Bundle
-from peers.attempts.statement import HeldLock, Known, value_of
+from peers.attempts.statement import EncodedStatement, HeldLock, value_of
 from peers.rounds import runs
 from peers.rounds.pacemaker import Pacemaker, reached
 from peers.wire.certificates import CertificateError, certificate_of, sign_vote
@@ -229,7 +229,7 @@ def test_a_site_signs_one_sum_an_attempt_over_a_restart_too() -> None:
     """Two certified ones would be two versions of a round, and the difference of two sums."""
     alone = Alone()
     known = stated(alone)
-    other = Known.of(alone.stage.statement_of(alone.everybody(0), rejected=["x"]))
+    other = EncodedStatement.of(alone.stage.statement_of(alone.everybody(0), rejected=["x"]))
     with refused("b makes two statements in one attempt"):
         alone.hears("b", alone.state_of(other))
     again = alone.hears("b", alone.state_of(known))
@@ -246,12 +246,14 @@ def test_a_question_that_comes_late_does_not_make_it_forget_the_sum() -> None:
     alone = Alone()
     known = stated(alone)
     bundle = alone.everybody(0)
-    question = Known.of(alone.stage.statement_of(bundle, kind=pb.QUESTION, byzantine_sites=0))
+    question = EncodedStatement.of(
+        alone.stage.statement_of(bundle, kind=pb.QUESTION, byzantine_sites=0)
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(alone.machine._acceptor, "_check_statement", lambda _question: None)
         assert len(sent(alone.hears("b", alone.state_of(question)), pb.Stated)) == 1
     assert [one.body for one in alone.state.statements] == [known.raw, question.raw]
-    other = Known.of(alone.stage.statement_of(bundle, sum_digest=b"2" * 32))
+    other = EncodedStatement.of(alone.stage.statement_of(bundle, sum_digest=b"2" * 32))
     with refused("b makes two statements in one attempt"):
         alone.hears("b", alone.state_of(other))
 
@@ -294,12 +296,12 @@ def test_where_a_version_may_be_committed_no_other_is_stated() -> None:
         bundle, 1, made=alone.stage.plan(alone.stage.bundle(attempt=1), 1)
     )
     with refused("c states a new sum where one may be committed"):
-        alone.hears("c", alone.state_of(Known.of(anew)))
+        alone.hears("c", alone.state_of(EncodedStatement.of(anew)))
     for name, value in (("model_digest", b"x" * 32), ("root_digest", b"x" * 32)):
         other = alone.stage.restated(lock, bundle, 1).message
         setattr(other, name, value)
         with refused("c restates another version than its promises name"):
-            alone.hears("c", alone.state_of(Known.of(other)))
+            alone.hears("c", alone.state_of(EncodedStatement.of(other)))
     effects = alone.hears("c", alone.state_of(alone.stage.restated(lock, bundle, 1)))
     assert len(sent(effects, pb.Stated)) == 1
 
@@ -324,7 +326,7 @@ def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
     """
     alone = Alone()
     known = stated(alone)
-    smaller = Known.of(alone.stage.statement_of(alone.everybody(0), sites="bcd"))
+    smaller = EncodedStatement.of(alone.stage.statement_of(alone.everybody(0), sites="bcd"))
     alone.at_attempt(1)
     promised = [alone.stage.promised(site, 1) for site in "bc"]
     bundle = alone.stage.bundle([*promised, alone.stage.promised("d", 1, stated=smaller)], 1)
@@ -333,7 +335,7 @@ def test_of_integers_that_were_stated_in_one_sum_no_other_is_signed() -> None:
     assert made.draw == known.message.plan.draw == 0
     alone.hears("c", bundle.message)
     alone.machine._here.part = None
-    less = Known.of(
+    less = EncodedStatement.of(
         alone.stage.statement_of(bundle, 1, made=made, sites="bcd", exponents=EXPONENTS)
     )
     assert not sent(alone.hears("c", alone.state_of(less)), pb.Stated)

@@ -11,7 +11,7 @@ from peers.attempts import effects as do
 from peers.attempts.ckks import next_after
 from peers.attempts.coordination import Coordination
 from peers.attempts.modes import key_holders
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.plans.weights import weights
 from peers.rounds.protocol import Protocol
 from peers.rounds.runs import RunRefused
@@ -233,7 +233,7 @@ def test_a_sum_of_one_update_is_never_signed() -> None:
     lone = pb.Statement()
     lone.CopyFrom(known.message)
     del lone.contributions[1:]
-    message = pb.State(round=1, statement=Known.of(lone).raw)
+    message = pb.State(round=1, statement=EncodedStatement.of(lone).raw)
     for site in {*"abc"} - {lead}:
         with pytest.raises(RemoteProtocolError, match="states a sum of 1; the plan needs 3"):
             world.site(site).step(do.MessageReceived(lead, message), world.now)

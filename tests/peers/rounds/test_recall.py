@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from peers.attempts import effects as do
-from peers.attempts.statement import HeldLock, Known, value_of
+from peers.attempts.statement import EncodedStatement, HeldLock, value_of
 from peers.rounds.recall import GREETED_S
 from peers.wire.certificates import CertificateError, sign_vote
 from peers.wire.errors import RemoteProtocolError
@@ -200,7 +200,7 @@ def test_a_peer_tells_what_an_earlier_promise_has_shown() -> None:
     assert answer.body.promise.promise == newest.promise
     assert answer.body.promise.stated == asked.stage.signed_statement("d", known)
     assert answer.body.lock == later.message
-    assert Known.parse(answer.body.statement.body).message.kind == pb.RESTATED
+    assert EncodedStatement.parse(answer.body.statement.body).message.kind == pb.RESTATED
 
 
 def test_a_peer_that_has_not_answered_is_asked_back() -> None:
@@ -228,7 +228,7 @@ def test_an_attempt_that_ends_while_a_site_asks_is_not_gone_back_to() -> None:
 def test_a_question_that_it_has_signed_is_not_taken_for_a_sum() -> None:
     """Its next promise would name a sum that nobody has stated."""
     alone = Alone(unheard="d")
-    question = Known.of(alone.stage.statement_of(kind=pb.QUESTION))
+    question = EncodedStatement.of(alone.stage.statement_of(kind=pb.QUESTION))
     told = alone.stage.signed_statement("a", question)
     alone.hears("d", pb.Remembered(round=1, question=told))
     assert list(alone.state.statements) == [told]
@@ -262,14 +262,14 @@ def test_what_it_has_made_of_a_sum_a_site_votes_for_and_nothing_else() -> None:
     assert not alone.state.HasField("vote")
 
 
-def ahead_of_an_answer() -> tuple[Alone, Known]:
+def ahead_of_an_answer() -> tuple[Alone, EncodedStatement]:
     """In attempt 4, of which it has the bundle, before c answers; the sum of that attempt."""
     alone = Alone(unheard="c")
     alone.begins()
     alone.at_attempt(4)
     bundle = alone.everybody(4)
     alone.hears(lead_of(4), bundle.message)
-    return alone, Known.of(alone.stage.statement_of(bundle, 4))
+    return alone, EncodedStatement.of(alone.stage.statement_of(bundle, 4))
 
 
 def test_a_sum_that_it_is_told_late_of_ends_its_part_as_well() -> None:
@@ -316,7 +316,7 @@ def test_whatever_it_is_told_late_it_votes_for_nothing_that_hides_a_lock(
     elif "promise" in told or "question" in told:
         answer.promise.CopyFrom(alone.stage.promised("a", certified + 1, lock=lock))
     if "question" in told:
-        asked = Known.of(alone.stage.statement_of(attempt=4, kind=pb.QUESTION))
+        asked = EncodedStatement.of(alone.stage.statement_of(attempt=4, kind=pb.QUESTION))
         answer.question.CopyFrom(alone.stage.signed_statement("a", asked))
     alone.machine._here.part = None
     assert sent(alone.hears(lead_of(4), alone.state_of(known)), pb.Stated)
@@ -334,7 +334,7 @@ def test_a_lock_of_another_round_is_not_owed() -> None:
     )
     statement = alone.stage.statement_of(attempt=0)
     statement.round = statement.plan.round = 9
-    of_another = alone.stage.lock(Known.of(statement)).message
+    of_another = alone.stage.lock(EncodedStatement.of(statement)).message
     with refused("shows another round's lock"):
         alone.hears("d", pb.Remembered(round=1, vote=vote, lock=of_another))
     assert alone.state.vote == vote

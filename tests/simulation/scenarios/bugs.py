@@ -209,7 +209,7 @@ def _signs_anew(self: Acceptor, attempt: int, *, question: bool = False) -> None
 
 
 def _forgets_beside_a_question(
-    self: Acceptor, signed: pb.Signed, known: statement.Known
+    self: Acceptor, signed: pb.Signed, known: statement.EncodedStatement
 ) -> pb.RoundState:
     """A question begins the attempt anew."""
     state = _with_statement(self, signed, known)
@@ -245,10 +245,14 @@ def _open_at_once(self: Acceptor, sender: str, message: pb.State) -> None:
     """What the coordinator states is opened, whoever signs it."""
     _on_state(self, sender, message)
     if self._here.part is not None and self._here.is_current(message.round, message.attempt):
-        self._here.emit(*self._here.part.certified(statement.Known.parse(message.statement)))
+        self._here.emit(
+            *self._here.part.certified(statement.EncodedStatement.parse(message.statement))
+        )
 
 
-def _sign_any_sum(known: statement.Known, ground: Any, digest: bytes, run: bytes, *_: Any) -> None:
+def _sign_any_sum(
+    known: statement.EncodedStatement, ground: Any, digest: bytes, run: bytes, *_: Any
+) -> None:
     participation.check_ground(known.message, ground, digest, run)
 
 
@@ -274,13 +278,15 @@ _on_proven, _vote = Acceptor.on_proven, Acceptor.vote
 _voted = Tally.voted
 
 
-def _prove_by_one(proof: Any, root: statement.Known, keys: Any, manifest_of: Any) -> pb.Applied:
+def _prove_by_one(
+    proof: Any, root: statement.EncodedStatement, keys: Any, manifest_of: Any
+) -> pb.Applied:
     manifest = statement.manifest_named(root.message, manifest_of)
     return signing.read(keys, signing.Kind.APPLIED, pb.Applied, proof[0], manifest, past=True)
 
 
 def _believe_the_proof(
-    proof: Any, _root: statement.Known, _keys: Any, _manifest_of: Any
+    proof: Any, _root: statement.EncodedStatement, _keys: Any, _manifest_of: Any
 ) -> pb.Applied:
     return parse(pb.Applied, proof[0].body)
 
@@ -467,9 +473,9 @@ _read_certificate = statement.read_certificate
 
 def _restated_by_anybody(
     certificate: pb.StatementCertificate, keys: Any, manifest_of: Any, *, past: bool = True
-) -> statement.Known:
+) -> statement.EncodedStatement:
     """What is stated again needs no quorum: it had one before."""
-    known = statement.Known.parse(certificate.statement)
+    known = statement.EncodedStatement.parse(certificate.statement)
     if known.message.kind == pb.RESTATED:
         return known
     return _read_certificate(certificate, keys, manifest_of, past=past)

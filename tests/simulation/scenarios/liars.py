@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import bundle_digest, read_run
-from peers.attempts.statement import HeldLock, Known, read_lock, value_of
+from peers.attempts.statement import EncodedStatement, HeldLock, read_lock, value_of
 from peers.wire.certificates import CertificateError, certificate_of, sign_vote
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import coordinator_of
@@ -72,7 +72,7 @@ class Liar:
         self._said: list[tuple[str, do.Body]] = []
         self._promises: dict[tuple[int, int], dict[str, pb.Promised]] = defaultdict(dict)
         self._bundles: dict[tuple[int, int], list[pb.Bundle]] = defaultdict(list)
-        self._statements: dict[bytes, Known] = {}
+        self._statements: dict[bytes, EncodedStatement] = {}
         self._spoiler = Spoiler(site, keys, world, chance, self._statements)
         self._signatures: dict[bytes, dict[str, pb.Signature]] = defaultdict(dict)
         self._contributions: dict[tuple[int, int], dict[str, pb.Signed]] = defaultdict(dict)
@@ -184,7 +184,7 @@ class Liar:
 
     def _keep_statement(self, raw: bytes) -> None:
         try:
-            known = Known.parse(raw)
+            known = EncodedStatement.parse(raw)
         except RemoteProtocolError:
             return
         self._statements[known.digest] = known
@@ -336,7 +336,7 @@ class Liar:
         else:
             return
         statement.bundle_digest = bundle_digest(bundle.promises)
-        known = Known(statement.SerializeToString(deterministic=True), statement)
+        known = EncodedStatement(statement.SerializeToString(deterministic=True), statement)
         self._statements[known.digest] = known
         to = self._some()
         self._tell(to, bundle)
@@ -465,7 +465,7 @@ class Liar:
                 pb.Lock(certificate=certificate, proof=[applied[site] for site in equal]), known
             )
 
-    def _show(self, lock: pb.Lock, known: Known) -> None:
+    def _show(self, lock: pb.Lock, known: EncodedStatement) -> None:
         self._keep_lock(lock)
         at = _place(known)
         self._tell(self._some(), pb.Proven(round=at[0], attempt=at[1], lock=lock))
@@ -546,5 +546,5 @@ class Liar:
             self._tell([site], pb.RunWish(run=self._random.choice(known), over=over))
 
 
-def _place(known: Known) -> tuple[int, int]:
+def _place(known: EncodedStatement) -> tuple[int, int]:
     return known.message.round, known.message.attempt

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 
 from peers.attempts import effects as do
-from peers.attempts.statement import Known
+from peers.attempts.statement import EncodedStatement
 from peers.rounds.runs import following
 from peers.wire.certificates import RULES, sign_vote
 from peers.wire.manifest import coordinator_of
@@ -71,7 +71,7 @@ def one_has_most_examples() -> None:
 # ---- row 11 ------------------------------------------------------------------------------
 
 
-def _summed(script: Script) -> Known:
+def _summed(script: Script) -> EncodedStatement:
     """What c has summed, in its first attempt, and would state."""
     lead = script.site(LIAR)
     states = script.passes
@@ -95,14 +95,14 @@ def _kind(body: do.Body) -> pb.StatementKind.ValueType | None:
     return pb.Statement.FromString(body.statement).kind if isinstance(body, pb.State) else None
 
 
-def _less(known: Known, without: str = "b") -> Known:
+def _less(known: EncodedStatement, without: str = "b") -> EncodedStatement:
     """The same, without b's update, or without those of several."""
     statement = pb.Statement()
     statement.CopyFrom(known.message)
     kept = [one for one in statement.contributions if one.site not in without]
     del statement.contributions[:]
     statement.contributions.extend(kept)
-    return Known.of(statement)
+    return EncodedStatement.of(statement)
 
 
 def _goes_on(script: Script) -> None:
@@ -126,7 +126,7 @@ def sum_less() -> None:
     _goes_on(script)
 
 
-def _first_of_c() -> tuple[Script, Known]:
+def _first_of_c() -> tuple[Script, EncodedStatement]:
     """c leads a first sum: of the attempt of b nothing came."""
     script = Script()
     script.passes = lambda _sender, _to, body: (
@@ -143,7 +143,7 @@ def two_sums_an_attempt() -> None:
     other.CopyFrom(known.message)
     other.sum_digest = hashlib.sha256(b"another sum").digest()
     script.states("abd", known)
-    script.states("abd", Known.of(other))
+    script.states("abd", EncodedStatement.of(other))
     _goes_on(script)
 
 
@@ -171,7 +171,7 @@ def question_behind_a_sum() -> None:
     script.tells("a", questions[0])
     if questions[0].statement not in script.signed_by("a"):
         raise LookupError("the script has gone another way")
-    script.states("abd", Known.of(other))
+    script.states("abd", EncodedStatement.of(other))
     _goes_on(script)
 
 
@@ -212,7 +212,7 @@ def another_plan() -> None:
     statement.CopyFrom(known.message)
     statement.plan.participants[1].num_examples *= 1000
     statement.plan.full_weight = statement.plan.participants[1].num_examples
-    script.states("ad", Known.of(statement))
+    script.states("ad", EncodedStatement.of(statement))
     _goes_on(script)
 
 
@@ -229,7 +229,7 @@ def contribution_of_another_attempt() -> None:
     if before is None or statement.contributions[3] == before:
         raise LookupError("the script has gone another way")
     statement.contributions[3].CopyFrom(before)
-    script.states("abd", Known.of(statement))
+    script.states("abd", EncodedStatement.of(statement))
     _goes_on(script)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import bundle_digest
-from peers.attempts.statement import HeldLock, Known, read_lock
+from peers.attempts.statement import EncodedStatement, HeldLock, read_lock
 from peers.wire.certificates import certificate_of, sign_vote
 from peers.wire.signing import Kind, name_of, sign, sign_bytes
 from proto import federation_pb2 as pb
@@ -76,7 +76,7 @@ class Script(World):
         self.passes = before
         self.run_for(2.0)
 
-    def states(self, to: str, known: Known) -> list[pb.Signature]:
+    def states(self, to: str, known: EncodedStatement) -> list[pb.Signature]:
         """The liar states this; who of these signs it, and the liars."""
         at = known.message
         self.tells(to, pb.State(round=at.round, attempt=at.attempt, statement=known.raw))
@@ -181,10 +181,10 @@ class Courier:
             round=1, attempt=self.attempt, run=run, promises=promises, lock=lock.message
         )
 
-    def restated(self, bundle: pb.Bundle, lock: HeldLock) -> Known:
+    def restated(self, bundle: pb.Bundle, lock: HeldLock) -> EncodedStatement:
         """That this lock's version is stated again, on the strength of these promises."""
         manifest = self.script.manifest
-        return Known.of(
+        return EncodedStatement.of(
             pb.Statement(
                 federation_id=FEDERATION,
                 manifest_digest=manifest.digest,
@@ -200,12 +200,14 @@ class Courier:
             )
         )
 
-    def states(self, to: str, bundle: pb.Bundle, known: Known) -> list[pb.Signature]:
+    def states(self, to: str, bundle: pb.Bundle, known: EncodedStatement) -> list[pb.Signature]:
         """Who of these signs it, and the liars."""
         self.script.tells([*to], bundle)
         return self.script.states(to, known)
 
-    def proves(self, to: str, known: Known, lock: HeldLock, signatures: list[pb.Signature]) -> None:
+    def proves(
+        self, to: str, known: EncodedStatement, lock: HeldLock, signatures: list[pb.Signature]
+    ) -> None:
         """The version again, under a certificate of this attempt."""
         certificate = pb.StatementCertificate(statement=known.raw, signatures=signatures)
         shown = pb.Lock(certificate=certificate, root=lock.root.raw, proof=lock.message.proof)
