@@ -1,4 +1,4 @@
-"""The part of control.proto that is about learning: made pairs, evaluation, the curve."""
+"""The part of control.proto that is about learning: what is personal, made pairs, evaluation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from daemon.control.context import Calls, Context, ServiceContext
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
-from daemon.learning.options import EvaluationProgress, LearningError
+from daemon.learning.options import EvaluationProgress, LearningError, TrainingProgress
+from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layer import NOTHING_YET, Serving
-from daemon.personal.layers import LAYERS
+from daemon.personal.layers import LAYERS, layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.streams import watched
 from daemon.services.pair_maker import PairMaker
+from daemon.services.personaliser import Fitting, told
 from proto import control_pb2 as control
 
 _How = Literal["inverse-cloze", "title", "keywords", "llm"]
@@ -50,6 +52,23 @@ class LearningCalls(Calls):
         )
         return reply
 
+    async def Personalise(
+        self, request: control.PersonaliseRequest, context: Context
+    ) -> AsyncIterator[control.PersonaliseProgress]:
+        """Fit this site's query encoder to its own pairs."""
+        personaliser = self._around.services.personaliser
+
+        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
+            return personaliser.personalise(listener, local_epochs=request.local_epochs)
+
+        async with self._audited(context, "personalise") as recorded:
+            async with watched(begin, TrainingProgress) as (steps, work):
+                async for step in steps:
+                    yield _epoch(step)
+                outcome = await self._answered(context, work)
+            recorded |= told(outcome)
+            yield _fitted(outcome, personaliser.spec)
+
     async def AuditEmbeddings(
         self, request: control.AuditEmbeddingsRequest, context: Context
     ) -> AsyncIterator[control.AuditEmbeddingsProgress]:
@@ -73,7 +92,7 @@ class LearningCalls(Calls):
             how=how,
             a_passage=request.a_passage or written,
             seed=request.seed,
-            top_k=request.top_k or 10,
+            top_k=request.top_k or PairPlan.top_k,
         )
         async with self._audited(context, "build-pairs", kind=request.kind) as recorded:
             steps = self._pairs.build(plan)
@@ -284,3 +303,49 @@ def _serving(around: ServiceContext) -> Serving:
     answers = own is not None and collection.indexed_by(embedded)
     report = LAYERS[personal].report(around.personal)
     return Serving(served, own if answers else None, report)
+
+
+def _epoch(step: TrainingProgress) -> control.PersonaliseProgress:
+    return control.PersonaliseProgress(
+        epoch=step.epoch,
+        epochs=step.epochs,
+        loss=step.loss,
+        mrr_before=math.nan,
+        mrr_after=math.nan,
+        own_share=math.nan,
+    )
+
+
+def _fitted(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
+    """What came of it."""
+    learned, asking = outcome.learned, outcome.asked
+    return control.PersonaliseProgress(
+        epoch=learned.epochs,
+        epochs=learned.epochs,
+        loss=learned.loss,
+        done=True,
+        model_digest=learned.model_digest,
+        pairs=learned.pairs,
+        pairs_judged=learned.judged,
+        mrr_before=learned.mrr_before,
+        mrr_after=learned.mrr_after,
+        changed=learned.changed,
+        own_share=learned.share,
+        judged_in_turn=learned.in_turn,
+        untrained=learned.untrained,
+        answers_with=layer_of(spec).answers_with(learned),
+        steps=asking.steps,
+        steps_unanswered=asking.unanswered,
+        peers=[
+            control.Exchanged(
+                site=site,
+                asked=seen.asked,
+                answered=seen.answered,
+                embeddings=seen.embeddings,
+                missed=seen.missed,
+                reason=seen.reason,
+            )
+            for site, seen in sorted(asking.peers.items())
+        ],
+        seconds=learned.seconds,
+    )

@@ -1,20 +1,14 @@
-"""The part of control.proto that is about training: runs, their noise, what is personal."""
+"""The part of control.proto that is about training: runs, and their noise."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 from daemon.control.context import Calls, Context, refuse
 from daemon.control.run_plan import ChoiceRefused, chosen, make_plan, put_noughts
-from daemon.learning.options import TrainingProgress
-from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.personal.layers import layer_of
-from daemon.process.streams import watched
-from daemon.services.personaliser import Fitting, told
 from peers.attempts import effects as do
 from peers.plans.policy import noise_of_round, too_dear
 from peers.wire.errors import RemoteProtocolError
@@ -161,66 +155,3 @@ class TrainingCalls(Calls):
     def _unreachable(self) -> list[str]:
         peers = self._node.transport.statistics()
         return sorted(site for site, seen in peers.items() if not seen.connected)
-
-    async def Personalise(
-        self, request: control.PersonaliseRequest, context: Context
-    ) -> AsyncIterator[control.PersonaliseProgress]:
-        """Fit this site's query encoder to its own pairs."""
-        personaliser = self._around.services.personaliser
-
-        def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
-            return personaliser.personalise(listener, local_epochs=request.local_epochs)
-
-        async with self._audited(context, "personalise") as recorded:
-            async with watched(begin, TrainingProgress) as (steps, work):
-                async for step in steps:
-                    yield _epoch(step)
-                outcome = await self._answered(context, work)
-            recorded |= told(outcome)
-            yield _fitted(outcome, personaliser.spec)
-
-
-def _epoch(step: TrainingProgress) -> control.PersonaliseProgress:
-    return control.PersonaliseProgress(
-        epoch=step.epoch,
-        epochs=step.epochs,
-        loss=step.loss,
-        mrr_before=math.nan,
-        mrr_after=math.nan,
-        own_share=math.nan,
-    )
-
-
-def _fitted(outcome: Fitting, spec: RetrieverSpec) -> control.PersonaliseProgress:
-    """What came of it."""
-    learned, asking = outcome.learned, outcome.asked
-    return control.PersonaliseProgress(
-        epoch=learned.epochs,
-        epochs=learned.epochs,
-        loss=learned.loss,
-        done=True,
-        model_digest=learned.model_digest,
-        pairs=learned.pairs,
-        pairs_judged=learned.judged,
-        mrr_before=learned.mrr_before,
-        mrr_after=learned.mrr_after,
-        changed=learned.changed,
-        own_share=learned.share,
-        judged_in_turn=learned.in_turn,
-        untrained=learned.untrained,
-        answers_with=layer_of(spec).answers_with(learned),
-        steps=asking.steps,
-        steps_unanswered=asking.unanswered,
-        peers=[
-            control.Exchanged(
-                site=site,
-                asked=seen.asked,
-                answered=seen.answered,
-                embeddings=seen.embeddings,
-                missed=seen.missed,
-                reason=seen.reason,
-            )
-            for site, seen in sorted(asking.peers.items())
-        ],
-        seconds=learned.seconds,
-    )
