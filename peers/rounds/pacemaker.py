@@ -53,6 +53,8 @@ from dataclasses import dataclass
 # Seven to eight times as long, at 1.5: a federation that needs more has settings to mend, and
 # people who have mended what kept it must not wait for a day until an old attempt is over.
 MOST_GROWN = 5
+_PAUSE_GROWN = 8  # likewise, of the pause behind a failed attempt, which is short at first
+_LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ class Timing:
         return (silent_phases + 1) * self.phase(attempt)
 
     def retry(self, attempt: int) -> float:
-        """Pause after a failed attempt, so that a lasting cause does not spin: up to 30 s."""
-        return min(self.phase_s * self.growth ** min(attempt, 8) / 20, 30.0)
+        """Pause after a failed attempt, so that a lasting cause does not spin."""
+        grown = self.growth ** min(attempt, _PAUSE_GROWN)
+        return min(self.phase_s * grown / 20, _LONGEST_PAUSE_S)
 
     def _grown(self, attempt: int) -> float:
         return float(self.growth ** min(attempt, MOST_GROWN))
