@@ -296,22 +296,8 @@ class Daemon:
             feed=events.feed,
         )
         curve = self._make_curve(protocol, store, workers.learning)
-        collection = Collection(
-            spec=spec,
-            state=state,
-            versions=folders.versions,
-            settings=CollectionSettings(
-                passage_tokens=settings.retrieval.passage_tokens,
-                top_k=settings.retrieval.top_k,
-                willing=settings.training.willing,
-                min_pairs=settings.training.min_pairs,
-                tell_complexity=settings.depth.tell_complexity,
-                generator=settings.retrieval.generator,
-            ),
-            learning=workers.learning,
-            answering=workers.answering,
-            listeners=Listeners(catch_up.suspect_head, curve.answers, curve.changed),
-        )
+        listeners = Listeners(catch_up.suspect_head, curve.answers, curve.changed)
+        collection = self._make_collection(workers, listeners)
         await collection.prepare()
         node = Node(
             credentials=Credentials(membership.identity, membership.trust),
@@ -330,6 +316,25 @@ class Daemon:
             computing=Computing(workers.learning, workers.crypto, spec, collection.library_path),
         )
         return node, curve, described
+
+    def _make_collection(self, workers: Workers, listeners: Listeners) -> Collection:
+        settings, state = self._settings, self._settings.site.state_dir
+        return Collection(
+            spec=retriever_spec(settings),
+            state=state,
+            versions=folders_of(state).versions,
+            settings=CollectionSettings(
+                passage_tokens=settings.retrieval.passage_tokens,
+                top_k=settings.retrieval.top_k,
+                willing=settings.training.willing,
+                min_pairs=settings.training.min_pairs,
+                tell_complexity=settings.depth.tell_complexity,
+                generator=settings.retrieval.generator,
+            ),
+            learning=workers.learning,
+            answering=workers.answering,
+            listeners=listeners,
+        )
 
     def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
         membership = self._membership
