@@ -1,4 +1,4 @@
-"""Small questions about tasks: what failed in a group, and whether one is being cancelled."""
+"""What fails in the background: told in the log, and found in a group of tasks."""
 
 from __future__ import annotations
 

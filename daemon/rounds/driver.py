@@ -290,7 +290,7 @@ class Node:
         return failed
 
     async def feed(self, event: do.Event) -> None:
-        """Queue an event; returns at once (back-pressure when the queue is full)."""
+        """Queue an event; waits only while the queue is full."""
         await self._events.feed(event)
 
     async def ask(self, event: do.Event) -> None:

@@ -22,7 +22,7 @@ class EventQueue:
         self._events: asyncio.Queue[QueuedEvent] = asyncio.Queue(maxsize=_WAITING_AT_MOST)
 
     async def feed(self, event: do.Event) -> None:
-        """Queue an event; returns at once (back-pressure when the queue is full)."""
+        """Queue an event; waits only while the queue is full."""
         await self._events.put((event, None))
 
     async def ask(self, event: do.Event) -> None:

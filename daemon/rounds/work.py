@@ -4,8 +4,8 @@ In the order of a round. Each piece of work is begun by an effect of the protoco
 and comes back as an event; `WORK` says what carries out which. How updates are hidden and
 the sum is opened is the business of the plan's secure-sum mode: `JOBS`.
 What work needs lives in the attempt's own folder and, keys and sums, in the crypto worker's
-memory. Nothing of it outlives the attempt but the new version and, until the round is over,
-this site's integers: a sum that may have been opened is made again of the very same ones.
+memory. What outlives the attempt: the new version, what rounding dropped and, until the round
+is over, this site's integers: a sum that may have been opened is made again of the very same.
 """
 
 from __future__ import annotations

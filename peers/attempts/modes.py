@@ -1,8 +1,8 @@
-"""The secure-sum modes, by their enum: `MODES` is the one place that lists them. PURE.
+"""The secure-sum modes, as the protocol knows them. PURE.
 
 To add one: a value of `Mode` in proto/federation.proto with what goes with it, its object
 in the table below, its coordinator's and participant's steps in a file of their own, its
-jobs (daemon), its arithmetic (crypto). Nothing else asks which mode a plan has.
+jobs and their line in daemon/rounds/work.py, its arithmetic (crypto).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _DIGESTED_A_SECOND: Final = 50 * MIB
 
 
 class Inbox(Protocol):
-    """Whom the transport serves; implemented by daemon/rounds/driver.py.
+    """Whom the transport serves; daemon/rounds/driver.py, behind daemon/rounds/audited.py.
 
     A peer may deliver or push the same thing twice (when a receipt was lost).
     A `RemoteProtocolError` raised here goes back to the peer as the reason of a
