@@ -352,7 +352,7 @@ def test_a_sum_that_was_made_again_in_vain_is_drawn_anew() -> None:
     bundle = alone.everybody(1, stated=known)
     alone.hears("c", bundle.message)
     alone.machine._here.part = None
-    again = Known.of(alone.stage.statement_of(bundle, 1))
+    again = EncodedStatement.of(alone.stage.statement_of(bundle, 1))
     assert again.message.plan.draw == 0
     assert len(sent(alone.hears("c", alone.state_of(again)), pb.Stated)) == 1
     alone.at_attempt(2)
