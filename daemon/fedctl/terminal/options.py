@@ -86,7 +86,7 @@ def command(function: Callable[..., Exit | None]) -> Callable[..., None]:
             raise typer.Exit(function(session, **own) or Exit.OK)
 
     _declare(run, function)
-    # Typer wraps the first paragraph alone; of the others only an indented line is one for good.
+    # Typer wraps the first paragraph alone. A line that is to stay a line is indented.
     run.__doc__ = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
     return run
 
