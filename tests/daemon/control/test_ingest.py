@@ -1,0 +1,47 @@
+"""What a site takes in over its control socket, and who learns of it."""
+
+from __future__ import annotations
+
+import peers.link.tls13  # noqa: F401  before anything imports grpc
+
+# isort: split
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from daemon.control.library import LibraryCalls
+from daemon.state.audit import AuditLog
+from peers.attempts import effects as do
+from proto import control_pb2 as control
+from tests.daemon.rounds.test_driver import started
+
+pytestmark = pytest.mark.timeout(200)
+
+
+async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Path) -> None:
+    """The protocol learns of them at once; it declined every round until the next ingest."""
+    document = control.Document(id="door.md", text="The door is green.")
+    pair = control.Pair(query="Which door?", positives=["door.md"], split="train")
+
+    async def one_batch_and_no_end() -> AsyncIterator[control.IngestRequest]:
+        yield control.IngestRequest(documents=[document], pairs=[pair])
+        await asyncio.Event().wait()
+
+    async with AsyncExitStack() as stack:
+        node = await started(tmp_path, stack)
+        audit = AuditLog(tmp_path / "asked")
+        stack.callback(audit.close)
+        around = cast(Any, SimpleNamespace(node=node, audit=audit))
+        # mypy misses the other topics' methods, which are not asked.
+        calls = LibraryCalls(around, "uid:0", asyncio.Lock())  # type: ignore[abstract]
+        call = calls.Ingest(one_batch_and_no_end(), cast(Any, None))
+        assert (await anext(call)).pairs == 1
+        assert node.protocol._here.situation.num_examples == 0
+        await cast(Any, call).aclose()
+        await node.ask(do.Tick())
+        assert node.protocol._here.situation.num_examples == 1
