@@ -23,6 +23,7 @@ log = structlog.get_logger()
 
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid
 _PIECE: Final = 256 * 1024
+_OPEN_AT_ONCE: Final = 100  # connections of one user; each takes descriptors of the daemon
 
 Open = Callable[[int, Path], Awaitable[None]]
 """Serve the user with this uid at that Unix socket."""
@@ -36,7 +37,7 @@ class PeerCredentials:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._doors: dict[int, asyncio.Task[Path]] = {}
         self._server: asyncio.Server | None = None
-        self._visits: set[asyncio.Task[None]] = set()
+        self._visits: dict[asyncio.Task[None], int] = {}  # and the user
 
     async def start(self, path: Path) -> None:
         """Listen at ``path``. Raises OSError."""
@@ -56,12 +57,13 @@ class PeerCredentials:
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is not None:  # always: asyncio runs this as a task
-            self._visits.add(task)
-            task.add_done_callback(self._visits.discard)
         inner: asyncio.StreamWriter | None = None
         try:
-            door = await self._door(_uid_of(writer.get_extra_info("socket")))
+            uid = _uid_of(writer.get_extra_info("socket"))
+            if task is not None:  # always: asyncio runs this as a task
+                self._visits[task] = uid
+                task.add_done_callback(self._visits.pop)
+            door = await self._door(uid)
             answers, inner = await asyncio.open_unix_connection(door)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_carry(reader, inner))
@@ -77,6 +79,8 @@ class PeerCredentials:
         """The socket of this user's server, which is started when the user first comes."""
         if self._folder is None:
             raise OSError("not listening")
+        if [*self._visits.values()].count(uid) > _OPEN_AT_ONCE:
+            raise OSError(f"uid {uid} has {_OPEN_AT_ONCE} other connections")
         if uid not in self._doors:
             path = Path(self._folder.name) / str(uid)
             self._doors[uid] = asyncio.create_task(self._opened(uid, path))

@@ -76,6 +76,26 @@ async def test_a_caller_is_who_the_kernel_says(tmp_path: Path) -> None:
         assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
 
 
+async def test_a_user_has_so_many_connections_and_gets_others_for_them(tmp_path: Path) -> None:
+    """Those that do nothing cost the daemon descriptors, which peers and its state need, too."""
+    path = tmp_path / "fedd.sock"
+
+    async def greeted() -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(path)
+        return await reader.read(1), writer
+
+    async with doorman(path):
+        first = [await greeted() for _ in range(100)]
+        assert all(greeting for greeting, _ in first)
+        assert (await greeted())[0] == b""
+        first[0][1].close()
+        async with asyncio.timeout(30):  # until the daemon has seen it
+            while not (await greeted())[0]:
+                await asyncio.sleep(0.05)
+        for _, writer in first:
+            writer.close()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become others")
 async def test_users_are_told_apart(tmp_path: Path) -> None:
     path = Path("/tmp") / f"hanse-doorman-{os.getpid()}.sock"
