@@ -361,7 +361,7 @@ class CatchUp:
     async def _pull_history(self, transport: Transport, site: str, name: pb.BlobName) -> bytes:
         """One pull: small enough for memory, and it starts anew after a restart."""
         incoming = self.folders.arriving / f"history-{name.kind}-{site}-{name.round}"
-        await asyncio.to_thread(_make_folder_for, incoming)
+        await asyncio.to_thread(incoming.parent.mkdir, parents=True, exist_ok=True)
         try:
             await transport.pull(site, name, incoming)
             return await asyncio.to_thread(incoming.read_bytes)
@@ -477,10 +477,6 @@ def _inherit(incoming: Path, digest: bytes, active: set[Path]) -> None:
 def _discard_all(folder: Path, digest: bytes) -> None:
     for path in folder.glob(f"{_arriving_name(digest)}.*"):
         path.unlink(missing_ok=True)
-
-
-def _make_folder_for(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _discard(path: Path) -> None:

@@ -86,6 +86,7 @@ class Collection:
     ) -> None:
         self.library_path = state / "library.sqlite3"
         self.served_digest = b""
+        self.served_index: Path | None = None  # its folder; None: none is open yet
         self.last_error = ""
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
@@ -96,7 +97,6 @@ class Collection:
         self._learning = learning
         self._answering = answering
         self._wanted_digest = b""
-        self._index: Path | None = None
         self._dirty = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -127,7 +127,7 @@ class Collection:
         await self._learning.run_reporting(
             listener, learning_jobs.embed_passages, self._spec, self.library_path
         )
-        self._want(self._wanted_digest)
+        self.adopt(self._wanted_digest)
         await self._settled.wait()
         await self.recount()
         self._listeners.changed()
@@ -136,7 +136,7 @@ class Collection:
 
     def refresh(self) -> None:
         """What was stored is embedded in the background, and found then; returns at once."""
-        self._want(self._wanted_digest)
+        self.adopt(self._wanted_digest)
         self._listeners.changed()
 
     async def recount(self) -> None:
@@ -198,16 +198,13 @@ class Collection:
 
     def adopt(self, model_digest: bytes) -> None:
         """Answer with this version as soon as it is indexed; returns at once."""
-        self._want(model_digest)
+        self._wanted_digest = model_digest
+        self._settled.clear()
+        self._dirty.set()
 
     def wants(self, model_digest: bytes) -> bool:
         """Whether questions are, or are to be, answered with this version."""
         return self._wanted_digest == model_digest
-
-    def _want(self, model_digest: bytes) -> None:
-        self._wanted_digest = model_digest
-        self._settled.clear()
-        self._dirty.set()
 
     async def run(self) -> None:
         """Index whatever is wanted, the newest only, until cancelled."""
@@ -239,7 +236,7 @@ class Collection:
             async with asyncio.timeout(pause):
                 await self._dirty.wait()
         except TimeoutError:
-            self._want(self._wanted_digest)
+            self.adopt(self._wanted_digest)
 
     async def _index_and_open(self, digest: bytes) -> None:
         log.info("opening the index", model=digest.hex()[:12])
@@ -280,11 +277,11 @@ class Collection:
             path,
             self._settings.generator,
         )
-        self.served_digest, self._index = digest, path
+        self.served_digest, self.served_index = digest, path
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""
-        return self._index is not None and self._index.name.startswith(embedded.hex())
+        return self.served_index is not None and self.served_index.name.startswith(embedded.hex())
 
     # ---- questions -----------------------------------------------------------------
 
@@ -330,11 +327,6 @@ class Collection:
             told(some)
             left = some.total - some.done
 
-    @property
-    def served_index(self) -> Path | None:
-        """Folder of the index that questions are answered from; None: none is open yet."""
-        return self._index
-
     async def until_served(self, digest: bytes) -> None:
         """Wait until questions are answered with that version; raises NotIndexedYet."""
         if self.served_digest != digest:
@@ -349,14 +341,14 @@ class Collection:
         the cause when that fails; the old one goes on answering. Nothing happens where a
         newer version is on its way: to ask for this one again would call that off.
         """
-        digest, index = self.served_digest, self._index
+        digest, index = self.served_digest, self.served_index
         if not self.wants(digest):
             return
         if index is not None and not layer_of(self._spec).traits.owns_passages:
             await self._open(digest, index)
             self._listeners.answers()
             return
-        self._want(digest)
+        self.adopt(digest)
         await self._settled.wait()
         if self.last_error:
             raise LearningError(self.last_error)
@@ -366,11 +358,11 @@ class Collection:
         try:
             return await call()
         except (WorkerCrashed, answering_jobs.NotOpenError):
-            if self._index is None:
+            if self.served_index is None:
                 raise NotIndexedYet(
                     "the index is still being made; try again in a moment (`fedctl status`)"
                 ) from None
-            await self._open(self.served_digest, self._index)
+            await self._open(self.served_digest, self.served_index)
             return await call()
 
 

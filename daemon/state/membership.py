@@ -26,6 +26,7 @@ from crypto.identity.trust import Trust
 from daemon.state.store import Store
 from peers.wire.certificates import CertificateError, verify_certificate, verify_vote, vote_payload
 from peers.wire.manifest import FederationManifest, ManifestError, parse_signed
+from peers.wire.signing import signature_of
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
@@ -318,11 +319,8 @@ class Membership:
         """
         manifest = self.manifest_of(vote.body.manifest_version) or self.manifest
         verify_vote(vote, self.trust, manifest, at=None)
-        signature = pb.Signature(
-            site=vote.site, signature=vote.signature, certificate=vote.certificate
-        )
-        payload = vote_payload(vote.body, vote.attempt)
-        self.verify(payload, signature, manifest, past=vote.site == self.identity.site_id)
+        payload, ours = vote_payload(vote.body, vote.attempt), vote.site == self.identity.site_id
+        self.verify(payload, signature_of(vote), manifest, past=ours)
 
     def verify_certificate(self, certificate: pb.Certificate) -> None:
         """A certificate stays valid after its signers' certificates expired.

@@ -290,11 +290,6 @@ class Participation:
         return [do.Send(self.coordinator, message)]
 
     @property
-    def question(self) -> EncodedStatement | None:
-        """The certified question, in a robust round."""
-        return self._question
-
-    @property
     def _compares(self) -> bool:
         """Whether this site decrypts what updates are compared by."""
         return traits_of(self.plan.training.mode).comparable and self._steps.may_open

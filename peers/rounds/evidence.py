@@ -14,7 +14,7 @@ from peers.wire.certificates import vote_payload
 from peers.wire.errors import RemoteProtocolError
 from peers.wire.manifest import FederationManifest
 from peers.wire.messages import parse_signed
-from peers.wire.signing import Keys, Kind, must_be, read
+from peers.wire.signing import Keys, Kind, must_be, read, signature_of, signed_by
 from proto import federation_pb2 as pb
 
 _REMEMBERED: Final = 512  # of a site, in a round: more than its attempts say
@@ -124,12 +124,7 @@ def _say_the_same(kind: pb.EvidenceKind.ValueType, first: pb.Signed, second: pb.
 
 
 def _wrapped(vote: pb.Vote) -> pb.Signed:
-    return pb.Signed(
-        body=vote.SerializeToString(deterministic=True),
-        site=vote.site,
-        signature=vote.signature,
-        certificate=vote.certificate,
-    )
+    return signed_by(vote.SerializeToString(deterministic=True), signature_of(vote))
 
 
 def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManifest) -> str:
@@ -143,11 +138,9 @@ def check_evidence(evidence: pb.Evidence, keys: Keys, manifest: FederationManife
     if kind == pb.TWO_VOTES:
         for one in (first, second):
             vote = parse_signed(pb.Vote, one.body)
-            by = pb.Signature(
-                site=vote.site, signature=vote.signature, certificate=vote.certificate
-            )
             must_be(vote.site == site, site, "is accused of another site's vote")
-            keys.verify(vote_payload(vote.body, vote.attempt), by, manifest, past=True)
+            payload = vote_payload(vote.body, vote.attempt)
+            keys.verify(payload, signature_of(vote), manifest, past=True)
     else:
         label, as_a = _SIGNED_AS[kind]
         for one in (first, second):

@@ -171,13 +171,7 @@ class Replica:
         site = proof.first.site
         self.accused.add(site)
         self.emit(do.Accuse(proof))
-        self.emit(
-            *(
-                do.Send(peer, proof)
-                for peer in self.manifest.enabled_ids
-                if peer not in (self.site, site)
-            )
-        )
+        self.emit(*(do.Send(peer, proof) for peer in self.others if peer != site))
         self.progress("waiting", message=f"{site} has signed {evidence.WORDS[proof.kind]}")
         if self.ground.coordinator == site and self.active and self.coordination is None:
             self.pace.ended(self.ground.attempt, self.now - self.timing.retry(0))
