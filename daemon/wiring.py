@@ -137,7 +137,7 @@ def protocol_of(
     described: RetrieverDescription,
 ) -> Protocol:
     """The machine of this site's rounds, as its state has it and its settings want it."""
-    here = Replica(
+    replica = Replica(
         Member(
             membership.identity.site_id,
             membership.identity.federation_id,
@@ -167,4 +167,4 @@ def protocol_of(
             membership.verify_vote, membership.verify_certificate, membership.manifest_of
         ),
     )
-    return Protocol(here)
+    return Protocol(replica)

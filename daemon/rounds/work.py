@@ -161,12 +161,12 @@ class AttemptWork:
 
     async def train(self, effect: do.Train) -> None:
         """Train from the parent version; the end tells no more than the update's scale."""
-        plan, here, update = effect.plan, self._computing, self._state.update
-        work = here.learning.run_reporting(
+        plan, computing, update = effect.plan, self._computing, self._state.update
+        work = computing.learning.run_reporting(
             self._progress.training,
             learning_jobs.train,
-            here.spec,
-            here.library,
+            computing.spec,
+            computing.library,
             self._folders.versions,
             plan.parent_digest,
             _options(plan),
@@ -182,7 +182,7 @@ class AttemptWork:
         finally:
             if not training.done():
                 # The attempt was given up: don't let its training hold up the next one.
-                await here.learning.give_up(training)
+                await computing.learning.give_up(training)
         terms = terms_of(plan)
         exponents = await self._context.crypto.run(
             integers.measure_update,

@@ -419,11 +419,11 @@ class CkksJobs(SumJobs):
             group.create_task(self._hold(at, key.secret, plan, secret=True))
 
     def _seal(self, holder: str, certificate: bytes, secret: bytes, at: tuple[int, int]) -> bytes:
-        here, trust = self._context.credentials.identity, self._context.credentials.trust
+        identity, trust = self._context.credentials.identity, self._context.credentials.trust
         site = trust.site_of(certificate, at=None)
         if site != holder:
             raise IdentityError(f"the plan gives the certificate of {site} for {holder}")
-        context = sealing_context(here.federation_id, at, here.site_id, holder)
+        context = sealing_context(identity.federation_id, at, identity.site_id, holder)
         return trust.seal_for(certificate, secret, context)
 
     async def take_context(
@@ -433,9 +433,9 @@ class CkksJobs(SumJobs):
         at = (name.round, name.attempt)
         secret = name.kind == pb.SEALED_CONTEXT
         if secret:
-            here = self._context.credentials.identity
-            context = sealing_context(here.federation_id, at, sender, here.site_id)
-            data = here.unseal(data, context)
+            identity = self._context.credentials.identity
+            context = sealing_context(identity.federation_id, at, sender, identity.site_id)
+            data = identity.unseal(data, context)
         await self._hold(at, data, state.planned, secret=secret)
 
     async def _hold(
@@ -447,8 +447,8 @@ class CkksJobs(SumJobs):
         await self._feed(do.ContextHeld(*at, digest))
 
     def _check(self, plan: pb.Plan) -> Check:
-        here = self._context.credentials.identity
-        return check_of(plan, here.federation_id, here.site_id)
+        identity = self._context.credentials.identity
+        return check_of(plan, identity.federation_id, identity.site_id)
 
     async def hide(self, state: AttemptState, hiding: Hiding) -> Uploaded:
         """Encrypt this site's update; a key holder's has tags behind it."""

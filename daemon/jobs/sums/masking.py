@@ -367,11 +367,11 @@ class MaskingJobs(SumJobs):
                 await self._feed(do.ContextHeld(*effect.at, roster))
 
     async def _keys(self, plan: pb.Plan) -> dict[str, bytes]:
-        here = self._context.credentials.identity
+        identity = self._context.credentials.identity
         payload, content = await self._run(
-            make_keys, self._terms(plan), here.site_id, self._believed(plan)
+            make_keys, self._terms(plan), identity.site_id, self._believed(plan)
         )
-        return {here.site_id: content + here.sign(payload)}
+        return {identity.site_id: content + identity.sign(payload)}
 
     async def give_shares(self, state: AttemptState, effect: OpenShares) -> None:
         """This site's shares for the certified outcome, and for no other."""
