@@ -198,7 +198,8 @@ def test_a_promise_is_remembered_with_the_lock_and_the_sum_that_it_names() -> No
     asked.begins()
     known, lock = asked.stage.statement(), asked.stage.lock()
     promised = asked.stage.promised("d", 5, lock=lock, stated=known)
-    asked.hears("d", promised)
+    for late in (promised, asked.stage.promised("d", 4)):
+        asked.hears("d", late)
     (answer,) = sent(asked.hears("d", pb.Recall(round=1)), pb.Remembered)
     assert answer.body.promise == promised
     alone = Alone(unheard="d")
@@ -274,6 +275,23 @@ def test_a_site_that_was_started_in_an_attempt_signs_nothing_in_it() -> None:
     effects = alone.hears("b", alone.state_of(known))
     assert not sent(effects, pb.Stated)
     assert any("signs nothing in it" in e.message for e in effects if isinstance(e, do.Progress))
+
+
+def test_what_goes_by_a_promise_of_before_its_start_a_site_does_not_sign() -> None:
+    """Its disk was put back, nobody remembers, and it promises the same attempt once more."""
+    alone = Alone()
+    alone.takes(do.Situation(100, willing=True))
+    before = alone.machine.durable
+    alone.begins()
+    bundle = alone.everybody(0)
+    alone.world.disks["a"].durable = before
+    alone.restarts()
+    alone.takes(do.Situation(100, willing=True))
+    alone.begins()
+    assert alone.promised == 0
+    (answer,) = sent(alone.hears("b", bundle.message), pb.PlanAnswer)
+    assert not answer.body.accepted
+    assert not sent(alone.hears("b", alone.state_of(alone.stage.statement(bundle))), pb.Stated)
 
 
 def test_of_its_starts_a_promise_may_tell_and_nothing_else() -> None:
@@ -382,6 +400,21 @@ def test_a_site_states_nothing_in_an_attempt_that_it_is_told_it_was_in() -> None
     assert not sent(alone.hears("b", alone.state_of(known)), pb.Stated)
 
 
+def test_a_site_restates_nothing_where_it_is_told_late_that_it_was() -> None:
+    """It may have signed a sum there, and forgotten it."""
+    for told in (False, True):
+        alone = Alone(unheard="d")
+        alone.begins()
+        alone.at_attempt(1)
+        lock = alone.stage.lock()
+        bundle = alone.everybody(1, lock=lock)
+        if told:
+            alone.hears("d", pb.Remembered(round=1, promise=alone.stage.promised("a", 1)))
+        alone.hears("c", bundle.message)
+        effects = alone.hears("c", alone.state_of(alone.stage.restated(lock, bundle, 1)))
+        assert bool(sent(effects, pb.Stated)) == (not told)
+
+
 def test_integers_of_before_a_start_are_stated_by_who_knows_it_stated_them() -> None:
     """Of two sums of one draw the difference is what one of them is without."""
     alone = Alone()
@@ -392,7 +425,7 @@ def test_integers_of_before_a_start_are_stated_by_who_knows_it_stated_them() -> 
     alone.restarts()
     alone.at_attempt(6)
     assert alone.machine._recall.since == 6
-    first = alone.stage.statement(attempt=1)
+    first = alone.stage.statement(attempt=5)
     again = alone.everybody(6, stated=first)
     alone.hears("d", again.message)
     if again.repeated is None:

@@ -9,10 +9,12 @@ import pytest
 
 from peers.attempts import effects as do
 from peers.attempts.bundle import Bundle
+from peers.attempts.participation import Participation
 from peers.attempts.statement import EncodedStatement, HeldLock, value_of
 from peers.rounds import runs
 from peers.rounds.pacemaker import Pacemaker, reached
 from peers.wire.certificates import CertificateError, certificate_of, sign_vote
+from peers.wire.errors import LocalProtocolError
 from peers.wire.manifest import FederationManifest
 from peers.wire.signing import Kind, sign
 from proto import federation_pb2 as pb
@@ -416,6 +418,21 @@ def test_a_site_votes_for_one_version_of_a_sum_and_never_for_another() -> None:
     with refused("b proves another version of a sum than this site has made of it"):
         alone.takes(do.VersionHere(b"x" * 32))
     assert alone.state.vote == voted
+
+
+def test_of_a_sum_that_others_made_another_version_of_a_site_signs_none() -> None:
+    """It has voted for theirs: its own would be a second one, and accuse it."""
+    alone = Alone()
+    known = stated(alone)
+    alone.hears("b", proven(alone, alone.stage.lock_of(known)))
+    assert sent(alone.takes(do.VersionHere(VERSION)), pb.Vote)
+    part = Participation("a", alone.stage.ground(), known.message.plan, alone.stage.keys["a"])
+    part.worked(do.ContextHeld(1, 0, b"s" * 32))
+    part.certified(known)
+    made = do.SumOpened(1, 0, known.digest, b"x" * 32, 0.5)
+    with pytest.raises(LocalProtocolError, match="applied twice, with another result"):
+        alone.machine._acceptor.opened(part, made)
+    assert not sent(alone.machine.wished, pb.AppliedSum)
 
 
 def test_a_site_votes_in_no_attempt_that_it_has_left() -> None:
