@@ -170,6 +170,23 @@ def test_counting_sums_from_zero_needs_no_yes(tmp_path: Path) -> None:
     assert [one["objects"]["what"] for one in (begun, done)] == ["sums", "sums"]
 
 
+@pytest.mark.parametrize(("word", "stay"), [("--yes", False), ("--sums", True)])
+def test_integers_of_sums_that_are_forgotten_are_never_sent_again(
+    tmp_path: Path, word: str, stay: bool
+) -> None:
+    """In another sum they would tell the difference of the two."""
+    store, _ = opened(tmp_path / "state" / "state.sqlite3")
+    store.close()
+    kept = tmp_path / "state" / "kept" / "1-0.integers"
+    kept.parent.mkdir()
+    kept.touch()
+    words = ["site", "forget-round", word, "--json", "--config", str(settings(tmp_path))]
+    subprocess.run(
+        [sys.executable, "-m", "daemon.fedctl", *words], capture_output=True, check=True, timeout=60
+    )
+    assert kept.exists() == stay
+
+
 def test_where_no_daemon_was_nothing_is_made(tmp_path: Path, fedctl: Fedctl) -> None:  # noqa: F811
     ran = fedctl("site", "forget-round", "--config", settings(tmp_path), "--yes", "--json")
     assert ran.code == 2

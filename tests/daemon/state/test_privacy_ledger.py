@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -79,6 +81,11 @@ def test_the_ledger_remembers_over_restarts(tmp_path: Path) -> None:
     ledger.close()
     rows = sqlite3.connect(path).execute("SELECT round, attempt, clip_norm, sharers FROM updates")
     assert rows.fetchall() == [(7, 0, 1.0, 2), (7, 1, 0.0, 0), (7, 2, 1.0, 2)]
+
+
+def test_what_is_spent_is_synced_before_the_update_leaves(tmp_path: Path) -> None:
+    with closing(PrivacyLedger(tmp_path / "privacy.sqlite3")) as ledger:
+        assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
 
 
 def test_the_same_attempt_twice_is_spent_twice(tmp_path: Path) -> None:
@@ -215,21 +222,38 @@ async def test_an_update_that_can_not_be_booked_does_not_leave(
             await budget.spend(1, 1, terms(1.0))
 
 
+class _Slow(PrivacyLedger):
+    """A booking is under way until it is let go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def book(self, *update: Any) -> None:
+        self.begun.set()
+        self.goes_on.wait(60)
+        super().book(*update)
+
+
 @IN_ONE_LOOP
 async def test_a_booking_is_finished_even_when_its_attempt_is_given_up(
     crypto: Worker, tmp_path: Path
 ) -> None:
     """What is asked next must see it: else one round too many would fit."""
     limit = epsilon_of([2.0], DELTA) * 1.001
-    async with budget_of(crypto, tmp_path / "privacy.sqlite3", limit) as budget:
-        await budget.least()
+    with closing(_Slow(tmp_path / "privacy.sqlite3")) as ledger:
+        budget = PrivacyBudget(ledger, crypto, limit, DELTA)
+        assert await budget.least() <= 2.0
         spending = asyncio.create_task(budget.spend(1, 0, terms(2.0)))
-        await asyncio.sleep(0)
+        await asyncio.to_thread(ledger.begun.wait, 60)
         spending.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not spending.done(), "nobody else has its turn yet"
+        ledger.goes_on.set()
         await asyncio.wait([spending])
-        booked = (await budget.account(0.0, 1)).booked.multipliers
-        least = await budget.least()
-        assert (least > 2.0) == (len(booked) == 1)
+        assert spending.cancelled()
+        assert await budget.least() > 2.0
 
 
 @IN_ONE_LOOP

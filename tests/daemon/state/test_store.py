@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -95,6 +96,18 @@ def test_votes_are_synced_before_they_are_said(tmp_path: Path) -> None:
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
     store.close()
+
+
+def test_a_new_file_is_in_its_folder_for_good_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gone after a power cut, it would be a first start: what was promised would be forgotten."""
+    path = tmp_path / "state" / "state.sqlite3"
+    synced: list[tuple[os.stat_result, bool]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.fstat(fd), path.exists())))
+    Store(path).close()
+    for folder in (path.parent, tmp_path):
+        assert any(os.path.samestat(folder.stat(), one) and named for one, named in synced)
 
 
 def test_an_empty_file_is_not_a_first_start(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,21 @@ def child(*words: str | Path, fault: str = "") -> subprocess.CompletedProcess[st
 
 def writes_both(folder: Path, fault: str) -> subprocess.CompletedProcess[str]:
     return child("-m", "tests.daemon.state.two_versions", folder, fault=fault)
+
+
+def test_a_version_is_synced_before_its_name_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut leaves no name without content; and whoever has said so has the version."""
+    synced: list[tuple[bool, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append((folder, len(list(tmp_path.glob("[!.]*.safetensors")))))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_version(tmp_path, SHAPE.digest, vector(1))
+    assert synced == [(False, 0), (True, 1)]
 
 
 @pytest.mark.parametrize(
