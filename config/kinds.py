@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from config import control_socket
-from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES
+from config.recipes import DEFAULT_ENCODER, DEFAULT_RECIPE, PERSONAL, RECIPES
 from proto import bounds
 
 _SITE_ID = re.compile(bounds.of("Signed", "site").pattern)
@@ -86,7 +86,7 @@ def _as_encoder(value: str, info: ValidationInfo) -> str:
     if _HUB_ID.fullmatch(value) is None:
         raise _refuse(
             "a hub id (organisation/name) or a path that starts with /, ./ or ../",
-            'write for example "sentence-transformers/all-MiniLM-L6-v2"',
+            f"write for example {json.dumps(DEFAULT_ENCODER)}",
         )
     return value
 

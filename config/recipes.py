@@ -220,3 +220,4 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     ),
 }
 DEFAULT_RECIPE: Final[RecipeName] = "hanse"
+DEFAULT_ENCODER: Final = "sentence-transformers/all-MiniLM-L6-v2"

@@ -30,6 +30,7 @@ from config.kinds import (
     available_cores,
 )
 from config.recipes import (
+    DEFAULT_ENCODER,
     DEFAULT_RECIPE,
     RECIPES,
     DepthAxes,
@@ -103,7 +104,7 @@ class ControlSettings(Section):
 class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen by its config
     """``[retriever]``: the encoder and how it is adapted; equal at all sites."""
 
-    encoder: EncoderName = "sentence-transformers/all-MiniLM-L6-v2"
+    encoder: EncoderName = DEFAULT_ENCODER
     personal: PersonalName = RECIPES[DEFAULT_RECIPE].personal
     lora_rank: int = Field(8, ge=1, le=256)
     lora_alpha: int = Field(16, ge=1, le=1024)

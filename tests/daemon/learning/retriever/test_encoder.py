@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from config.recipes import DEFAULT_ENCODER
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever import encoder as encoder_module
-from daemon.learning.retriever.encoder import DEFAULT_ENCODER, OFFLINE_PACKAGE, Encoder, locate
+from daemon.learning.retriever.encoder import OFFLINE_PACKAGE, Encoder, locate
 from tests.support.small_models import small_encoder
 
 TEXTS = [
