@@ -42,6 +42,33 @@ class Parameters:
         return list(self.named.values())
 
 
+class Exchanged:
+    """A retriever that trains what it exchanges, ``_shared``."""
+
+    _shared: Parameters
+
+    @property
+    def shape_manifest(self) -> ShapeManifest:
+        """How the flat vector falls into parameter groups."""
+        return self._shared.manifest
+
+    def load_vector(self, vector: Float32) -> None:
+        """Make a flat vector [D] the current parameters."""
+        self._shared.load(vector)
+
+    def vector(self) -> Float32:
+        """The current parameters as one flat vector [D] (a copy)."""
+        return self._shared.flat()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimiser trains."""
+        return self._shared.values()
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """What the flat vector holds, in its order."""
+        return self._shared.values()
+
+
 def uniform(shape: tuple[int, ...], bound: float, *, stream: int) -> Float32:
     """Uniform values in [-bound, bound), the same bits everywhere.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from crypto.arrays import Float32
 from daemon.learning.options import LearningError
-from daemon.learning.parameters import Parameters, uniform
+from daemon.learning.parameters import Exchanged, Parameters, uniform
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.state.versions import ShapeManifest
 
@@ -62,34 +62,13 @@ class _TextRetriever:
         return self.encoder.encode(texts, model=self._model)
 
 
-class _DirectRetriever(_TextRetriever):
+class _DirectRetriever(Exchanged, _TextRetriever):
     """What trains is what is exchanged."""
 
     def __init__(self, encoder: Encoder, model: Any, kind: str) -> None:
         super().__init__(encoder, model)
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._shared = Parameters(f"{encoder.digest.hex()}/{kind}", trainable)
-
-    @property
-    def shape_manifest(self) -> ShapeManifest:
-        """How the flat vector falls into parameter groups."""
-        return self._shared.manifest
-
-    def load_vector(self, vector: Float32) -> None:
-        """Make a flat vector [D] the current parameters."""
-        self._shared.load(vector)
-
-    def vector(self) -> Float32:
-        """The current parameters as one flat vector [D] (a copy)."""
-        return self._shared.flat()
-
-    def parameters(self) -> list[nn.Parameter]:
-        """What an optimiser trains."""
-        return self._shared.values()
-
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """What the flat vector holds, in its order."""
-        return self._shared.values()
 
 
 class LoraRetriever(_DirectRetriever):

@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from crypto.arrays import Float32
 from daemon.learning.options import LearningError
-from daemon.learning.parameters import Parameters, uniform
+from daemon.learning.parameters import Exchanged, Parameters, uniform
 from daemon.learning.retriever.encoder import Encoder, Texts
-from daemon.state.versions import ShapeManifest
 
 _HEAD_WIDTH = 4  # times the dimension (pFedRAG, section 4.1)
 _ROWS = 4096  # rows through the head at a time when embedding a corpus
@@ -60,7 +59,7 @@ class ResidualHead(nn.Module):
         return functional.normalize(x + self.down(wide), dim=-1)  # [n, d]
 
 
-class HeadRetriever:
+class HeadRetriever(Exchanged):
     """A residual head on frozen features; queries and passages go through the same one.
 
     The features are computed once and cached, so a local epoch is arithmetic on
@@ -78,11 +77,6 @@ class HeadRetriever:
         )
         self.load_vector(self.initial_vector())
 
-    @property
-    def shape_manifest(self) -> ShapeManifest:
-        """How the flat vector falls into parameter groups."""
-        return self._shared.manifest
-
     def initial_vector(self) -> Float32:
         """LayerNorm as it is made, ``up`` uniform, ``down`` zero: the identity."""
         manifest = self._shared.manifest
@@ -94,26 +88,10 @@ class HeadRetriever:
         parts["up.bias"][:] = uniform(parts["up.bias"].shape, bound, stream=1)
         return vector
 
-    def load_vector(self, vector: Float32) -> None:
-        """Make a flat vector [D] the current shared parameters."""
-        self._shared.load(vector)
-
-    def vector(self) -> Float32:
-        """The current shared parameters as one flat vector [D] (a copy)."""
-        return self._shared.flat()
-
     def begin(self, *, round: int, dropout: float, seed: int) -> None:
         """Make ready to train: dropout applies in `forward` from here on."""
         del round
         self._dropout = Dropout(dropout, seed)
-
-    def parameters(self) -> list[nn.Parameter]:
-        """What an optimiser trains."""
-        return self._shared.values()
-
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """What the flat vector holds, in its order."""
-        return self._shared.values()
 
     def forward(self, texts: Texts, rows: NDArray[np.int64]) -> Tensor:
         """Embed some rows of ``texts`` from their features, differentiably: [len(rows), d]."""
