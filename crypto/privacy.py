@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.arrays import Float32, Float64, Int64
-from crypto.quantize import MAX_EXPONENT, MIN_EXPONENT, CryptoError
+from crypto.quantize import MAX_EXPONENT, MIN_EXPONENT, CryptoError, check_finite
 
 if TYPE_CHECKING:
     from dp_accounting.rdp import RdpAccountant
@@ -162,10 +162,7 @@ def clipped_integers(
     grid is so coarse that this does not settle, everything is rounded towards zero.
     Raises CryptoError when the update is not finite.
     """
-    if not np.isfinite(delta).all():
-        raise CryptoError(
-            "the update holds NaN or infinity: training diverged; lower the learning rate"
-        )
+    check_finite(delta)
     limit = (1 << (bits - 1)) - 1
     units = delta * np.float64(math.ldexp(weight * limit, -mechanism.exponent))
     within = float(np.linalg.norm(units)) <= mechanism.update_units

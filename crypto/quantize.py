@@ -254,7 +254,12 @@ def _check(vector: Float32, sizes: Sequence[int], weight: float) -> None:
         )
     if not 0.0 < weight <= 1.0:
         raise CryptoError(f"a contributor's weight lies in (0, 1], got {weight}")
-    if not np.isfinite(vector).all():
+    check_finite(vector)
+
+
+def check_finite(update: Float32) -> None:
+    """Raises CryptoError unless every value of an update is a number."""
+    if not np.isfinite(update).all():
         raise CryptoError(
             "the update holds NaN or infinity: training diverged; lower the learning rate"
         )

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from crypto.identity.authority import sign_with_authority
 from crypto.identity.keys import IdentityError
-from crypto.identity.names import ID
+from crypto.identity.names import check_id
 from crypto.identity.trust import Trust
 
 MAX_BYTES = 1024 * 1024
@@ -63,11 +63,7 @@ class ManifestSite:
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        if not ID.fullmatch(self.id):
-            raise ManifestError(
-                f"site id {self.id[:80]!r} is refused: expected 1 to 63 of a-z, 0-9 and -, "
-                "not starting with -"
-            )
+        _check_id(self.id, "site id")
         match = _ADDRESS.fullmatch(self.address) if len(self.address) <= _MAX_ADDRESS else None
         if match is None or not 1 <= int(match[1]) <= 65535:
             raise ManifestError(
@@ -86,11 +82,7 @@ class FederationManifest:
     faulty_sites: int | None = None  # None: signed when manifests did not say it
 
     def __post_init__(self) -> None:
-        if not ID.fullmatch(self.federation_id):
-            raise ManifestError(
-                f"federation id {self.federation_id[:80]!r} is refused: expected 1 to 63 of a-z, "
-                "0-9 and -, not starting with -"
-            )
+        _check_id(self.federation_id, "federation id")
         if not 1 <= self.version <= MAX_VERSION:
             raise ManifestError(f"manifest version {self.version} is refused: it begins at 1")
         if not 1 <= len(self.sites) <= MAX_SITES:
@@ -355,6 +347,13 @@ def _counted(sites: int) -> str:
 
 def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _check_id(value: str, what: str) -> None:
+    try:
+        check_id(value[:80], what)
+    except IdentityError as error:
+        raise ManifestError(str(error)) from error
 
 
 def coordinator_of(manifest: FederationManifest, round_: int, attempt: int) -> str:

@@ -46,7 +46,7 @@ from daemon.jobs.sums.integers import (
     apply_integers,
     integers_of,
 )
-from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, SumJobs
+from daemon.jobs.sums.sum_jobs import ATTEMPTS_HELD, AttemptState, Carrying, SumJobs
 from daemon.process.workers import WorkerCrashed, reads
 from peers.attempts import effects as do
 from peers.attempts.ckks import (
@@ -66,8 +66,6 @@ from peers.wire.vectors import BlobInfo, read_encrypted, read_trailer, write_enc
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
-
-_ATTEMPTS_HELD = 2
 
 
 @dataclass(frozen=True)
@@ -366,7 +364,7 @@ def _check_proof(
 
 def _hold(round: int, attempt: int, state: _Attempt) -> None:
     _attempts[round, attempt] = state
-    for oldest in sorted(_attempts)[:-_ATTEMPTS_HELD]:
+    for oldest in sorted(_attempts)[:-ATTEMPTS_HELD]:
         del _attempts[oldest]
 
 

@@ -40,7 +40,7 @@ from daemon.jobs.sums.integers import (
     apply_integers,
     integers_of,
 )
-from daemon.jobs.sums.sum_jobs import AttemptState, Carrying, SumJobs
+from daemon.jobs.sums.sum_jobs import ATTEMPTS_HELD, AttemptState, Carrying, SumJobs
 from daemon.process.workers import reads
 from peers.attempts import effects as do
 from peers.attempts.masking import (
@@ -56,8 +56,6 @@ from peers.wire.vectors import BlobInfo
 from proto import federation_pb2 as pb
 
 log = structlog.get_logger()
-
-_ATTEMPTS_HELD = 2
 
 State = TypeVar("State", SiteKeys, Dealer, Contributor)
 
@@ -115,7 +113,7 @@ def make_keys(terms: Agreement, site: str, believed: Believed) -> tuple[bytes, b
     """Fresh keys: what the identity must sign, and the content that the signature follows."""
     keys = SiteKeys(terms, site)
     _sites[terms.round, terms.attempt] = _Site(terms, believed, keys)
-    for oldest in sorted(_sites)[:-_ATTEMPTS_HELD]:
+    for oldest in sorted(_sites)[:-ATTEMPTS_HELD]:
         del _sites[oldest]
     shown = keys.advertisement(b"")
     return keys.payload, shown.channel_key + shown.mask_key + shown.commitment
@@ -244,7 +242,7 @@ def start_sum(
     """Begin the sum of those who have shared their secrets; the roster's digest, 32 bytes."""
     roster = _roster(terms, contents, believed)
     _sums[terms.round, terms.attempt] = _Sum(MaskedSum(roster, sharers))
-    for oldest in sorted(_sums)[:-_ATTEMPTS_HELD]:
+    for oldest in sorted(_sums)[:-ATTEMPTS_HELD]:
         del _sums[oldest]
     return roster.digest
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from crypto.identity.site import Identity
 from crypto.identity.trust import Trust
@@ -22,6 +22,8 @@ from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
 from peers.wire.vectors import BlobInfo
 from proto import federation_pb2 as pb
+
+ATTEMPTS_HELD: Final = 2  # by the crypto worker: the one under way, and the one before
 
 
 @dataclass
