@@ -200,7 +200,7 @@ class NegativesSettings(Section):
     queries_per_round: int = Field(20_000, ge=1, le=1_000_000_000)
     top_n: int = as_in("NegativesRequest", "top_n", 10)
     collections: Beginnings = ()
-    noise: float = Field(0.05, ge=0.001, le=100)
+    noise: float = as_in("AuditEmbeddingsRequest", "noises", 0.05)
     bits: int = Field(8, ge=1, le=64)
     ask: bool = True
     level: LevelName = "bucket"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from daemon.answering.generator import Citation, cite
 from daemon.answering.generators import GENERATORS, USUAL
+from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WORDS_WEIGHT, search
 
 if TYPE_CHECKING:
@@ -14,12 +15,9 @@ if TYPE_CHECKING:
     from daemon.library.index import DenseIndex
     from daemon.library.store import Library
 
-MAX_QUESTION_BYTES = 16 << 10
-MAX_TOP_K = 100
-
 
 class QuestionRefusedError(Exception):
-    """A question that is not answered: blank, too long, or with an impossible ``top_k``."""
+    """A question that is not answered: blank or too long."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class OpenVersion:
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
-        question = checked(question, top_k)
+        question = checked(question)
         vector = self.retriever.embed_queries([question])[0]
         hits = search(self.library, self.index, question, vector, top_k, self.words_weight)
         answer = GENERATORS[self.generator](self.retriever).generate(question, hits)
@@ -62,15 +60,13 @@ class OpenVersion:
         )
 
 
-def checked(question: str, top_k: int) -> str:
+def checked(question: str) -> str:
     """The question without white space around it; raises QuestionRefusedError."""
     question = question.strip()
     if not question:
         raise QuestionRefusedError("the question is blank: write one")
-    if len(question.encode(errors="replace")) > MAX_QUESTION_BYTES:
+    if len(question.encode(errors="replace")) > MAX_QUERY_BYTES:
         raise QuestionRefusedError(
-            f"the question is longer than {MAX_QUESTION_BYTES >> 10} KiB: shorten it"
+            f"the question is longer than {MAX_QUERY_BYTES >> 10} KiB: shorten it"
         )
-    if not 1 <= top_k <= MAX_TOP_K:
-        raise QuestionRefusedError(f"top_k = {top_k}: choose 1 to {MAX_TOP_K} passages")
     return question

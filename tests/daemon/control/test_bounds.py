@@ -101,6 +101,7 @@ Audit = control.AuditEmbeddingsRequest
         (Train(rounds=1, choices=["a=" + "[" * 200]), "choices[0] is 202 characters long"),
         (Privacy(rounds=10_001), "rounds is 10001"),
         (Privacy(noise_multiplier=-1), "noise_multiplier is -1.0; expected 0 .. 1000"),
+        (control.AskRequest(top_k=101), "top_k is 101; expected 0 .. 100"),
         (Audit(noises=[NAN]), "noises[0] is nan; expected 0.001 .. 100"),
         (Audit(epsilons=[1, 0]), "epsilons[1] is 0.0; expected 0.01 .. 1e+06"),
         (Audit(bits=[257]), "bits[0] is 257; expected 1 .. 256"),
