@@ -20,6 +20,8 @@ from google.protobuf.message import Message
 from structlog.testing import capture_logs
 
 from config.loading import load
+from crypto.quantize import CryptoError
+from daemon.jobs.sums.sum_jobs import AttemptState
 from daemon.main import Daemon
 from daemon.rounds.driver import Attached, Node
 from daemon.rounds.progress import ProgressBoard
@@ -271,6 +273,38 @@ async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed
             await node.unbooked.look()
         assert [one["log_level"] for one in logged if "lacks" in one["event"]] == ["warning"]
         assert "lacks rounds 1 and 3 to 4," in node.unbooked.warning
+        node.store.persist(node.protocol.durable, (one_of(8, "alder", "birch"),))
+        await node.unbooked.look()
+        assert "lacks rounds 1, 3 to 4 and 8," in node.unbooked.warning
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_an_update_is_booked_before_it_is_hidden_and_once(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """There is none to hide here, or what is kept is damaged: booked it is all the same."""
+    round_ = 11 + kept
+    monkeypatch.setattr(node._work, "_state", AttemptState(round_, 0, tmp_path))
+    node._work.take_plan(pb.Plan(round=round_, training=pb.TrainingPlan(bits=16)))
+    if kept:
+        path = node._folders.kept_integers(round_, 0)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with pytest.raises(CryptoError):
+        await node._work.encrypt_update(do.EncryptUpdate(round_, 0, "birch", 1.0, (1,), 0))
+    assert await node.privacy.unbooked([round_]) == [round_] * kept
+
+
+async def test_integers_that_are_to_be_sent_again_are_not_made_anew(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sum that may have been opened: others would tell their difference."""
+    monkeypatch.setattr(node._work, "_state", AttemptState(13, 1, tmp_path))
+    training = pb.TrainingPlan(bits=16)
+    node._work.take_plan(pb.Plan(round=13, attempt=1, scale_exponents=[1], training=training))
+    with pytest.raises(CryptoError, match="to be made again, and this site does not have"):
+        await node._work.encrypt_update(do.EncryptUpdate(13, 1, "birch", 1.0, (1,), 0))
+    assert await node.privacy.unbooked([13]) == [13]
 
 
 def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
