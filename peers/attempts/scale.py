@@ -64,7 +64,7 @@ class Reports:
 
     def scale(self, sites: Collection[str]) -> tuple[tuple[int, ...], dict[str, str]]:
         """The scale that follows, and who is left out of it, and why. Raises ValueError."""
-        return scale_of(self.plan, {site: self._exponents[site] for site in sites})
+        return common_scale(self.plan, {site: self._exponents[site] for site in sites})
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,10 @@ def read_scale(message: pb.Scale, plan: pb.Plan, ground: Ground, keys: Keys) -> 
         must_be(right, plan.coordinator, f"passes on what {signed.site} told of another plan")
         reports[signed.site] = tuple(one.scale_exponents)
     try:
-        exponents, left_out = scale_of(plan, reports)
+        exponents, left_out = common_scale(plan, reports)
     except ValueError as error:
         raise RemoteProtocolError(f"{plan.coordinator}: {error}") from error
     return Scaled(reports, exponents, left_out)
-
-
-def scale_of(
-    plan: pb.Plan, exponents: dict[str, tuple[int, ...]]
-) -> tuple[tuple[int, ...], dict[str, str]]:
-    """The scale that follows from what participants told, and who is left out of it.
-
-    A sum that is repeated has its scale already. Raises ValueError.
-    """
-    if plan.scale_exponents:
-        return tuple(plan.scale_exponents), {}
-    return common_scale(plan, exponents)
 
 
 # ---- what follows ------------------------------------------------------------------
@@ -123,8 +111,11 @@ def common_scale(
     With a robust rule it is one for all groups, because only integers of one unit have
     dot products that mean something. Sites that would cost the others their bits, or that
     tell of another vector than most, are left out, by every site alike: the second value
-    says who, and why. Raises ValueError when nobody reports.
+    says who, and why. A sum that is repeated has its scale already. Raises ValueError when
+    nobody reports.
     """
+    if plan.scale_exponents:
+        return tuple(plan.scale_exponents), {}
     if not reports:
         raise ValueError("no site reports the scale of its update")
     exponents_of = {site: tuple(exponents) for site, exponents in reports.items()}
