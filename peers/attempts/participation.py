@@ -125,7 +125,8 @@ class Participation:
         """Local work is done, or failed."""
         match event:
             case do.ContextHeld():
-                return [*self.key_arrived(event), *self._steps.worked(event)]
+                self._steps.context_digest = event.digest
+                return [*self._hide_when_ready(), *self._steps.worked(event)]
             case do.LocalTrained():
                 return self.trained(event.scale_exponents)
             case do.UpdateReady():
@@ -158,11 +159,6 @@ class Participation:
             do.Send(self.coordinator, self._answer(objection)),
             self._progress("waiting", message=f"declined the plan: {objection}"),
         ]
-
-    def key_arrived(self, event: do.ContextHeld) -> list[do.Effect]:
-        """The round's context is held: secret at a key holder, public at the coordinator."""
-        self._steps.context_digest = event.digest
-        return self._hide_when_ready()
 
     def trained(self, exponents: tuple[int, ...]) -> list[do.Effect]:
         """Training is done; only the scale exponents of the update are told."""
