@@ -291,7 +291,7 @@ async def test_an_update_is_booked_before_it_is_hidden_and_once(
         path.parent.mkdir(exist_ok=True)
         path.touch()
     with pytest.raises(CryptoError):
-        await node._work.encrypt_update(do.EncryptUpdate(round_, 0, "birch", 1.0, (1,), 0))
+        await node._work.hide_update(do.HideUpdate(round_, 0, "birch", 1.0, (1,), 0))
     assert await node.privacy.unbooked([round_]) == [round_] * kept
 
 
@@ -303,7 +303,7 @@ async def test_integers_that_are_to_be_sent_again_are_not_made_anew(
     training = pb.TrainingPlan(bits=16)
     node._work.take_plan(pb.Plan(round=13, attempt=1, scale_exponents=[1], training=training))
     with pytest.raises(CryptoError, match="to be made again, and this site does not have"):
-        await node._work.encrypt_update(do.EncryptUpdate(13, 1, "birch", 1.0, (1,), 0))
+        await node._work.hide_update(do.HideUpdate(13, 1, "birch", 1.0, (1,), 0))
     assert await node.privacy.unbooked([13]) == [13]
 
 
