@@ -245,9 +245,11 @@ class Servicer:
         ``go_ahead`` tells the sender so, and from which byte on we want it.
         """
         async with self._admitted(caller) as site:
+            pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
+            # Read before it may be refused: a refusal that meets the sender in the midst of
+            # writing does not reach it as such (`PeerLink._go_ahead`).
+            first = await anext(pieces, None)
             with self._one_of("pushes", self.limits.pushes, site):
-                pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
-                first = await anext(pieces, None)
                 if first is None or not first.HasField("name"):
                     raise RemoteProtocolError("a push that does not begin with what it is")
                 self._admit(site, first.federation_id, first.sender)
