@@ -138,8 +138,9 @@ def test_slots_that_are_no_sum_are_refused() -> None:
         unpack(slots * np.nan, packing, 64)
     with pytest.raises(CryptoError, match="exceeds what the contributors"):
         unpack(slots + 2.0**40, packing, 64)
-    with pytest.raises(CryptoError, match="integer exceeds"):
-        unpack(slots + (3 * 32767 + 1), packing, 64)
+    for beyond in (3 * 32767 + 1, -3 * 32767 - 1):
+        with pytest.raises(CryptoError, match="integer exceeds"):
+            unpack(slots + beyond, packing, 64)
     with pytest.raises(CryptoError, match="do not lie in slots"):
         unpack(slots, packing, 65)
 
