@@ -86,6 +86,15 @@ def test_an_object_may_arrive_again_but_not_for_ever() -> None:
     ledger.frame("beta", "key", MIB, total=MIB)
 
 
+def test_of_a_peer_that_pushes_ever_more_only_the_last_are_counted() -> None:
+    ledger = QuotaLedger(Quotas(copies=1))
+    for number in range(1000):
+        ledger.frame("beta", number, 3 * MIB, total=MIB)
+    ledger.frame("beta", 0, 3 * MIB, total=MIB)  # forgotten since
+    with pytest.raises(TooMuch):
+        ledger.frame("beta", 999, 3 * MIB, total=MIB)
+
+
 def test_only_so_many_refusals_are_held_back() -> None:
     ledger = QuotaLedger(Quotas(hold_s=0.5))
     held = [ledger.hold("beta") for _ in range(300)]

@@ -181,10 +181,16 @@ def test_a_flood_of_signatures_pushes_out_its_own_and_nothing_heard_before(
 ) -> None:
     """What is remembered has an end; the first words of a site stay."""
     heard = evidence.SignedWords()
+
+    def applied(number: int, version: bytes = bytes(32)) -> pb.Signed:
+        body = pb.Applied(root_digest=number.to_bytes(32, "big"), model_digest=version)
+        return sign(stage.keys["c"], Kind.APPLIED, body)
+
     heard.note(pb.TWO_PROMISES, stage.promised("d").promise)
     for number in range(5000):
-        body = pb.Applied(root_digest=number.to_bytes(32, "big"), model_digest=bytes(32))
-        heard.note(pb.TWO_APPLIED, sign(stage.keys["c"], Kind.APPLIED, body))
+        heard.note(pb.TWO_APPLIED, applied(number))
+    assert heard.note(pb.TWO_APPLIED, applied(0, b"x" * 32)) is None, "pushed out"
+    assert heard.note(pb.TWO_APPLIED, applied(4999, b"x" * 32)) is not None
     assert heard.note(pb.TWO_PROMISES, stage.promised("d", num_examples=7).promise) is not None
 
 
