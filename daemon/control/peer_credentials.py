@@ -9,6 +9,7 @@ in a folder that only this daemon can enter.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 import tempfile
@@ -24,6 +25,7 @@ log = structlog.get_logger()
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid
 _PIECE: Final = 256 * 1024
 _OPEN_AT_ONCE: Final = 100  # connections of one user; each takes descriptors of the daemon
+_SAID_AGAIN_AFTER_S: Final = 60.0  # whoever may knock may not fill the log
 
 Open = Callable[[int, Path], Awaitable[None]]
 """Serve the user with this uid at that Unix socket."""
@@ -38,6 +40,7 @@ class PeerCredentials:
         self._doors: dict[int, asyncio.Task[Path]] = {}
         self._server: asyncio.Server | None = None
         self._visits: dict[asyncio.Task[None], int] = {}  # and the user
+        self._crowding: dict[int, float] = {}  # users, and when that was last said
 
     async def start(self, path: Path) -> None:
         """Listen at ``path``. Raises OSError."""
@@ -80,11 +83,22 @@ class PeerCredentials:
         if self._folder is None:
             raise OSError("not listening")
         if [*self._visits.values()].count(uid) > _OPEN_AT_ONCE:
+            self._say_crowded(uid)
             raise OSError(f"uid {uid} has {_OPEN_AT_ONCE} other connections")
         if uid not in self._doors:
             path = Path(self._folder.name) / str(uid)
             self._doors[uid] = asyncio.create_task(self._opened(uid, path))
         return await asyncio.shield(self._doors[uid])
+
+    def _say_crowded(self, uid: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._crowding.get(uid, -math.inf) + _SAID_AGAIN_AFTER_S:
+            self._crowding[uid] = now
+            log.warning(
+                "a user of fedctl has as many connections open as one may have; more are refused",
+                uid=uid,
+                most=_OPEN_AT_ONCE,
+            )
 
     async def _opened(self, uid: int, path: Path) -> Path:
         try:

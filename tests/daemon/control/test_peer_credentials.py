@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.control.peer_credentials import PeerCredentials
 
@@ -87,7 +88,11 @@ async def test_a_user_has_so_many_connections_and_gets_others_for_them(tmp_path:
     async with doorman(path):
         first = [await greeted() for _ in range(100)]
         assert all(greeting for greeting, _ in first)
-        assert (await greeted())[0] == b""
+        with capture_logs() as said:
+            refused = [(await greeted())[0] for _ in range(3)]
+        assert refused == [b"", b"", b""]
+        warned = [line["uid"] for line in said if line["log_level"] == "warning"]
+        assert warned == [os.getuid()], "once a minute"
         first[0][1].close()
         async with asyncio.timeout(30):  # until the daemon has seen it
             while not (await greeted())[0]:
