@@ -174,7 +174,7 @@ def dequantise_fraction_sum(units: int, rest: int, bits: int) -> float:
 def pack(integers: Int32 | Int64, packing: Packing) -> Slots:
     """Integers as slots, shape [blocks, slots]; the last block is filled with zeros.
 
-    Exact: a component stays below 2^53 (`crypto.ckks.sums.choose_parameters`).
+    Exact: a component stays below 2^53 (`crypto.ckks.parameters.choose_parameters`).
     """
     base = float(1 << packing.digit_bits)
     slots = np.empty((packing.blocks(integers.size), packing.slots), dtype=np.complex128)

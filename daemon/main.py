@@ -42,7 +42,7 @@ from daemon.process.workers import Worker, WorkerCrashed, WorkersRefused
 from daemon.rounds.attempt_log import AttemptLog
 from daemon.rounds.audited import AuditedInbox, AuditedTransport, of_site
 from daemon.rounds.catch_up import CatchUp
-from daemon.rounds.driver import Attached, Node
+from daemon.rounds.driver import Attached, Driver
 from daemon.rounds.events import EventQueue
 from daemon.rounds.manifest_gossip import ManifestGossip
 from daemon.rounds.progress import ProgressBoard
@@ -54,13 +54,13 @@ from daemon.services.negatives import AnsweringDesk, answering_desk
 from daemon.services.pair_maker import PairMaker, WriterSettings
 from daemon.services.personaliser import Personal, Personaliser
 from daemon.state.audit import DAEMON, AuditLog
-from daemon.state.audit_format import HEAD_FILE, AuditError
+from daemon.state.audit_format import AuditError
 from daemon.state.expiry import ExpiryWatch, expiries
 from daemon.state.membership import Membership
 from daemon.state.privacy_ledger import LedgerError, PrivacyBudget, PrivacyLedger
 from daemon.state.state_lock import StateError, StateInUse, locked
 from daemon.state.store import Store, StoreError
-from daemon.wiring import Workers, folders_of, limits_of, protocol_of, retriever_spec
+from daemon.wiring import Workers, limits_of, protocol_of, retriever_spec, state_of
 from peers.link.contacts import Tap
 from peers.link.servicer import Admission
 from peers.link.transport import KeepInTouch, LinkOptions, ListenError, Transport
@@ -96,6 +96,7 @@ class Daemon:
     def __init__(self, settings: Settings, tap: Tap | None = None) -> None:
         """``tap`` sees every message that crosses; no setting switches one on."""
         self._settings = settings
+        self._state = state_of(settings)
         self._tap = tap
         self._membership = Membership(settings)
         self._notifier = Notifier.from_environment()
@@ -123,14 +124,14 @@ class Daemon:
         log.info("starting", site=self._membership.identity.site_id)
         if faults := os.environ.get(faultpoints.VARIABLE):
             log.warning("a test makes this daemon fail on purpose", faults=faults)
-        node, curve, described = await self._make_node(workers, stack)
-        audit = await self._open_audit(node, stack)
-        transport = self._make_transport(node, audit)
-        personaliser = self._make_personaliser(node, workers, transport, audit)
+        driver, curve, described = await self._make_driver(workers, stack)
+        audit = await self._open_audit(driver, stack)
+        transport = self._make_transport(driver, audit)
+        personaliser = self._make_personaliser(driver, workers, transport, audit)
         attached = Attached(
             progress=self._make_progress(transport, stack),
             audit=audit,
-            desk=await self._make_desk(node, described, workers),
+            desk=await self._make_desk(driver, described, workers),
             committed=curve.committed,
             run_ended=personaliser.run_ended,
         )
@@ -138,10 +139,10 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             running = asyncio.Event()
             tasks = [
-                group.create_task(self._keep_reloading(node, transport, audit)),
+                group.create_task(self._keep_reloading(driver, transport, audit)),
                 group.create_task(self._lag.run()),
                 group.create_task(self._notifier.keep_watchdog_fed()),
-                group.create_task(node.collection.run()),
+                group.create_task(driver.collection.run()),
                 group.create_task(curve.run()),
                 group.create_task(
                     workers.learning.stop_when_idle(self._settings.workers.idle_stop_s)
@@ -151,23 +152,25 @@ class Daemon:
                 ),
                 group.create_task(self._warm_up(workers.crypto)),
                 group.create_task(
-                    node.run(transport, attached, running.set, heartbeat_s=heartbeat_s)
+                    driver.run(transport, attached, running.set, heartbeat_s=heartbeat_s)
                 ),
             ]
             await running.wait()
-            node.collection.adopt(node.protocol.durable.head_digest)
+            driver.collection.adopt(driver.protocol.durable.head_digest)
             tasks.append(group.create_task(personaliser.run()))
             await transport.start()
             stack.push_async_callback(transport.stop, 1.0)
-            node.listening.set()
-            watch = ExpiryWatch(lambda: expiries(node.identity, node.trust, transport.statistics()))
-            tasks.append(group.create_task(self._spread(node, transport, audit)))
+            driver.listening.set()
+            watch = ExpiryWatch(
+                lambda: expiries(driver.identity, driver.trust, transport.statistics())
+            )
+            tasks.append(group.create_task(self._spread(driver, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._context(node, workers, audit, curve, personaliser))
+            await control.start(self._context(driver, workers, audit, curve, personaliser))
             stack.push_async_callback(control.stop)
             self._ready = True
-            self._notifier.ready(self._line(node))
+            self._notifier.ready(self._line(driver))
             log.info("ready", bind=self._settings.network.bind)
             await self._stopping.wait()
             self._notifier.stopping("stopping")
@@ -175,18 +178,20 @@ class Daemon:
             for task in tasks:
                 task.cancel()
 
-    async def _spread(self, node: Node, transport: Transport, audit: AuditLog) -> None:
+    async def _spread(self, driver: Driver, transport: Transport, audit: AuditLog) -> None:
         """Take newer manifests from peers, and do what a reload does."""
 
         async def apply(peer: str) -> None:
             transport.reload(self._membership.identity, self._membership.manifest)
-            node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)
-            self._notifier.ready(self._line(node))
+            driver.renew(
+                self._membership.identity, self._membership.trust, self._membership.manifest
+            )
+            self._notifier.ready(self._line(driver))
             # Owed, if need be: a full disk must not keep an expelled site in.
             version = self._membership.manifest.version
             await audit.record_or_owe(of_site(peer), "manifest", "adopted", manifest=version)
 
-        folder = self._settings.site.state_dir / "spool" / "arriving"
+        folder = self._state.arriving
         spreading = ManifestGossip(self._membership, transport, folder, apply)
         await spreading.run(adopting=self._settings.identity.adopt_manifests)
 
@@ -209,14 +214,14 @@ class Daemon:
         def traffic() -> tuple[int, int]:
             return _traffic(transport)
 
-        attempts = AttemptLog(self._settings.site.state_dir / "attempts.sqlite3", traffic)
+        attempts = AttemptLog(self._state.attempts, traffic)
         stack.push_async_callback(asyncio.to_thread, attempts.close)
         return ProgressBoard(traffic, attempts)
 
     def _make_curve(self, protocol: Protocol, store: Store, learning: Worker) -> Curve:
         return Curve(
             spec=retriever_spec(self._settings),
-            state=self._settings.site.state_dir,
+            state=self._state,
             store=store,
             learning=learning,
             questions=self._settings.evaluation.curve_questions,
@@ -224,61 +229,59 @@ class Daemon:
         )
 
     async def _make_desk(
-        self, node: Node, described: RetrieverDescription, workers: Workers
+        self, driver: Driver, described: RetrieverDescription, workers: Workers
     ) -> AnsweringDesk:
         return await answering_desk(
             self._settings,
             described.dimension,
             workers.sharing,
-            node.collection,
-            lambda: node.protocol.head_round,
+            driver.collection,
+            lambda: driver.protocol.head_round,
         )
 
     def _make_personaliser(
-        self, node: Node, workers: Workers, transport: Transport, audit: AuditLog
+        self, driver: Driver, workers: Workers, transport: Transport, audit: AuditLog
     ) -> Personaliser:
-        site = node.identity.site_id
+        site = driver.identity.site_id
         spec = retriever_spec(self._settings)
         return Personaliser(
-            Personal.of(self._settings, spec, node.shapes.digest, site),
+            Personal.of(self._settings, spec, driver.shapes.digest, site),
             learning=workers.learning,
-            collection=node.collection,
-            protocol=node.protocol,
+            collection=driver.collection,
+            protocol=driver.protocol,
             transport=transport,
             audit=audit,
-            federation_id=node.identity.federation_id,
+            federation_id=driver.identity.federation_id,
         )
 
-    def _make_pairs(self, node: Node, workers: Workers) -> PairMaker:
+    def _make_pairs(self, driver: Driver, workers: Workers) -> PairMaker:
         pairs = self._settings.pairs
         return PairMaker(
             spec=retriever_spec(self._settings),
-            state=self._settings.site.state_dir,
-            collection=node.collection,
+            state=self._state,
+            collection=driver.collection,
             writer=WriterSettings(pairs.writer or "", pairs.domain),
             learning=workers.learning,
             answering=workers.answering,
         )
 
-    async def _make_node(
+    async def _make_driver(
         self, workers: Workers, stack: AsyncExitStack
-    ) -> tuple[Node, Curve, RetrieverDescription]:
+    ) -> tuple[Driver, Curve, RetrieverDescription]:
         settings, membership = self._settings, self._membership
-        state = settings.site.state_dir
-        spec = retriever_spec(settings)
-        folders = folders_of(state)
-        store = await asyncio.to_thread(Store, state / "state.sqlite3")
+        state, spec = self._state, retriever_spec(settings)
+        store = await asyncio.to_thread(Store, state.store)
         stack.callback(store.close)
-        ledger = await asyncio.to_thread(PrivacyLedger, state / "privacy.sqlite3")
+        ledger = await asyncio.to_thread(PrivacyLedger, state.privacy)
         stack.callback(ledger.close)
         await asyncio.to_thread(membership.remember, store)
         log.info("loading the encoder", encoder=settings.retriever.encoder)
         described = await workers.learning.run(learning_jobs.describe, spec)
-        await asyncio.to_thread(sweep, state)
+        await asyncio.to_thread(sweep, state.root)
         genesis = b""
         if store.fresh:
             genesis = await workers.learning.run(
-                learning_jobs.write_initial_version, spec, folders.versions
+                learning_jobs.write_initial_version, spec, state.versions
             )
         shapes = described.shape_manifest
         workers.crypto.memory_bytes = integers.memory_bound(shapes.total)
@@ -289,7 +292,7 @@ class Daemon:
         events = EventQueue()
         catch_up = CatchUp(
             store=store,
-            folders=folders,
+            state=state,
             shapes=shapes,
             history=membership,
             keep_versions=settings.rounds.keep_versions,
@@ -299,7 +302,7 @@ class Daemon:
         listeners = Listeners(catch_up.suspect_head, curve.answers, curve.changed)
         collection = self._make_collection(workers, listeners)
         await collection.prepare()
-        node = Node(
+        driver = Driver(
             credentials=Credentials(membership.identity, membership.trust),
             protocol=protocol,
             manifest=membership.manifest,
@@ -315,14 +318,13 @@ class Daemon:
             ),
             computing=Computing(workers.learning, workers.crypto, spec, collection.library_path),
         )
-        return node, curve, described
+        return driver, curve, described
 
     def _make_collection(self, workers: Workers, listeners: Listeners) -> Collection:
-        settings, state = self._settings, self._settings.site.state_dir
+        settings = self._settings
         return Collection(
             spec=retriever_spec(settings),
-            state=state,
-            versions=folders_of(state).versions,
+            state=self._state,
             settings=CollectionSettings(
                 passage_tokens=settings.retrieval.passage_tokens,
                 top_k=settings.retrieval.top_k,
@@ -336,27 +338,27 @@ class Daemon:
             listeners=listeners,
         )
 
-    def _make_transport(self, node: Node, audit: AuditLog) -> Transport:
+    def _make_transport(self, driver: Driver, audit: AuditLog) -> Transport:
         membership = self._membership
         return AuditedTransport(
             audit,
             Admission(membership.identity, membership.trust, membership.manifest),
             self._settings.network.bind,
-            self._settings.site.state_dir / "spool" / "incoming",
-            AuditedInbox(node, audit),
-            head_round=lambda: node.protocol.head_round,
+            self._state.incoming,
+            AuditedInbox(driver, audit),
+            head_round=lambda: driver.protocol.head_round,
             options=LinkOptions(
                 limits=limits_of(self._settings.limits),
                 keep_in_touch=KeepInTouch(answering_s=self._settings.rounds.heartbeat_s),
             ),
             tap=self._tap,
-            statements=lambda: node.protocol.durable.state.statements,
+            statements=lambda: driver.protocol.durable.state.statements,
         )
 
-    async def _open_audit(self, node: Node, stack: AsyncExitStack) -> AuditLog:
-        state = self._settings.site.state_dir
+    async def _open_audit(self, driver: Driver, stack: AsyncExitStack) -> AuditLog:
         log.info("verifying the audit log")
-        audit = await asyncio.to_thread(AuditLog, state / "audit", head_file=state / HEAD_FILE)
+        where, head = self._state.audit, self._state.audit_head
+        audit = await asyncio.to_thread(AuditLog, where, head_file=head)
         stack.callback(audit.close)
         stack.push_async_callback(audit.record_or_owe, DAEMON, "stop", "done")
         await audit.record_or_owe(
@@ -365,35 +367,35 @@ class Daemon:
             "done",
             software=SOFTWARE_VERSION,
             manifest=self._membership.manifest.version,
-            head_round=node.protocol.head_round,
+            head_round=driver.protocol.head_round,
         )
         audit.tell_head("the audit log goes on")
         return audit
 
     def _context(
         self,
-        node: Node,
+        driver: Driver,
         workers: Workers,
         audit: AuditLog,
         curve: Curve,
         personaliser: Personaliser,
     ) -> ServiceContext:
         services = Services(
-            pairs=self._make_pairs(node, workers),
+            pairs=self._make_pairs(driver, workers),
             curve=curve,
             embeddings=EmbeddingAudit(
                 retriever_spec(self._settings),
-                self._settings.site.state_dir / "versions",
-                node.collection,
+                self._state.versions,
+                driver.collection,
                 workers.auditing,
                 self._settings.negatives.noise,
             ),
             personaliser=personaliser,
         )
         return ServiceContext(
-            node=node,
+            driver=driver,
             settings=self._settings,
-            personal=PersonalStore(self._settings.site.state_dir / "personal", node.shapes.digest),
+            personal=PersonalStore(self._state.personal, driver.shapes.digest),
             audit=audit,
             services=services,
             process=ProcessFigures(self._lag, workers.all, self._started),
@@ -418,7 +420,7 @@ class Daemon:
             loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, reload)
 
-    async def _keep_reloading(self, node: Node, transport: Transport, audit: AuditLog) -> None:
+    async def _keep_reloading(self, driver: Driver, transport: Transport, audit: AuditLog) -> None:
         """One reload after the other, each recorded before it and after it."""
         while True:
             await self._reloads.get()
@@ -427,9 +429,9 @@ class Daemon:
                 await audit.record("signal:HUP", "reload", "begun")
             except AuditError as error:
                 log.error("reload refused, it cannot be recorded", cause=str(error))  # noqa: TRY400
-                self._notifier.ready(self._line(node))
+                self._notifier.ready(self._line(driver))
                 continue
-            done = self._apply_reload(node, transport)
+            done = self._apply_reload(driver, transport)
             await audit.record_or_owe(
                 "signal:HUP",
                 "reload",
@@ -438,7 +440,7 @@ class Daemon:
                 certificate=hashlib.sha256(self._membership.identity.certificate_der).hexdigest(),
             )
 
-    def _apply_reload(self, node: Node, transport: Transport) -> bool:
+    def _apply_reload(self, driver: Driver, transport: Transport) -> bool:
         """Take a new manifest and certificates into use; keep the old ones if they are wrong."""
         done = False
         try:
@@ -446,18 +448,20 @@ class Daemon:
             transport.reload(self._membership.identity, self._membership.manifest)
         except (IdentityError, ManifestError, StoreError) as error:
             log.error("reload refused, the old manifest and certificates stay", cause=str(error))  # noqa: TRY400
-            node.report(f"a reload was refused, the old manifest and certificates stay: {error}")
+            driver.report(f"a reload was refused, the old manifest and certificates stay: {error}")
         else:
-            node.renew(self._membership.identity, self._membership.trust, self._membership.manifest)
+            driver.renew(
+                self._membership.identity, self._membership.trust, self._membership.manifest
+            )
             log.info("reloaded", manifest=self._membership.manifest.version)
             done = True
-        self._notifier.ready(self._line(node))
+        self._notifier.ready(self._line(driver))
         return done
 
-    def _line(self, node: Node) -> str:
+    def _line(self, driver: Driver) -> str:
         return (
-            f"site {node.identity.site_id}, round {node.protocol.head_round}, "
-            f"manifest {node.protocol.manifest.version}"
+            f"site {driver.identity.site_id}, round {driver.protocol.head_round}, "
+            f"manifest {driver.protocol.manifest.version}"
         )
 
 

@@ -7,7 +7,6 @@ import resource
 import secrets
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -16,7 +15,7 @@ from config.settings import LimitsSettings, Settings
 from daemon.learning.options import RetrieverDescription
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.workers import Worker, import_once
-from daemon.rounds.catch_up import Folders
+from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.store import Store
 from peers.attempts import effects as do
@@ -86,22 +85,16 @@ def retriever_spec(settings: Settings) -> RetrieverSpec:
         lora_rank=retriever.lora_rank,
         lora_alpha=retriever.lora_alpha,
         personal=retriever.personal,
-        personal_folder=str(settings.site.state_dir / "personal"),
+        personal_folder=str(state_of(settings).personal),
         learn_from=settings.pairs.learn_from,
-        made_pairs=str(settings.site.state_dir / "made_pairs.jsonl"),
+        made_pairs=str(state_of(settings).made_pairs),
         depth=DepthOptions(**settings.depth.model_dump(exclude={"tell_complexity"})),
     )
 
 
-def folders_of(state: Path) -> Folders:
-    """Where rounds keep their files, below the state folder."""
-    return Folders(
-        versions=state / "versions",
-        spool=state / "spool" / "attempts",
-        arriving=state / "spool" / "arriving",
-        residual=state / "residual.npy",
-        kept=state / "kept",
-    )
+def state_of(settings: Settings) -> StateFolder:
+    """Where the daemon of these settings keeps what it keeps."""
+    return StateFolder(settings.site.state_dir)
 
 
 def limits_of(wanted: LimitsSettings) -> Limits:

@@ -50,6 +50,7 @@ FEDCTL = (
     "peers/wire",
     "daemon/library/readers",
     "daemon/state/audit_format.py",
+    "daemon/state/folder.py",
     "daemon/state/forget_round.py",
     "daemon/process/metrics.py",
 )

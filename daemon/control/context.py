@@ -25,7 +25,7 @@ from daemon.library.schema import LibraryError
 from daemon.personal.store import PersonalStore
 from daemon.process.telemetry import LoopLag
 from daemon.process.workers import Worker, WorkerCrashed
-from daemon.rounds.driver import Node
+from daemon.rounds.driver import Driver
 from daemon.services.collection import NotIndexedYet
 from daemon.services.curve import Curve
 from daemon.services.inversion_audit import EmbeddingAudit
@@ -85,9 +85,9 @@ class ProcessFigures:
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """What the daemon knows about itself beside its node."""
+    """What the daemon knows about itself beside its driver."""
 
-    node: Node
+    driver: Driver
     settings: Settings
     personal: PersonalStore
     audit: AuditLog
@@ -101,7 +101,7 @@ class Calls(rpc.ControlServicer):
     def __init__(self, around: ServiceContext, actor: str, ingesting: asyncio.Lock) -> None:
         """``ingesting`` is one for all users."""
         self._around = around
-        self._node = around.node
+        self._driver = around.driver
         self._audit = around.audit
         self._actor = actor
         self._ingesting = ingesting

@@ -55,7 +55,7 @@ class LearningCalls(Calls):
     async def Personalise(
         self, request: control.PersonaliseRequest, context: Context
     ) -> AsyncIterator[control.PersonaliseProgress]:
-        """Fit this site's query encoder to its own pairs."""
+        """Fit what is this site's own of the model to its pairs."""
         personaliser = self._around.services.personaliser
 
         def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Fitting]:
@@ -104,7 +104,7 @@ class LearningCalls(Calls):
             finally:
                 await steps.aclose()
             recorded["pairs"] = last.made
-            await self._node.readiness.refresh()
+            await self._driver.readiness.refresh()
 
     async def _told(
         self, step: PairProgress | PairCounts, context: Context
@@ -141,7 +141,7 @@ class LearningCalls(Calls):
         how = await self._answered(context, _how(request.kind)) if request.kind else ""
         async with self._audited(context, "drop-pairs", kind=request.kind):
             await self._answered(context, self._pairs.drop(how))
-        await self._node.readiness.refresh()
+        await self._driver.readiness.refresh()
         return await self._made(context)
 
     async def _made(
@@ -172,7 +172,7 @@ class LearningCalls(Calls):
         """Judge retrieval on this site's own pairs, step by step."""
 
         def begin(listener: Callable[[object], None]) -> Coroutine[Any, Any, Evaluation]:
-            return self._node.collection.evaluate(request.split, listener)
+            return self._driver.collection.evaluate(request.split, listener)
 
         async with self._audited(context, "evaluate") as recorded:
             async with watched(begin, EvaluationProgress) as (steps, work):
@@ -190,7 +190,7 @@ class LearningCalls(Calls):
         self, request: control.LearningCurveRequest, _context: Context
     ) -> control.LearningCurveReply:
         """How the committed versions did here."""
-        points = await asyncio.to_thread(self._node.store.curve, request.metric)
+        points = await asyncio.to_thread(self._driver.store.curve, request.metric)
         return control.LearningCurveReply(
             points=[
                 control.CurvePoint(
@@ -246,7 +246,7 @@ def _learning_reply(around: ServiceContext) -> control.LearningReply:
 
     Raises LearningError when one of them is damaged.
     """
-    run = around.node.protocol.run
+    run = around.driver.protocol.run
     tables = {
         "retriever": around.settings.retriever.model_dump(),
         "training": around.settings.training.model_dump(),
@@ -262,7 +262,7 @@ def _learning_reply(around: ServiceContext) -> control.LearningReply:
             for axis, said in axes.items()
         ],
         plan=run.plan if run is not None else None,
-        shared_values=around.node.shapes.total,
+        shared_values=around.driver.shapes.total,
         adaptation_index=math.nan,
         own_share=math.nan,
         facts=facts,
@@ -296,7 +296,7 @@ def _own(around: ServiceContext) -> tuple[Serving, list[control.Fact]]:
 
 def _serving(around: ServiceContext) -> Serving:
     """What the version that answers has of this site's own: only what its index knows of."""
-    collection, personal = around.node.collection, around.settings.retriever.personal
+    collection, personal = around.driver.collection, around.settings.retriever.personal
     served = collection.served_digest
     own = around.personal.serving(served) if served else None
     embedded = embedded_by(personal, around.personal.folder, served)

@@ -50,8 +50,8 @@ class LibraryCalls(Calls):
                 # Who broke off has stored what was read by then: it must not stay unfound.
                 if not state.done:
                     if state.documents_new + state.documents_changed:
-                        self._node.collection.refresh()
-                    await self._node.readiness.refresh()
+                        self._driver.collection.refresh()
+                    await self._driver.readiness.refresh()
 
     async def _ingested(
         self,
@@ -65,25 +65,25 @@ class LibraryCalls(Calls):
         told: set[int] = set()
         async for request in requests:
             documents, pairs, errors = await asyncio.to_thread(_parsed, request)
-            counts = await self._answered(context, self._node.collection.ingest(documents, pairs))
+            counts = await self._answered(context, self._driver.collection.ingest(documents, pairs))
             state.documents_new += counts.new
             state.documents_changed += counts.changed
             state.documents_unchanged += counts.unchanged
             new = _first_time(pairs, told)
             state.pairs += len(new)
             state.pairs_repeated += len(pairs) - len(new)
-            lost.add(await self._answered(context, self._node.collection.unusable(new)))
+            lost.add(await self._answered(context, self._driver.collection.unusable(new)))
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
             recorded |= _counted(state)
             yield _with_errors(state, errors)
         await self._answered(context, self._count_usable(state, lost))
         async for step in self._indexed(state, context):
             yield step
-        await self._node.readiness.refresh()
+        await self._driver.readiness.refresh()
 
     async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> None:
         """How many pairs have a document here, and of the others what the first may mean."""
-        collection = self._node.collection
+        collection = self._driver.collection
         unusable = await collection.unusable(lost.sought)
         state.pairs_usable = state.pairs - len(unusable) - lost.given_up
         if unusable:
@@ -93,7 +93,7 @@ class LibraryCalls(Calls):
     async def _indexed(
         self, state: control.IngestProgress, context: Context
     ) -> AsyncIterator[control.IngestProgress]:
-        async with watched(self._node.collection.index, EmbeddingProgress) as (steps, work):
+        async with watched(self._driver.collection.index, EmbeddingProgress) as (steps, work):
             async for step in steps:
                 state.passages_total, state.passages_embedded = step.total, step.done
                 yield _with_errors(state, [])
@@ -107,7 +107,7 @@ class LibraryCalls(Calls):
         outcome, citations = "refused or failed", 0
         try:
             answered = await self._answered(
-                context, self._node.collection.ask(request.question, request.top_k)
+                context, self._driver.collection.ask(request.question, request.top_k)
             )
             outcome, citations = "answered", len(answered.citations)
         finally:

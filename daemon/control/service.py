@@ -16,4 +16,4 @@ from daemon.control.training import TrainingCalls
 class ControlService(  # its method names are control.proto's
     TrainingCalls, LibraryCalls, LearningCalls, StatusCalls
 ):
-    """Answers one user's fedctl; every method is thin over the node and the services."""
+    """Answers one user's fedctl; every method is thin over the driver and the services."""

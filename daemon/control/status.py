@@ -36,22 +36,22 @@ class StatusCalls(Calls):
         self, _request: control.StatusRequest, context: Context
     ) -> control.StatusReply:
         """How the daemon is."""
-        around, node = self._around, self._node
-        counts = await self._answered(context, node.collection.counts())
+        around, driver = self._around, self._driver
+        counts = await self._answered(context, driver.collection.counts())
         lag = around.process.lag.since_start()
-        seen = node.transport.statistics()
+        seen = driver.transport.statistics()
         peers = seen.values()
         pids = [os.getpid(), *(w.pid for w in around.process.workers if w.pid is not None)]
         resident = await asyncio.to_thread(resident_bytes, pids)
         audit_entries, audit_head = around.audit.head
         return control.StatusReply(
-            site=node.identity.site_id,
-            federation_id=node.identity.federation_id,
+            site=driver.identity.site_id,
+            federation_id=driver.identity.federation_id,
             software_version=SOFTWARE_VERSION,
-            manifest_version=node.protocol.manifest.version,
-            head_round=node.protocol.head_round,
-            model_digest=node.protocol.durable.head_digest,
-            index_digest=node.collection.served_digest,
+            manifest_version=driver.protocol.manifest.version,
+            head_round=driver.protocol.head_round,
+            model_digest=driver.protocol.durable.head_digest,
+            index_digest=driver.collection.served_digest,
             documents=counts.documents,
             passages=counts.passages,
             pairs_train=counts.pairs_train,
@@ -62,24 +62,24 @@ class StatusCalls(Calls):
             loop_lag_p99_ms=lag.p99_ms,
             loop_lag_max_ms=lag.max_ms,
             resident_bytes=resident,
-            run=node.protocol.run,
-            phase=node.progress.current_phase,
+            run=driver.protocol.run,
+            phase=driver.progress.current_phase,
             bytes_sent=sum(peer.bytes_sent for peer in peers),
             bytes_received=sum(peer.bytes_received for peer in peers),
-            certificate_expires_unix_s=int(node.identity.not_after.timestamp()),
+            certificate_expires_unix_s=int(driver.identity.not_after.timestamp()),
             peers_connected=sum(peer.connected for peer in peers),
             peers_total=len(peers),
             encoder=around.settings.retriever.encoder,
             last_error=self._last_error(),
             audit_entries=audit_entries,
             audit_head=audit_head,
-            authority_expires_unix_s=_unix_s(node.trust.not_after),
+            authority_expires_unix_s=_unix_s(driver.trust.not_after),
             warnings=[
                 *self._broken(),
-                *warnings(expiries(node.identity, node.trust, seen)),
-                *filter(None, [node.protocol.waiting_manifest, node.unbooked.warning]),
-                *shut_out(node.identity.site_id, node.manifest, seen),
-                *unverified(node.catch_up.unverified, node.protocol.head_round, seen),
+                *warnings(expiries(driver.identity, driver.trust, seen)),
+                *filter(None, [driver.protocol.waiting_manifest, driver.unbooked.warning]),
+                *shut_out(driver.identity.site_id, driver.manifest, seen),
+                *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
         )
@@ -94,7 +94,7 @@ class StatusCalls(Calls):
 
     def _last_error(self) -> str:
         """A broken audit log must not hide an attempt's error, nor the other way round."""
-        others = self._node.last_error or self._node.collection.last_error
+        others = self._driver.last_error or self._driver.collection.last_error
         if self._audit.trouble or not self._audit.broken:
             return self._audit.trouble or others
         return "; ".join([self._broken()[0], *([others] if others else [])])
@@ -118,23 +118,23 @@ class StatusCalls(Calls):
 
     async def Peers(self, _request: control.PeersRequest, _context: Context) -> control.PeersReply:
         """The other sites, as this one sees them."""
-        node, now = self._node, time.monotonic()
-        peers = node.transport.statistics()
-        expiring = warnings(expiries(node.identity, node.trust, peers))
+        driver, now = self._driver, time.monotonic()
+        peers = driver.transport.statistics()
+        expiring = warnings(expiries(driver.identity, driver.trust, peers))
         reply = control.PeersReply(warnings=[*self._broken(), *expiring])
-        for evidence in await asyncio.to_thread(node.store.evidence):
+        for evidence in await asyncio.to_thread(driver.store.evidence):
             reply.accused.add(
                 site=evidence.site,
                 signed=WORDS[evidence.kind],
                 first_seen_unix_ms=evidence.unix_ms,
                 remedy=_REMEDY,
             )
-        rejected = await asyncio.to_thread(node.store.rejected_rounds)
-        desk = node.desk.desk if node.desk else None
+        rejected = await asyncio.to_thread(driver.store.rejected_rounds)
+        desk = driver.desk.desk if driver.desk else None
         for site, seen in peers.items():
             reply.peers.add(
                 site=site,
-                address=node.manifest.site(site).address,
+                address=driver.manifest.site(site).address,
                 connected=seen.connected,
                 software_version=seen.software_version,
                 head_round=seen.head_round,
@@ -159,8 +159,8 @@ class StatusCalls(Calls):
     ) -> control.RoundsReply:
         """Committed rounds, oldest first, each with the attempts that this site saw."""
         limit = min(request.limit or _ROUNDS_A_REPLY, _ROUNDS_A_REPLY)
-        commits = await asyncio.to_thread(self._node.store.rounds, request.first, limit)
-        reply = control.RoundsReply(open_round=self._node.protocol.head_round + 1)
+        commits = await asyncio.to_thread(self._driver.store.rounds, request.first, limit)
+        reply = control.RoundsReply(open_round=self._driver.protocol.head_round + 1)
         first = commits[0].certificate.body.round if commits else reply.open_round
         seen = await self._attempts(first, reply.open_round)
         for commit in commits:
@@ -173,7 +173,7 @@ class StatusCalls(Calls):
         return reply
 
     async def _attempts(self, first: int, last: int) -> dict[int, list[control.Attempt]]:
-        log_of_attempts = self._node.progress.attempts
+        log_of_attempts = self._driver.progress.attempts
         if log_of_attempts is None:
             return {}
         return await asyncio.to_thread(log_of_attempts.attempts, first, last)
@@ -182,7 +182,7 @@ class StatusCalls(Calls):
         self, request: control.ChainRequest, _context: Context
     ) -> AsyncIterator[control.ChainPart]:
         """Every certificate from a round on, with the manifests they were signed under."""
-        store = self._node.store
+        store = self._driver.store
         yield control.ChainPart(manifests=await asyncio.to_thread(store.manifests))
         first = max(1, request.first)
         while commits := await asyncio.to_thread(store.rounds_from, first, _CHAIN_PART):

@@ -33,9 +33,9 @@ class TrainingCalls(Calls):
             context, "train", run=run_id, rounds=request.rounds, recipe=plan.learning.recipe
         ):
             await self._answered(
-                context, self._node.ask(do.RunRequested(run_id, request.rounds, plan))
+                context, self._driver.ask(do.RunRequested(run_id, request.rounds, plan))
             )
-        return control.TrainReply(run=self._node.protocol.run)
+        return control.TrainReply(run=self._driver.protocol.run)
 
     async def _plan(self, request: control.TrainRequest, context: Context) -> pb.TrainingPlan:
         """The plan asked for; what it leaves open comes from a recipe or this site's settings."""
@@ -65,7 +65,7 @@ class TrainingCalls(Calls):
 
     async def _noise(self, request: control.TrainRequest, context: Context) -> pb.PrivacyPlan:
         """The noise asked for, or what spends the epsilon asked for; the rest from settings."""
-        wanted, privacy = request.plan.privacy, self._node.privacy
+        wanted, privacy = request.plan.privacy, self._driver.privacy
         multiplier = wanted.noise_multiplier or 1.0
         if request.epsilon:
             multiplier = await privacy.calibrated(request.rounds, request.epsilon)
@@ -82,7 +82,7 @@ class TrainingCalls(Calls):
             noise_floor=min(wanted.noise_floor or multiplier, multiplier),
             noise_decay=wanted.noise_decay or 1.0,
             loss_threshold=wanted.loss_threshold,
-            first_round=self._node.protocol.head_round + 1,
+            first_round=self._driver.protocol.head_round + 1,
             colluders=wanted.colluders or self._around.settings.privacy.colluders,
             clip_quantile=wanted.clip_quantile,
         )
@@ -93,7 +93,7 @@ class TrainingCalls(Calls):
         """What this site's updates have told so far, and what further rounds would add."""
         rounds = request.rounds or 1
         multiplier = request.noise_multiplier or await self._next_multiplier()
-        account = await self._answered(context, self._node.privacy.account(multiplier, rounds))
+        account = await self._answered(context, self._driver.privacy.account(multiplier, rounds))
         budget = math.nan if account.budget is None else account.budget
         return control.PrivacyReply(
             unit=_UNIT,
@@ -109,15 +109,15 @@ class TrainingCalls(Calls):
             further_fits=account.fits,
             least_multiplier=account.least,
             last_multiplier=account.booked.multipliers[-1] if account.booked.multipliers else 0.0,
-            warning=self._node.unbooked.warning,
+            warning=self._driver.unbooked.warning,
         )
 
     async def _next_multiplier(self) -> float:
         """Of the next round, if the run under way or the last one went on; 0: without noise."""
-        run, head = self._node.protocol.run, self._node.protocol.head_round
+        run, head = self._driver.protocol.run, self._driver.protocol.head_round
         if run is None:
             return 0.0
-        certificate = await asyncio.to_thread(self._node.store.certificate, head)
+        certificate = await asyncio.to_thread(self._driver.store.certificate, head)
         return noise_of_round(run.plan, head + 1, certificate)[0]
 
     async def StopTraining(
@@ -125,17 +125,17 @@ class TrainingCalls(Calls):
     ) -> control.TrainReply:
         """End the run under way, everywhere."""
         async with self._audited(context, "stop-training"):
-            await self._answered(context, self._node.ask(do.StopRequested(uuid.uuid4().hex[:12])))
-        return control.TrainReply(run=self._node.protocol.run)
+            await self._answered(context, self._driver.ask(do.StopRequested(uuid.uuid4().hex[:12])))
+        return control.TrainReply(run=self._driver.protocol.run)
 
     async def WatchTraining(
         self, _request: control.WatchTrainingRequest, _context: Context
     ) -> AsyncIterator[control.TrainingProgress]:
         """The run under way, step by step, until it is over; and who does not answer meanwhile."""
-        run = self._node.protocol.run
+        run = self._driver.protocol.run
         if run is None:
             return
-        steps = self._node.progress.watch(run.target_round > self._node.protocol.head_round)
+        steps = self._driver.progress.watch(run.target_round > self._driver.protocol.head_round)
         step, coming = control.TrainingProgress(), None
         try:
             while not step.finished:
@@ -153,5 +153,5 @@ class TrainingCalls(Calls):
                 coming.cancel()
 
     def _unreachable(self) -> list[str]:
-        peers = self._node.transport.statistics()
+        peers = self._driver.transport.statistics()
         return sorted(site for site, seen in peers.items() if not seen.connected)

@@ -1,6 +1,6 @@
 """Jobs of the learning worker that make pairs: plain functions with plain arguments.
 
-The daemon's main process names them and never runs them, as those in `jobs`.
+The daemon's main process names them and never runs them, as those of the other files here.
 """
 
 from __future__ import annotations

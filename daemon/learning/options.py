@@ -149,8 +149,8 @@ class Personalised:
     """What came of fitting what is a site's own to its pairs.
 
     ``judged``: pairs kept apart, on which ``mrr_before`` and ``mrr_after`` (with the shared
-    and with this site's own query encoder; NaN where there were too few) were measured.
-    ``changed``: whether the two encoders differ; they don't where none did better.
+    parameters alone and with this site's own; NaN where there were too few) were measured.
+    ``changed``: whether the two differ; they don't where none did better.
     ``share``: of the site's own in its mixture; NaN where there is none. ``in_turn``: the
     pairs were training pairs, from which the shared version has learned, and what is
     measured beside it was learned alone from the others of them. ``untrained``: the

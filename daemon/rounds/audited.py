@@ -1,8 +1,8 @@
 """What of the traffic with peers goes into the audit log, and when.
 
-The node and the transport know nothing of it: `AuditedInbox` stands between the
-transport and the node for what comes in, `AuditedTransport` between the node and
-the peers for what goes out. An entry is on the disk before what it tells of happens.
+`AuditedInbox` stands between the transport and the driver for what comes in,
+`AuditedTransport` between the driver and the peers for what goes out; what a commit and a
+manifest are audited as, the driver says. An entry is on the disk before what it tells of happens.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def entered(audit: AuditLog, what: do.Accuse | do.WentBack) -> None:
 
 
 class AuditedInbox:
-    """A node whose peers' requests for its data, and gifts to it, are recorded."""
+    """A driver whose peers' requests for its data, and gifts to it, are recorded."""
 
     def __init__(self, inbox: Inbox, audit: AuditLog) -> None:
         self._inbox = inbox
@@ -80,7 +80,7 @@ class AuditedInbox:
         await self._inbox.message(sender, envelope)
 
     def accepts(self, sender: str, name: pb.BlobName, total_bytes: int) -> str | None:
-        """As the node says; nothing while it could not be recorded."""
+        """As the driver says; nothing while it could not be recorded."""
         return self._inbox.accepts(sender, name, total_bytes) or self._audit.trouble or None
 
     async def blob(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:

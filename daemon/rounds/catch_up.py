@@ -17,15 +17,14 @@ import errno
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
-from crypto.durable import clear
 from crypto.quantize import FRACTION_INTEGERS
 from daemon.services.collection import Collection
+from daemon.state.folder import StateFolder
 from daemon.state.store import Store, StoreError
 from daemon.state.versions import (
     ShapeManifest,
@@ -59,7 +58,6 @@ _HISTORY_BYTES_A_PULL = 16 << 20
 RESERVED_BYTES = 16 << 20
 
 # Of a round, beside what a statement names: the sum of one of them may have to be made again.
-_DRAWS_KEPT = 4
 
 _RETRY_S = 5.0
 _NOTHING_CAME_S = 1.5
@@ -67,51 +65,8 @@ _WRONG = (RemoteProtocolError, CertificateError, ManifestError)
 _REFUSED = (PeerError, *_WRONG)
 
 
-@dataclass(frozen=True)
-class Folders:
-    """Where a site keeps what is not in a database.
-
-    ``spool`` is emptied at each start, ``arriving`` is not: what a peer has sent
-    half of a version is gone on with after a restart. ``kept`` outlives attempts and
-    restarts, too: this site's integers of the round under way (daemon/jobs/sums/kept_integers.py).
-    """
-
-    versions: Path
-    spool: Path
-    arriving: Path
-    residual: Path
-    kept: Path
-
-    def empty_spool(self) -> None:
-        """What a crash left in the spool belongs to an attempt that is over for us."""
-        clear(self.spool)
-        self.spool.mkdir(parents=True, mode=0o700)
-        self.kept.mkdir(parents=True, mode=0o700, exist_ok=True)
-
-    def kept_integers(self, round_: int, draw: int) -> Path:
-        """Where this site's integers of a round are kept, by the attempt that drew them."""
-        return self.kept / f"{round_}-{draw}.npy"
-
-    def kept_draws(self, round_: int) -> list[int]:
-        """The attempts of a round of which integers are kept, the earliest first."""
-        names = (path.stem.partition("-")[2] for path in self.kept.glob(f"{round_}-*.npy"))
-        return sorted(int(name) for name in names)
-
-    def thin_kept(self, round_: int, needed: set[int]) -> None:
-        """A round that fails again and again must not fill the disk with what it drew."""
-        for draw in self.kept_draws(round_)[:-_DRAWS_KEPT]:
-            if draw not in needed:
-                self.kept_integers(round_, draw).unlink(missing_ok=True)
-
-    def forget_kept(self, head_round: int) -> None:
-        """No round up to this one is summed again."""
-        for path in self.kept.glob("[0-9]*-*.npy"):
-            if int(path.name.partition("-")[0]) <= head_round:
-                path.unlink(missing_ok=True)
-
-
 class History(Protocol):
-    """Who verifies the past; daemon/main.py's Membership. Calls block: use a thread."""
+    """Who verifies the past; daemon/state/membership.py's Membership. Calls block: use a thread."""
 
     def knows(self, manifest_version: int) -> bool:
         """Whether that manifest is here."""
@@ -124,7 +79,7 @@ class History(Protocol):
 
 
 class Holder(Protocol):
-    """Whose head is kept sound; daemon/rounds/driver.py's Node."""
+    """Whose head is kept sound; daemon/rounds/driver.py's Driver."""
 
     collection: Collection
     protocol: RoundProtocol
@@ -144,14 +99,14 @@ class CatchUp:
         self,
         *,
         store: Store,
-        folders: Folders,
+        state: StateFolder,
         shapes: ShapeManifest,
         history: History,
         keep_versions: int,
         feed: Callable[[do.Event], Awaitable[None]],
     ) -> None:
         self.store = store
-        self.folders = folders
+        self.state = state
         self.shapes = shapes
         self._history = history
         self._keep_versions = keep_versions
@@ -191,7 +146,7 @@ class CatchUp:
 
     async def is_here(self, digest: bytes) -> bool:
         """Whether a version is on this site's disk, every byte of it."""
-        return await asyncio.to_thread(is_sound, self.folders.versions, digest, self.shapes.digest)
+        return await asyncio.to_thread(is_sound, self.state.versions, digest, self.shapes.digest)
 
     async def _from_any(self, digest: bytes, sites: list[str], transport: Transport) -> str:
         """ "" once one of ``sites`` gave it. Who gives nothing does not hold up the next one.
@@ -199,7 +154,7 @@ class CatchUp:
         A site whose packets vanish takes many seconds to fail, and a vote may wait for
         this version: another one is asked as well as soon as no byte comes.
         """
-        arriving = self.folders.arriving
+        arriving = self.state.arriving
         await asyncio.to_thread(self._make_room, arriving, 2 * largest_file(self.shapes))
         reasons: list[str] = []
         calls: dict[asyncio.Task[None], str] = {}
@@ -229,7 +184,7 @@ class CatchUp:
 
     async def _pull(self, transport: Transport, site: str, digest: bytes) -> None:
         """From where an earlier transfer ended, at whichever peer and before whichever crash."""
-        incoming = self.folders.arriving / f"{_arriving_name(digest)}.{site}"
+        incoming = self.state.arriving / f"{_arriving_name(digest)}.{site}"
         await asyncio.to_thread(_inherit, incoming, digest, self._active_pulls)
         self._active_pulls.add(incoming)
         try:
@@ -238,11 +193,11 @@ class CatchUp:
                 most = largest_file(self.shapes)
                 await transport.pull(site, name, incoming, at_most=most)
             await asyncio.to_thread(
-                import_version, incoming, self.folders.versions, digest, self.shapes.digest
+                import_version, incoming, self.state.versions, digest, self.shapes.digest
             )
         finally:
             self._active_pulls.discard(incoming)
-        await asyncio.to_thread(_discard_all, self.folders.arriving, digest)
+        await asyncio.to_thread(_discard_all, self.state.arriving, digest)
 
     def _make_room(self, folder: Path, size: int) -> None:
         """Forget what arrived in part of versions that nobody waits for any more."""
@@ -259,30 +214,30 @@ class CatchUp:
         """A version here proved to be damaged; perhaps the one that all of ours builds on."""
         self._suspected.set()
 
-    async def keep_head_sound(self, node: Holder) -> None:
+    async def keep_head_sound(self, driver: Holder) -> None:
         """Fetch the head's version again whenever it is missing or damaged."""
         while True:
             await self._suspected.wait()
             self._suspected.clear()
-            digest = node.protocol.durable.head_digest
+            digest = driver.protocol.durable.head_digest
             if await self.is_here(digest):
                 continue
             log.warning("the model version is missing or damaged", model=digest.hex()[:12])
-            peers = [site for site, p in node.transport.statistics().items() if p.connected]
-            reason = await self.have_version(digest, peers, node.transport)
+            peers = [site for site, p in driver.transport.statistics().items() if p.connected]
+            reason = await self.have_version(digest, peers, driver.transport)
             if reason:
-                node.report(f"model version {digest.hex()[:12]} is damaged here: {reason}")
+                driver.report(f"model version {digest.hex()[:12]} is damaged here: {reason}")
                 await asyncio.sleep(_RETRY_S)
                 self._suspected.set()
             else:
                 log.info("model version fetched again", model=digest.hex()[:12])
                 await self._feed(do.VersionHere(digest))  # the protocol may have asked meanwhile
-                node.collection.adopt(digest)
+                driver.collection.adopt(digest)
 
     async def forget_old_versions(self, keep: set[bytes]) -> None:
         """Remove versions beside the newest few, so that the disk stays bounded."""
         recent = await asyncio.to_thread(self.store.recent_versions, self._keep_versions)
-        await asyncio.to_thread(_remove_versions, self.folders.versions, keep | recent)
+        await asyncio.to_thread(_remove_versions, self.state.versions, keep | recent)
 
     # ---- certificates and manifests --------------------------------------------------
 
@@ -307,7 +262,7 @@ class CatchUp:
                 self._asked.discard(site)
             if len(chain) > length:
                 self.unverified.clear()
-                await self._feed(do.CertificatesArrived(site, tuple(chain)))
+                await self._feed(do.CertificatesArrived(tuple(chain)))
 
     def _whom_to_ask(self, effect: do.FetchCertificates, transport: Transport) -> list[str]:
         """The site that said so first, then whoever else is ahead, the farthest first."""
@@ -360,7 +315,7 @@ class CatchUp:
 
     async def _pull_history(self, transport: Transport, site: str, name: pb.BlobName) -> bytes:
         """One pull: small enough for memory, and it starts anew after a restart."""
-        incoming = self.folders.arriving / f"history-{name.kind}-{site}-{name.round}"
+        incoming = self.state.arriving / f"history-{name.kind}-{site}-{name.round}"
         await asyncio.to_thread(incoming.parent.mkdir, parents=True, exist_ok=True)
         try:
             await transport.pull(site, name, incoming)
@@ -387,7 +342,7 @@ class CatchUp:
 
     async def _sound_version(self, digest: bytes) -> Path:
         """A damaged one is not handed on; it is fetched again if it is still needed."""
-        path = version_path(self.folders.versions, digest)
+        path = version_path(self.state.versions, digest)
         if await self.is_here(digest):
             return path
         if await asyncio.to_thread(path.exists):

@@ -102,7 +102,7 @@ class _Running:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class Node:
+class Driver:
     """One site's driver. It is the transport's inbox and the control service's target."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Node:
         self.collection = collection
         self.privacy = privacy
         self.listening = asyncio.Event()  # the transport is there
-        self._folders = catch_up.folders
+        self._folders = catch_up.state
         self._events = events
         self._computing = computing
         self._errors = LastError()
@@ -514,7 +514,7 @@ class Node:
     @property
     def _running(self) -> _Running:
         if self._is_running is None:
-            raise RuntimeError("the node is not running")
+            raise RuntimeError("the driver is not running")
         return self._is_running
 
     @property

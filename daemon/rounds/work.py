@@ -29,9 +29,9 @@ from daemon.jobs.sums.sum_jobs import AttemptState, JobContext, SumJobs
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.workers import Worker
-from daemon.rounds.catch_up import Folders
 from daemon.rounds.progress import ProgressBoard
 from daemon.rounds.readiness import Readiness
+from daemon.state.folder import StateFolder
 from daemon.state.privacy_ledger import PrivacyBudget
 from peers.attempts import effects as do
 from peers.plans.policy import terms_of
@@ -65,7 +65,7 @@ class AttemptWork:
         self,
         context: JobContext,
         computing: Computing,
-        folders: Folders,
+        folders: StateFolder,
         privacy: PrivacyBudget,
         readiness: Readiness,
         progress: ProgressBoard,

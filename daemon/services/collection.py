@@ -31,6 +31,7 @@ from daemon.library.store import IngestCounts, Library, LibraryCounts
 from daemon.personal.layers import layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
+from daemon.state.folder import StateFolder
 from daemon.state.versions import VersionError
 from peers.attempts import effects as do
 from peers.link.pacing import Backoff
@@ -77,22 +78,21 @@ class Collection:
         self,
         *,
         spec: RetrieverSpec,
-        state: Path,
-        versions: Path,
+        state: StateFolder,
         settings: CollectionSettings,
         learning: Worker,
         answering: Worker,
         listeners: Listeners,
     ) -> None:
-        self.library_path = state / "library.sqlite3"
+        self.library_path = state.library
         self.served_digest = b""
         self.served_index: Path | None = None  # its folder; None: none is open yet
         self.last_error = ""
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
         self._spec = spec
-        self.versions = versions
-        self._index_root = state / "index"
+        self.versions = state.versions
+        self._index_root = state.index
         self._settings = settings
         self._learning = learning
         self._answering = answering

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 
@@ -25,6 +24,7 @@ from daemon.library.index import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
+from daemon.state.folder import StateFolder
 from daemon.state.store import Store, StoreError
 from daemon.state.versions import VersionError
 
@@ -49,7 +49,7 @@ class Curve:
         self,
         *,
         spec: RetrieverSpec,
-        state: Path,
+        state: StateFolder,
         store: Store,
         learning: Worker,
         questions: int,
@@ -106,9 +106,9 @@ class Curve:
                 scores = await self._learning.run(
                     curve.judge_version,
                     self._spec,
-                    self._state / "library.sqlite3",
-                    self._state / "versions",
-                    self._state / "index",
+                    self._state.library,
+                    self._state.versions,
+                    self._state.index,
                     digest,
                     self._questions,
                     known,

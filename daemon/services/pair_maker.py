@@ -22,6 +22,7 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
+from daemon.state.folder import StateFolder
 
 _SLICE_S = 20.0  # of writing at a time: training waits no longer, beside a reply under way
 
@@ -41,7 +42,7 @@ class PairMaker:
         self,
         *,
         spec: RetrieverSpec,
-        state: Path,
+        state: StateFolder,
         collection: Collection,
         writer: WriterSettings,
         learning: Worker,
@@ -52,7 +53,7 @@ class PairMaker:
         self._spec = spec
         self._path = Path(spec.made_pairs)
         self._replies = self._path.with_name("written_queries.jsonl")
-        self._versions = state / "versions"
+        self._versions = state.versions
         self._collection = collection
         self._writer = writer
         self._learning = learning

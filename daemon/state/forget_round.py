@@ -12,7 +12,8 @@ from pathlib import Path
 
 from daemon.process.log import configure_logging
 from daemon.state.audit import AuditLog
-from daemon.state.audit_format import HEAD_FILE, AuditError
+from daemon.state.audit_format import AuditError
+from daemon.state.folder import StateFolder
 from daemon.state.state_lock import StateError, locked
 from daemon.state.store import Store, StoreError
 
@@ -21,15 +22,17 @@ class NotForgotten(Exception):
     """The round was not forgotten; the text says why."""
 
 
-def forget_round(state: Path, *, sums: bool) -> int:
+def forget_round(root: Path, *, sums: bool) -> int:
     """Forget what this site has said in the round under way; the round's number.
 
     ``sums``: only how many of its sums each site's update was in. Raises NotForgotten.
     """
+    state = StateFolder(root)
     configure_logging("warning")  # to stderr: the result is alone on stdout
     actor = f"uid:{os.getuid()}"
     try:
-        with locked(state), closing(AuditLog(state / "audit", head_file=state / HEAD_FILE)) as log:
+        head = state.audit_head
+        with locked(state.root), closing(AuditLog(state.audit, head_file=head)) as log:
             what = "sums" if sums else "all"
             log.write(actor, "forget-round", "begun", what=what)
             try:
@@ -43,15 +46,15 @@ def forget_round(state: Path, *, sums: bool) -> int:
     return round_
 
 
-def _forget_sums(state: Path) -> int:
-    with closing(Store(state / "state.sqlite3")) as store:
+def _forget_sums(state: StateFolder) -> int:
+    with closing(Store(state.store)) as store:
         return store.forget_sums()
 
 
-def _forget(state: Path) -> int:
-    with closing(Store(state / "state.sqlite3")) as store:
+def _forget(state: StateFolder) -> int:
+    with closing(Store(state.store)) as store:
         # First this site's integers of the round: those that were in a sum must be in no
         # other one. Without them it draws anew, and books that.
-        if (folder := state / "kept").exists():
+        if (folder := state.kept).exists():
             shutil.rmtree(folder)
         return store.forget_round()

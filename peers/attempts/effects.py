@@ -267,9 +267,8 @@ class VersionMissing(Event):
 
 @dataclass(frozen=True)
 class CertificatesArrived(Event):
-    """Certificates of rounds after our head, oldest first, from ``site``."""
+    """Certificates of rounds after our head, oldest first."""
 
-    site: str
     certificates: tuple[pb.Certificate, ...]
 
 
@@ -509,6 +508,3 @@ class Progress(OfAttempt, Effect):
             model_digest=body.model_digest,
             report=report,
         )
-
-
-Effects = list[Effect]

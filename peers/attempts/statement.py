@@ -263,7 +263,7 @@ def read_answers(
     lead, sites = plan.coordinator, {one.site for one in answers}
     must_be(len(sites) >= needed, lead, f"shows {len(sites)} answers, {needed} are needed")
     must_be(len({one.body for one in answers}) == 1, lead, "shows answers that differ")
-    holders = {one.site for one in plan.participants} - {lead}
+    holders = mode_of(plan).holders(plan)
     for signed in answers:
         must_be(signed.site in holders, lead, "shows the answer of a site without the key")
         products = read(keys, Kind.PRODUCTS, pb.Products, signed, manifest)

@@ -1,6 +1,6 @@
 """Calls to one peer: greeting, deadlines, and who is to blame.
 
-Every failure of a call leaves here as one of the errors of peers/wire/messages.py:
+Every failure of a call leaves here as one of the errors of peers/wire/errors.py:
 the peer misbehaves, the peer refused, or the network.
 """
 

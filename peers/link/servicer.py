@@ -385,7 +385,7 @@ class Servicer:
             raise Refusal(
                 Reason.NOT_ALLOWED,
                 f"the message is for federation {federation_id!r}, this is {ours!r}: "
-                f"check federation_id in the settings of site {site!r}",
+                f"look at the manifest that site {site!r} has",
             )
         if sender != site:
             raise Refusal(

@@ -233,7 +233,7 @@ class Transport:
             for site in self._open.end(manifest.enabled, self.port):
                 log.warning("connections closed", peer=site, manifest=manifest.version)
 
-    # ---- what the node asks for ------------------------------------------------
+    # ---- what the driver asks for ------------------------------------------------
 
     async def send(self, to: str, envelope: pb.Envelope) -> None:
         """Deliver one message. It may arrive twice if the connection breaks meanwhile.

@@ -124,7 +124,8 @@ def weakening(new: pb.TrainingPlan, old: pb.TrainingPlan) -> str:
 def _changes_of_sums(new: pb.TrainingPlan, old: pb.TrainingPlan) -> Iterator[Change]:
     """Who can read a sum, of how many, and how much one site may make up of it."""
     if new.mode != old.mode:  # neither trust model contains the other
-        yield "mode", pb.Mode.Name(old.mode).lower(), pb.Mode.Name(new.mode).lower()
+        called = names_of(pb.Mode.DESCRIPTOR)
+        yield "mode", called[old.mode], called[new.mode]
     if new.min_participants < old.min_participants:
         yield "min_participants", old.min_participants, new.min_participants
     if new.max_num_examples > old.max_num_examples:

@@ -29,7 +29,7 @@ class Adoption:
         """Whether a verified commit waits for its version."""
         return bool(self._waiting)
 
-    def committed(self, commit: pb.Commit) -> do.Effects:
+    def committed(self, commit: pb.Commit) -> list[do.Effect]:
         """The coordinator says that a round is committed."""
         round_, head = commit.certificate.body.round, self._here.head_round
         if round_ <= head:
@@ -39,7 +39,7 @@ class Adoption:
             return [do.FetchCertificates(voters[0], head)] if voters else []
         return self._adopt_when_here((commit,))
 
-    def certificates(self, certificates: Sequence[pb.Certificate]) -> do.Effects:
+    def certificates(self, certificates: Sequence[pb.Certificate]) -> list[do.Effect]:
         """A peer sent certificates of rounds that we may have missed, oldest first."""
         head = self._here.head_round
         fresh = [c for c in certificates if c.body.round > head]
@@ -48,7 +48,7 @@ class Adoption:
             return []
         return self._adopt_when_here(tuple(pb.Commit(certificate=c) for c in fresh))
 
-    def _adopt_when_here(self, commits: Commits) -> do.Effects:
+    def _adopt_when_here(self, commits: Commits) -> list[do.Effect]:
         """Verify each certificate and the chain from our head, then get the version."""
         here = self._here
         parent, round_ = here.durable.head_digest, here.head_round

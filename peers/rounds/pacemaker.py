@@ -1,4 +1,4 @@
-"""Which attempt a site is in, and when it goes on to the next. PURE.
+"""How long a site stays in an attempt, and what lets it go on. PURE.
 
 A site enters attempt t + 1, never a later one, when its patience for t is over or t's
 coordinator has ended it; further only when f + 1 sites have signed promises for later
@@ -162,7 +162,7 @@ class Pacemaker:
         self.until = now + silent + (self._timing.train(attempt) if train else 0.0)
 
 
-def reached(promised: Mapping[str, int], tolerated: int) -> int:
-    """The latest attempt that f + 1 of these sites have promised, or later ones; -1: none."""
-    attempts = sorted(promised.values(), reverse=True)
-    return attempts[tolerated] if len(attempts) > tolerated else -1
+def reached(numbers: Mapping[str, int], sites: int) -> int:
+    """The greatest number that so many of the sites, 1 at least, have come to; -1: none."""
+    descending = sorted(numbers.values(), reverse=True)
+    return descending[sites - 1] if len(descending) >= sites else -1

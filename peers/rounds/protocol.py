@@ -225,7 +225,7 @@ class Protocol:
             case do.PeerAhead(site, head_round):
                 if head_round > here.head_round:
                     here.emit(do.FetchCertificates(site, here.head_round))
-            case do.CertificatesArrived(_, certificates):
+            case do.CertificatesArrived(certificates):
                 here.emit(*self._adoption.certificates(certificates))
             case do.VersionHere(digest):
                 self._version_here(digest)

@@ -202,7 +202,7 @@ class Replica:
     def reached(self, others: int) -> int:
         """The latest attempt that so many others are in, or in a later one; -1: we don't know."""
         there = {site: self.attempts.get(site, -1) for site in self.others}
-        return reached(there, others - 1)
+        return reached(there, others)
 
     @property
     def has_quorum(self) -> bool:

@@ -130,7 +130,7 @@ class RunInForce:
     def usual(self) -> int:
         """The number that runs have reached, by what more sites have told than may lie."""
         generations = {s: n for s, n in self._generations.items() if self._here.manifest.enabled(s)}
-        return max(0, reached(generations, self._here.manifest.tolerated))
+        return max(0, reached(generations, self._here.manifest.tolerated + 1))
 
     def _is_far(self, run: pb.Run) -> bool:
         return runs.is_far(run, self.usual)

@@ -30,10 +30,10 @@ from daemon.jobs.sums import ckks as round_crypto
 from daemon.jobs.sums.aggregation import CiphertextSum
 from daemon.jobs.sums.sum_jobs import Credentials, JobContext
 from daemon.process.workers import Worker
-from daemon.rounds.catch_up import Folders
 from daemon.rounds.events import EventQueue
 from daemon.rounds.progress import ProgressBoard
 from daemon.rounds.work import AttemptWork, Computing
+from daemon.state.folder import StateFolder
 from daemon.state.privacy_ledger import PrivacyBudget, PrivacyLedger
 from daemon.state.versions import ShapeManifest
 from peers.attempts import effects as do
@@ -102,10 +102,10 @@ async def members(
 
             worker = Worker(f"crypto-{site}", threads=1)
             stack.push_async_callback(worker.stop)
-            (folder / "kept").mkdir(parents=True)
-            ledger = PrivacyLedger(folder / "privacy.sqlite3")
+            state = StateFolder(folder)
+            state.kept.mkdir(parents=True)
+            ledger = PrivacyLedger(state.privacy)
             stack.callback(ledger.close)
-            spool = folder / "spool"
             credentials = Credentials(federation.identity(site), federation.trust)
             peers = cast(Any, HandsOver(site, found))
             # Nobody runs the protocol, and nothing is trained: the update is given.
@@ -113,14 +113,14 @@ async def members(
             work = AttemptWork(
                 JobContext(credentials, worker, SHAPE, events.feed, peers),
                 Computing(nothing, worker, nothing, folder),
-                Folders(folder, spool, spool, folder / "residual.npy", folder / "kept"),
+                state,
                 PrivacyBudget(ledger, worker, None, 1e-5),
                 readiness=nothing,
                 progress=ProgressBoard(lambda: (0, 0)),
             )
             await work.begin(*AT)
             work.take_plan(plan)
-            found[site] = Member(work, spool / "7-0")
+            found[site] = Member(work, state.spool / "7-0")
         yield found
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from daemon import main as fedd
-from daemon.rounds.driver import Node
+from daemon.rounds.driver import Driver
 from peers.attempts import effects as do
 
 # A coordinator that trains too shows "train" when its own part begins, and again
@@ -26,10 +26,10 @@ _TIMES_SHOWN = {"train": 2}
 def run() -> None:
     """The daemon's own main, with a breakpoint where it shows its progress."""
     folder = Path(os.environ["HANSE_TAPE"])
-    show = Node._show
+    show = Driver._show
     shown: dict[tuple[int, int, str], int] = {}
 
-    def halting(self: Node, effect: do.Progress) -> None:
+    def halting(self: Driver, effect: do.Progress) -> None:
         show(self, effect)
         wanted = folder / "halt-at"
         if effect.coordinator != self.identity.site_id or not wanted.exists():
@@ -41,7 +41,7 @@ def run() -> None:
             while wanted.exists():
                 time.sleep(0.002)
 
-    Node._show = halting  # type: ignore[method-assign]
+    Driver._show = halting  # type: ignore[method-assign]
     fedd.main()
 
 

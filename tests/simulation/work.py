@@ -257,7 +257,7 @@ class SimulatedWork:
         if world.reaches(name, source):
             commits = world.disks[source].commits
             found = tuple(commits[r].certificate for r in sorted(commits) if r > after)
-            world._feed(name, do.CertificatesArrived(source, found))
+            world._feed(name, do.CertificatesArrived(found))
 
 
 def _key_of(plan: pb.Plan, part: str) -> bytes:

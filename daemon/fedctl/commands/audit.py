@@ -346,11 +346,12 @@ def _value(value: object) -> str:
 
 def _segments(session: Session, state_dir: Path | None, files: list[Path] | None) -> list[Path]:
     from daemon.state.audit_format import AuditError, number_of, segments
+    from daemon.state.folder import StateFolder
 
     try:
         if files:
             return sorted(files, key=number_of)
-        folder = (state_dir or _configured(session)) / "audit"
+        folder = StateFolder(state_dir or _configured(session)).audit
         paths = segments(folder)
     except AuditError as error:
         raise CommandError(str(error), exit_code=Exit.USAGE) from error

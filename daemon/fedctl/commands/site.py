@@ -263,8 +263,10 @@ def site_forget_round(
 
 def _check_state(state: Path) -> None:
     """Raises CommandError unless a daemon of this user has left its state there."""
+    from daemon.state.folder import StateFolder
+
     try:
-        (state / "state.sqlite3").stat()
+        StateFolder(state).store.stat()
         owner = state.stat().st_uid
     except OSError as error:
         raise CommandError(

@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 
 from crypto.identity.site import Identity
 from daemon import main as fedd
-from daemon.rounds.driver import Node
+from daemon.rounds.driver import Driver
 from daemon.state import membership
 from daemon.state.versions import read_version, write_version
 from peers.attempts import bundle, coordination, statement
@@ -487,16 +487,16 @@ def _told_to_say() -> Iterator[tuple[str, pb.Envelope]]:
 
 
 def _say_what_the_test_says() -> None:
-    look = Node._look_at_peers
+    look = Driver._look_at_peers
 
-    async def looking(self: Node) -> None:
+    async def looking(self: Driver) -> None:
         await look(self)
         for site, envelope in _told_to_say():
             self._out.put(site, getattr(envelope, envelope.WhichOneof("body") or ""))
         if held_back and lie() == "shows":
             await self.feed(do.Tick())
 
-    Node._look_at_peers = looking  # type: ignore[method-assign]
+    Driver._look_at_peers = looking  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ OF_WORKERS: dict[str, Callable[[], None]] = {"proof": without_proof_of_sum}
 
 def without_others() -> None:
     """One site's promise of a later attempt takes everybody there: no f + 1."""
-    vars(replica)["reached"] = lambda promised, _tolerated: reached(promised, 0)
+    vars(replica)["reached"] = lambda numbers, _sites: reached(numbers, 1)
 
 
 def without_farthest() -> None:

@@ -21,11 +21,11 @@ import pytest
 from config.loading import load
 from daemon.control.status import unverified
 from daemon.rounds import catch_up as exchange_module
-from daemon.rounds.catch_up import CatchUp, Folders
+from daemon.rounds.catch_up import CatchUp
+from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
 from daemon.state.store import Store
 from daemon.state.versions import ShapeManifest, is_sound, version_path, write_version
-from daemon.wiring import folders_of
 from peers.attempts import effects as do
 from peers.link.contacts import PeerStatistics
 from peers.link.transport import Transport
@@ -87,7 +87,7 @@ class Inbox(KeepsAll):
 class Place:
     """One site's disk, its exchange, and what that fed to the protocol."""
 
-    folders: Folders
+    folders: StateFolder
     store: Store
     exchange: CatchUp
     membership: Membership
@@ -117,12 +117,9 @@ async def at(
     """A site with these committed rounds, listening."""
     manifest = federation.manifest(version=version)
     membership = membership_of(federation, site, signed(manifest, federation.authority))
-    state = federation.root / site / "state"
-    folders = Folders(
-        *(state / name for name in ("versions", "spool", "arriving", "residual", "kept"))
-    )
+    folders = StateFolder(federation.root / site / "state")
     folders.versions.mkdir(parents=True, exist_ok=True)
-    store = Store(state / "state.sqlite3")
+    store = Store(folders.store)
     store.load("med", SHAPE.digest, GENESIS)
     membership.remember(store)
     if commits:
@@ -135,7 +132,7 @@ async def at(
 
     exchange = CatchUp(
         store=store,
-        folders=folders,
+        state=folders,
         shapes=SHAPE,
         history=membership,
         keep_versions=2,
@@ -187,7 +184,7 @@ def test_a_link_in_the_place_of_the_spool_hinders_no_start(tmp_path: Path) -> No
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "letter").touch()
-    folders = folders_of(tmp_path / "state")
+    folders = StateFolder(tmp_path / "state")
     folders.spool.parent.mkdir(parents=True)
     folders.spool.symlink_to(elsewhere)
     folders.empty_spool()
@@ -447,7 +444,7 @@ async def test_a_version_goes_on_at_the_byte_where_a_killed_daemon_was(
     monkeypatch.setattr("tests.daemon.rounds.test_catch_up.SHAPE", big)
     async with at(federation, "beta") as beta, at(federation, "alpha") as alpha:
         digest, path = write_version(beta.folders.versions, big.digest, values)
-        alpha.folders.arriving.mkdir()
+        alpha.folders.arriving.mkdir(parents=True)
         stale = alpha.folders.arriving / f"version-{b'x'.hex()}.part"
         stale.write_bytes(b"of a version that nobody waits for")
         part = alpha.folders.arriving / f"version-{digest.hex()}.gamma.part"  # gamma is gone

@@ -23,7 +23,7 @@ from config.loading import load
 from crypto.quantize import CryptoError
 from daemon.jobs.sums.sum_jobs import AttemptState
 from daemon.main import Daemon
-from daemon.rounds.driver import Attached, Node
+from daemon.rounds.driver import Attached, Driver
 from daemon.rounds.progress import ProgressBoard
 from daemon.state.audit import AuditLog
 from daemon.wiring import Workers
@@ -78,7 +78,7 @@ def made(kind: type) -> Any:
     return kind(**named)
 
 
-async def started(folder: Path, stack: AsyncExitStack) -> Node:
+async def started(folder: Path, stack: AsyncExitStack) -> Driver:
     """Everything of a daemon but its control socket, in this process."""
     federation = Federation.found(folder, "alder", "birch")
     home = folder / "alder"
@@ -96,18 +96,18 @@ async def started(folder: Path, stack: AsyncExitStack) -> Node:
     daemon = Daemon(load(home / "fedd.toml"))
     workers = Workers.of(1)
     stack.push_async_callback(workers.stop)
-    node, _, described = await daemon._make_node(workers, stack)
+    driver, _, described = await daemon._make_driver(workers, stack)
     audit = AuditLog(home / "audit")
     stack.callback(audit.close)
-    transport = daemon._make_transport(node, audit)
+    transport = daemon._make_transport(driver, audit)
     attached = Attached(
         ProgressBoard(lambda: (0, 0)),
         audit,
-        await daemon._make_desk(node, described, workers),
+        await daemon._make_desk(driver, described, workers),
         committed=lambda _round, _digest: None,
         run_ended=lambda: None,
     )
-    running = asyncio.create_task(node.run(transport, attached, lambda: None, heartbeat_s=5.0))
+    running = asyncio.create_task(driver.run(transport, attached, lambda: None, heartbeat_s=5.0))
 
     async def end() -> None:
         assert not running.done(), "whatever happened, it lives"
@@ -117,40 +117,40 @@ async def started(folder: Path, stack: AsyncExitStack) -> Node:
     stack.push_async_callback(end)
     await transport.start()
     stack.push_async_callback(transport.stop, 0)
-    node.listening.set()
-    await node.ask(do.Tick())
-    return node
+    driver.listening.set()
+    await driver.ask(do.Tick())
+    return driver
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+async def driver(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Driver]:
     async with AsyncExitStack() as stack:
         yield await started(tmp_path_factory.mktemp("driver"), stack)
 
 
-def stepping(node: Node, monkeypatch: pytest.MonkeyPatch, *effects: do.Effect) -> None:
+def stepping(driver: Driver, monkeypatch: pytest.MonkeyPatch, *effects: do.Effect) -> None:
     """The next step wishes these."""
-    monkeypatch.setattr(node.protocol, "step", lambda _event, _now: list(effects))
+    monkeypatch.setattr(driver.protocol, "step", lambda _event, _now: list(effects))
 
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in EFFECTS if kind is not do.Persist], ids=lambda kind: kind.__name__
 )
 async def test_an_effect_that_cannot_be_carried_out_costs_itself(
-    node: Node, monkeypatch: pytest.MonkeyPatch, kind: type
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
     shown: list[do.Progress] = []
-    monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
+    monkeypatch.setattr(driver.progress, "phase", lambda effect, *_: shown.append(effect))
     last = do.Progress(1, 0, "prepare", "birch")
-    stepping(node, monkeypatch, made(kind), last)
+    stepping(driver, monkeypatch, made(kind), last)
     before = asyncio.all_tasks()
     # Refused, or taken: some fail later, as tasks of their own.
-    await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
+    await asyncio.gather(driver.ask(do.Tick()), return_exceptions=True)
     assert shown[-1] is last, "what stands behind it is carried out"
-    stepping(node, monkeypatch)
+    stepping(driver, monkeypatch)
     if begun := asyncio.all_tasks() - before:
         await asyncio.wait(begun, timeout=0.05)
-    await asyncio.wait_for(node.ask(do.Tick()), 10)
+    await asyncio.wait_for(driver.ask(do.Tick()), 10)
 
 
 @pytest.mark.parametrize(
@@ -162,96 +162,96 @@ async def test_an_effect_that_cannot_be_carried_out_costs_itself(
     "kind", [kind for kind in EFFECTS if kind is not do.Persist], ids=lambda kind: kind.__name__
 )
 async def test_whatever_an_effect_raises_its_message_is_refused(
-    node: Node, monkeypatch: pytest.MonkeyPatch, kind: type, error: Exception
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, kind: type, error: Exception
 ) -> None:
     async def raising(effect: do.Effect) -> None:
         if isinstance(effect, kind):
             raise error
 
-    monkeypatch.setattr(node, "_carry_out", raising)
-    stepping(node, monkeypatch, made(kind))
+    monkeypatch.setattr(driver, "_carry_out", raising)
+    stepping(driver, monkeypatch, made(kind))
     with pytest.raises(RemoteProtocolError, match=f"can't carry that out .{type(error).__name__}"):
-        await node.ask(do.MessageReceived("birch", pb.Recall(round=1)))
-    assert kind.__name__ in node.last_error
-    assert str(error) in node.last_error
+        await driver.ask(do.MessageReceived("birch", pb.Recall(round=1)))
+    assert kind.__name__ in driver.last_error
+    assert str(error) in driver.last_error
     with pytest.raises(RunRefused, match="can't carry that out"):
-        await node.ask(do.StopRequested("run"))
+        await driver.ask(do.StopRequested("run"))
 
 
 @pytest.mark.parametrize("error", [OverflowError("too large"), AssertionError("a bug")])
 async def test_a_step_that_fails_refuses_its_message_and_keeps_what_it_had_done(
-    node: Node, monkeypatch: pytest.MonkeyPatch, error: Exception
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     kept = do.Progress(1, 0, "waiting", "birch", message="kept")
     shown: list[do.Progress] = []
-    monkeypatch.setattr(node.progress, "phase", lambda effect, *_: shown.append(effect))
+    monkeypatch.setattr(driver.progress, "phase", lambda effect, *_: shown.append(effect))
 
     def failing(_event: do.Event) -> None:
-        node.protocol._here.emit(kept)
+        driver.protocol._here.emit(kept)
         raise error
 
-    monkeypatch.setattr(node.protocol, "_dispatch", failing)
+    monkeypatch.setattr(driver.protocol, "_dispatch", failing)
     with pytest.raises(RemoteProtocolError, match="can't carry that out"):
-        await node.ask(do.MessageReceived("birch", pb.Recall(round=1)))
+        await driver.ask(do.MessageReceived("birch", pb.Recall(round=1)))
     assert shown == [kept]
     monkeypatch.undo()
-    await asyncio.wait_for(node.ask(do.Tick()), 10)
+    await asyncio.wait_for(driver.ask(do.Tick()), 10)
 
 
 async def test_a_manifest_that_waits_is_warned_of_once(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.protocol._here.manifests, "waiting", "Manifest 4 is installed")
+    monkeypatch.setattr(driver.protocol._here.manifests, "waiting", "Manifest 4 is installed")
     with capture_logs() as logged:
         for _ in range(2):
-            await node.ask(do.Tick())
+            await driver.ask(do.Tick())
     told = [one for one in logged if "Manifest 4" in one["event"]]
     assert [one["log_level"] for one in told] == ["warning"]
 
 
 async def test_an_error_of_an_attempt_goes_with_a_later_round_and_others_stay(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def committed(round_: int) -> None:
-        stepping(node, monkeypatch, do.Adopt(round_, bytes(32), ("birch",)))
-        await asyncio.gather(node.ask(do.Tick()), return_exceptions=True)
+        stepping(driver, monkeypatch, do.Adopt(round_, bytes(32), ("birch",)))
+        await asyncio.gather(driver.ask(do.Tick()), return_exceptions=True)
 
     async def failed(round_: int) -> None:
         why = do.Progress(round_, 46, "failed", "birch", message="birch: did not answer")
-        stepping(node, monkeypatch, why)
-        await node.ask(do.Tick())
+        stepping(driver, monkeypatch, why)
+        await driver.ask(do.Tick())
 
-    node.report("alder's disk is full")
+    driver.report("alder's disk is full")
     await failed(1)
-    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    assert driver.last_error == "round 1 attempt 46: birch: did not answer"
     await committed(1)
-    assert node.last_error == "round 1 attempt 46: birch: did not answer"
+    assert driver.last_error == "round 1 attempt 46: birch: did not answer"
     await committed(2)
-    assert node.last_error == "alder's disk is full"
+    assert driver.last_error == "alder's disk is full"
     await failed(3)
-    node.report("birch has signed two things")
-    assert node.last_error == "birch has signed two things", "the last one is shown"
+    driver.report("birch has signed two things")
+    assert driver.last_error == "birch has signed two things", "the last one is shown"
     await committed(4)
-    assert node.last_error == "birch has signed two things"
+    assert driver.last_error == "birch has signed two things"
 
 
 async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
-        node = await started(tmp_path, stack)
-        node.store.forget_round()
+        driver = await started(tmp_path, stack)
+        driver.store.forget_round()
         with capture_logs() as logged:
             for round_ in (1, 2):
                 back = do.WentBack(round_, "birch", "promised attempt 4")
-                stepping(node, monkeypatch, back)
-                await node.ask(do.Tick())
+                stepping(driver, monkeypatch, back)
+                await driver.ask(do.Tick())
                 if round_ == 1:
-                    assert node.last_error == ""
+                    assert driver.last_error == ""
         told = [one for one in logged if "went back" in one["event"]]
         assert [one["log_level"] for one in told] == ["info", "warning"]
         assert "on purpose (fedctl site forget-round)" in told[0]["event"]
-        assert "of round 2" in node.last_error, "of another round it was nobody's purpose"
+        assert "of round 2" in driver.last_error, "of another round it was nobody's purpose"
         monkeypatch.undo()
 
 
@@ -260,51 +260,51 @@ async def test_a_ledger_that_lacks_rounds_in_which_the_site_took_part_is_noticed
 ) -> None:
     """Its state was restored: certificates come back from peers, what was spent does not."""
     async with AsyncExitStack() as stack:
-        node = await started(tmp_path, stack)
+        driver = await started(tmp_path, stack)
         for round_ in (2, 5):
-            await node.privacy.spend(round_, 0, None)
+            await driver.privacy.spend(round_, 0, None)
         commits = [one_of(round_, "alder", "birch") for round_ in range(1, 6)]
         commits += [one_of(6, "birch"), one_of(7, "alder", "birch", rules=0)]
-        node.store.persist(node.protocol.durable, tuple(commits[:4]))
+        driver.store.persist(driver.protocol.durable, tuple(commits[:4]))
         with capture_logs() as logged:
-            await node.unbooked.look()
-            assert "lacks rounds 1 and 3 to 4, in which it took part" in node.unbooked.warning
-            node.store.persist(node.protocol.durable, tuple(commits[4:]))
-            await node.unbooked.look()
+            await driver.unbooked.look()
+            assert "lacks rounds 1 and 3 to 4, in which it took part" in driver.unbooked.warning
+            driver.store.persist(driver.protocol.durable, tuple(commits[4:]))
+            await driver.unbooked.look()
         assert [one["log_level"] for one in logged if "lacks" in one["event"]] == ["warning"]
-        assert "lacks rounds 1 and 3 to 4," in node.unbooked.warning
-        node.store.persist(node.protocol.durable, (one_of(8, "alder", "birch"),))
-        await node.unbooked.look()
-        assert "lacks rounds 1, 3 to 4 and 8," in node.unbooked.warning
+        assert "lacks rounds 1 and 3 to 4," in driver.unbooked.warning
+        driver.store.persist(driver.protocol.durable, (one_of(8, "alder", "birch"),))
+        await driver.unbooked.look()
+        assert "lacks rounds 1, 3 to 4 and 8," in driver.unbooked.warning
 
 
 @pytest.mark.parametrize("kept", [False, True])
 async def test_an_update_is_booked_before_it_is_hidden_and_once(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """There is none to hide here, or what is kept is damaged: booked it is all the same."""
     round_ = 11 + kept
-    monkeypatch.setattr(node._work, "_state", AttemptState(round_, 0, tmp_path))
-    node._work.take_plan(pb.Plan(round=round_, training=pb.TrainingPlan(bits=16)))
+    monkeypatch.setattr(driver._work, "_state", AttemptState(round_, 0, tmp_path))
+    driver._work.take_plan(pb.Plan(round=round_, training=pb.TrainingPlan(bits=16)))
     if kept:
-        path = node._folders.kept_integers(round_, 0)
+        path = driver._folders.kept_integers(round_, 0)
         path.parent.mkdir(exist_ok=True)
         path.touch()
     with pytest.raises(CryptoError):
-        await node._work.hide_update(do.HideUpdate(round_, 0, "birch", 1.0, (1,), 0))
-    assert await node.privacy.unbooked([round_]) == [round_] * kept
+        await driver._work.hide_update(do.HideUpdate(round_, 0, "birch", 1.0, (1,), 0))
+    assert await driver.privacy.unbooked([round_]) == [round_] * kept
 
 
 async def test_integers_that_are_to_be_sent_again_are_not_made_anew(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a sum that may have been opened: others would tell their difference."""
-    monkeypatch.setattr(node._work, "_state", AttemptState(13, 1, tmp_path))
+    monkeypatch.setattr(driver._work, "_state", AttemptState(13, 1, tmp_path))
     training = pb.TrainingPlan(bits=16)
-    node._work.take_plan(pb.Plan(round=13, attempt=1, scale_exponents=[1], training=training))
+    driver._work.take_plan(pb.Plan(round=13, attempt=1, scale_exponents=[1], training=training))
     with pytest.raises(CryptoError, match="to be made again, and this site does not have"):
-        await node._work.hide_update(do.HideUpdate(13, 1, "birch", 1.0, (1,), 0))
-    assert await node.privacy.unbooked([13]) == [13]
+        await driver._work.hide_update(do.HideUpdate(13, 1, "birch", 1.0, (1,), 0))
+    assert await driver.privacy.unbooked([13]) == [13]
 
 
 def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
@@ -312,27 +312,27 @@ def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
     return pb.Commit(certificate=pb.Certificate(body=body))
 
 
-async def test_a_message_that_cannot_be_sent_is_lost_and_said(node: Node) -> None:
-    node._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
-    node._out.put("nobody", pb.RunWish())
-    node._out.put("birch", pb.RunWish())
+async def test_a_message_that_cannot_be_sent_is_lost_and_said(driver: Driver) -> None:
+    driver._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
+    driver._out.put("nobody", pb.RunWish())
+    driver._out.put("birch", pb.RunWish())
     async with asyncio.timeout(10):
-        while "could not be sent" not in node.last_error:
+        while "could not be sent" not in driver.last_error:
             await asyncio.sleep(0.01)
-    await asyncio.wait_for(node.ask(do.Tick()), 10)
+    await asyncio.wait_for(driver.ask(do.Tick()), 10)
 
 
 async def test_a_state_that_cannot_be_written_leaves_the_site_refusing_and_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
-        node = await started(tmp_path, stack)
+        driver = await started(tmp_path, stack)
         said: list[do.Send] = []
-        monkeypatch.setattr(node._out, "put", lambda to, body: said.append(do.Send(to, body)))
+        monkeypatch.setattr(driver._out, "put", lambda to, body: said.append(do.Send(to, body)))
         promise = do.Send("birch", pb.Promised())
-        stepping(node, monkeypatch, made(do.Persist), promise)
+        stepping(driver, monkeypatch, made(do.Persist), promise)
         with pytest.raises(PeerRefused, match="stands still"):
-            await node.ask(do.MessageReceived("birch", pb.Recall(round=1)))
+            await driver.ask(do.MessageReceived("birch", pb.Recall(round=1)))
         assert promise not in said, "nothing is said that is not on the disk"
         monkeypatch.undo()
         for event, refusal in (
@@ -340,12 +340,12 @@ async def test_a_state_that_cannot_be_written_leaves_the_site_refusing_and_alive
             (do.StopRequested("run"), RunRefused),
         ):
             with pytest.raises(refusal, match="restart it"):
-                await node.ask(event)
+                await driver.ask(event)
         for _ in range(20):  # its own events pile up nowhere
-            await node.feed(do.Tick())
+            await driver.feed(do.Tick())
         async with asyncio.timeout(10):
-            while len(node._events):
+            while len(driver._events):
                 await asyncio.sleep(0.01)
-        assert "restart it" in node.last_error
+        assert "restart it" in driver.last_error
         name = pb.BlobName(kind=pb.ENCRYPTED_UPDATE, round=1)
-        assert "restart it" in (node.accepts("birch", name, 1) or "")
+        assert "restart it" in (driver.accepts("birch", name, 1) or "")

@@ -32,6 +32,7 @@ from daemon.services import pair_maker as pairs_module
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
 from daemon.services.pair_maker import PairMaker, WriterSettings
+from daemon.state.folder import StateFolder
 from daemon.state.store import Store
 from daemon.state.versions import read_version, write_version
 from tests.daemon.pairs.test_pair_writers import about, completion, serving
@@ -111,8 +112,7 @@ class Site:
         )
         collection = Collection(
             spec=spec,
-            state=state,
-            versions=state / "versions",
+            state=StateFolder(state),
             settings=CollectionSettings(passage_tokens=40, top_k=3, willing=True, min_pairs=4),
             learning=worker,
             answering=worker,
@@ -135,7 +135,7 @@ class Site:
     def maker(self, model: str = "") -> PairMaker:
         return PairMaker(
             spec=self.spec,
-            state=self.state,
+            state=StateFolder(self.state),
             collection=self.collection,
             writer=WriterSettings(model, "general"),
             learning=self.worker,
@@ -341,7 +341,7 @@ async def test_a_site_that_renews_an_old_version_goes_on_to_the_newer_one(site: 
 def curve_of(site: Site, store: Store, questions: int, head: Callable[[], Version]) -> Curve:
     curve = Curve(
         spec=site.spec,
-        state=site.state,
+        state=StateFolder(site.state),
         store=store,
         learning=site.worker,
         questions=questions,

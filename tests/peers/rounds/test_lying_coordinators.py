@@ -59,10 +59,10 @@ def test_where_more_sites_are_than_may_lie_a_site_follows_and_no_farther() -> No
     alone.hears("d", alone.stage.promised("d", LAST))
     alone.hears("c", alone.stage.promised("c", 6))
     assert alone.promised == 6
-    assert reached({"b": 2, "c": 6, "d": LAST}, 1) == 6
-    assert reached({"d": LAST}, 1) == -1
-    assert reached({"b": 2, "c": 6, "d": LAST}, 2) == 2
-    assert reached({}, 0) == -1
+    assert reached({"b": 2, "c": 6, "d": LAST}, 2) == 6
+    assert reached({"d": LAST}, 2) == -1
+    assert reached({"b": 2, "c": 6, "d": LAST}, 3) == 2
+    assert reached({}, 1) == -1
 
 
 def test_a_site_goes_to_the_next_attempt_when_its_patience_is_over() -> None:
@@ -186,7 +186,7 @@ def test_a_commit_of_too_few_votes_is_not_adopted_nor_its_version_fetched(told: 
     def tell(certificate: pb.Certificate) -> list[do.Effect]:
         if told == "commit":
             return alone.hears("b", pb.Commit(certificate=certificate))
-        return alone.takes(do.CertificatesArrived("b", (certificate,)))
+        return alone.takes(do.CertificatesArrived((certificate,)))
 
     with pytest.raises(CertificateError, match="no quorum"):
         tell(committed(alone, "bc"))
@@ -212,13 +212,13 @@ def test_a_commit_under_an_older_manifest_than_the_heads_is_not_adopted() -> Non
     )
     alone.takes(do.ManifestChanged(newer))
     first = committed(alone, "abc", manifest_version=2, manifest_digest=newer.digest)
-    alone.takes(do.CertificatesArrived("b", (first,)))
+    alone.takes(do.CertificatesArrived((first,)))
     alone.takes(do.VersionHere(VERSION))
     assert alone.machine.head_round == 1
     old = committed(alone, "bcd", round=2, parent_digest=VERSION, model_digest=b"2" * 32)
     for event in (
         do.MessageReceived("b", pb.Commit(certificate=old)),
-        do.CertificatesArrived("b", (old,)),
+        do.CertificatesArrived((old,)),
     ):
         with pytest.raises(CertificateError, match="versions do not go back"):
             alone.takes(event)
