@@ -6,7 +6,7 @@ crosses a network; text of documents and questions may appear here.
 
 Bounds of what is asked: as options of the fields (proto/bounds.proto), checked before a call
 begins (daemon/control/context.py). Documents and pairs are judged one by one instead
-(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB, a path 4096 bytes.
+(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB.
 """
 
 from collections import abc as _abc
@@ -137,7 +137,7 @@ class StatusReply(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """certificates that expire within 30 days, ours, peers' and the authority's; breaks of the audit log"""
+        """what a person should look at: breaks of the audit log, certificates that expire within 30 days, a manifest that waits, a round not booked, peers shut out or not verified"""
 
     @_builtins.property
     def audit_breaks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditBreak]:

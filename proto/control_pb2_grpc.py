@@ -253,8 +253,8 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Personalise(self, request, context):
-        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
-        gives it up, and nothing has changed then.
+        """Fit what is this site's own of the model to its pairs, for the version that answers; to
+        hang up gives it up, and nothing has changed then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -6,7 +6,7 @@ crosses a network; text of documents and questions may appear here.
 
 Bounds of what is asked: as options of the fields (proto/bounds.proto), checked before a call
 begins (daemon/control/context.py). Documents and pairs are judged one by one instead
-(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB, a path 4096 bytes.
+(daemon/control/library.py). A text is at most 16 MiB, a question 16 KiB.
 """
 
 from collections import abc as _abc
@@ -68,8 +68,8 @@ class ControlStub:
     AcknowledgeBreaks: _grpc.UnaryUnaryMultiCallable[_control_pb2.AcknowledgeBreaksRequest, _control_pb2.AcknowledgeBreaksReply]
     """A person has looked at breaks of the audit log; recorded in it."""
     Personalise: _grpc.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]
-    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
-    gives it up, and nothing has changed then.
+    """Fit what is this site's own of the model to its pairs, for the version that answers; to
+    hang up gives it up, and nothing has changed then.
     """
 
 @_typing.type_check_only
@@ -106,8 +106,8 @@ class ControlAsyncStub(ControlStub):
     AcknowledgeBreaks: _aio.UnaryUnaryMultiCallable[_control_pb2.AcknowledgeBreaksRequest, _control_pb2.AcknowledgeBreaksReply]  # type: ignore[assignment]
     """A person has looked at breaks of the audit log; recorded in it."""
     Personalise: _aio.UnaryStreamMultiCallable[_control_pb2.PersonaliseRequest, _control_pb2.PersonaliseProgress]  # type: ignore[assignment]
-    """Fit this site's query encoder to its pairs, for the version that answers; to hang up
-    gives it up, and nothing has changed then.
+    """Fit what is this site's own of the model to its pairs, for the version that answers; to
+    hang up gives it up, and nothing has changed then.
     """
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
@@ -255,8 +255,8 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.PersonaliseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.PersonaliseProgress], _abc.AsyncIterator[_control_pb2.PersonaliseProgress]]:
-        """Fit this site's query encoder to its pairs, for the version that answers; to hang up
-        gives it up, and nothing has changed then.
+        """Fit what is this site's own of the model to its pairs, for the version that answers; to
+        hang up gives it up, and nothing has changed then.
         """
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

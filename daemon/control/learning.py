@@ -13,7 +13,7 @@ from daemon.control.context import Calls, Context, ServiceContext
 from daemon.evaluation.intervals import Interval
 from daemon.jobs.answering import Evaluation
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
-from daemon.learning.options import EvaluationProgress, LearningError, TrainingProgress
+from daemon.learning.options import EpochProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.personal.layer import NOTHING_YET, Serving
 from daemon.personal.layers import LAYERS, layer_of
@@ -62,7 +62,7 @@ class LearningCalls(Calls):
             return personaliser.personalise(listener, local_epochs=request.local_epochs)
 
         async with self._audited(context, "personalise") as recorded:
-            async with watched(begin, TrainingProgress) as (steps, work):
+            async with watched(begin, EpochProgress) as (steps, work):
                 async for step in steps:
                     yield _epoch(step)
                 outcome = await self._answered(context, work)
@@ -305,7 +305,7 @@ def _serving(around: ServiceContext) -> Serving:
     return Serving(served, own if answers else None, report)
 
 
-def _epoch(step: TrainingProgress) -> control.PersonaliseProgress:
+def _epoch(step: EpochProgress) -> control.PersonaliseProgress:
     return control.PersonaliseProgress(
         epoch=step.epoch,
         epochs=step.epochs,

@@ -22,11 +22,11 @@ from crypto.quantize import LOSS_BOUND
 from daemon.evaluation.rankings import held_out
 from daemon.learning.options import (
     EmbeddingProgress,
+    EpochProgress,
     LearningError,
     RetrieverDescription,
     TrainingError,
     TrainingOptions,
-    TrainingProgress,
     TrainingResult,
 )
 from daemon.learning.retriever import training_data
@@ -161,7 +161,7 @@ def train(
     library_path: Path,
     versions: Path,
     parent_digest: bytes,
-    plan: TrainingOptions,
+    options: TrainingOptions,
     round: int,
     site: str,
     update_path: Path,
@@ -173,51 +173,51 @@ def train(
     ``update_path`` gets float32 [D + 1] in .npy: new minus parent, then the mean
     loss over LOSS_BOUND. ``draw`` as in `training_seed`. Nothing personal is in it: the
     site's student and its personal layer go to ``spec.personal_folder``. Reports
-    `TrainingProgress`. Raises TrainingError when this site cannot train, VersionError when
+    `EpochProgress`. Raises TrainingError when this site cannot train, VersionError when
     it lacks the parent; nothing is written then.
     """
     from daemon.learning.retriever.training import fit, shared_copies, training_seed
 
-    _check_combination(spec, plan)
+    _check_combination(spec, options)
     retriever, layer = retriever_for(spec), layer_of(spec)
     # Tiers are the site's own affair, but for the range that the plan tells.
-    known = plan.depth.complexity_range
-    plan = replace(plan.in_round(round), depth=replace(spec.depth, complexity_range=known))
+    known = options.depth.complexity_range
+    options = replace(options.in_round(round), depth=replace(spec.depth, complexity_range=known))
     parent = load_version(retriever, versions, parent_digest)
-    own = _own(spec, retriever, layer, plan)
+    own = _own(spec, retriever, layer, options)
     before = own.before(round) if own is not None else None
     if own is None and spec.personal_folder:
         store_of(spec, retriever).forget_rounds()
-    seed = training_seed(plan.seed, round, site, draw)
+    seed = training_seed(options.seed, round, site, draw)
     mean_loss, personal = 0.0, PersonalState({})
     with Library.open(library_path) as library:
-        if plan.local_epochs == 0:
+        if options.local_epochs == 0:
             count = max(1, training_pairs(spec, library))  # a weight must be positive
         else:
-            layer.before_training(retriever, before, library, plan)
-            pairs = training_set(library, retriever, plan, spec)
+            layer.before_training(retriever, before, library, options)
+            pairs = training_set(library, retriever, options, spec)
             count = len(pairs.positives)
             anchor = shared_copies(retriever)
-            if plan.start_from == "local" and (student := _student(before, plan)) is not None:
+            if options.start_from == "local" and (student := _student(before, options)) is not None:
                 retriever.load_vector(student)
-            retriever.begin(round=round, dropout=plan.dropout, seed=seed)
+            retriever.begin(round=round, dropout=options.dropout, seed=seed)
             mean_loss = fit(
                 retriever,
                 pairs,
-                plan,
+                options,
                 seed,
-                lambda epoch, loss: report(TrainingProgress(epoch, plan.local_epochs, loss)),
+                lambda epoch, loss: report(EpochProgress(epoch, options.local_epochs, loss)),
                 anchor,
             )
             personal = layer.after_training(
-                LocalTraining(library, retriever, before, pairs, plan, mean_loss, seed)
+                LocalTraining(library, retriever, before, pairs, options, mean_loss, seed)
             )
     trained = retriever.vector()
     tail = np.float32(min(max(mean_loss / LOSS_BOUND, 0.0), 1.0))
     update = np.append(trained - parent, tail)
     _check_update(update, count, personal)
-    if own is not None and plan.local_epochs > 0:
-        own.keep(round, _with_student(personal, trained, plan))
+    if own is not None and options.local_epochs > 0:
+        own.keep(round, _with_student(personal, trained, options))
     _write_update(update_path, update)
     return TrainingResult(mean_loss, count)
 
@@ -230,11 +230,11 @@ def complexity(library_path: Path) -> float:
         return score(library)
 
 
-def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
+def _check_combination(spec: RetrieverSpec, options: TrainingOptions) -> None:
     """Raise LearningError for a plan that does not go with what this federation exchanges."""
     if spec.adapt != "lora_server":
         return
-    chosen = {"start_from": plan.start_from, "aggregate": plan.server.rule}
+    chosen = {"start_from": options.start_from, "aggregate": options.server.rule}
     for axis, (only, why) in WITH_LORA_SERVER.items():
         if chosen[axis] != only:
             raise LearningError(
@@ -243,10 +243,10 @@ def _check_combination(spec: RetrieverSpec, plan: TrainingOptions) -> None:
 
 
 def _own(
-    spec: RetrieverSpec, retriever: Retriever, layer: Layer, plan: TrainingOptions
+    spec: RetrieverSpec, retriever: Retriever, layer: Layer, options: TrainingOptions
 ) -> PersonalStore | None:
     """Where this site keeps what is its own; None when nothing is."""
-    if plan.start_from == "global" and not layer.trained_in_rounds:
+    if options.start_from == "global" and not layer.trained_in_rounds:
         return None
     if not spec.personal_folder:
         raise LearningError(
@@ -256,25 +256,25 @@ def _own(
     return store_of(spec, retriever)
 
 
-def _student(before: PersonalState | None, plan: TrainingOptions) -> Float32 | None:
+def _student(before: PersonalState | None, options: TrainingOptions) -> Float32 | None:
     """The student that this run's last round left; None: there is none of this run.
 
     An update is what was trained less the parent. From a student of an earlier run it would
     take back whatever the federation has learned since.
     """
-    if before is None or before.facts.get(_RUN) != plan.seed:
+    if before is None or before.facts.get(_RUN) != options.seed:
         return None
     return before.arrays.get(_STUDENT)
 
 
 def _with_student(
-    personal: PersonalState, trained: Float32, plan: TrainingOptions
+    personal: PersonalState, trained: Float32, options: TrainingOptions
 ) -> PersonalState:
     """What the round leaves behind: the site's layer, and its student where it has one."""
-    if plan.start_from == "global":
+    if options.start_from == "global":
         return personal
     return PersonalState(
-        {**personal.arrays, _STUDENT: trained}, {**personal.facts, _RUN: plan.seed}
+        {**personal.arrays, _STUDENT: trained}, {**personal.facts, _RUN: options.seed}
     )
 
 

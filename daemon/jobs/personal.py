@@ -34,7 +34,7 @@ def personalise(
     """Fit what `RetrieverSpec.personal` says for a model version, and keep it.
 
     ``local_only_rounds``: that what is learned alone is trained for. A layer that asks other
-    sites asks the daemon (`Worker.run_asking`). Reports `TrainingProgress`. Raises
+    sites asks the daemon (`Worker.run_asking`). Reports `EpochProgress`. Raises
     TrainingError when this site cannot train, VersionError when it lacks the version;
     nothing is written then.
     """

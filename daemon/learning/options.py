@@ -82,7 +82,7 @@ class TrainingOptions(LocalAxes, TrainingAxes):
         return cls(**choices, **options_in(learning, axes), server=ServerOptions(**server))
 
 
-class TrainingProgress(NamedTuple):
+class EpochProgress(NamedTuple):
     """Reported after each local epoch: ``loss`` is its mean."""
 
     epoch: int

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32, Float64, Rows
-from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress
+from daemon.learning.options import EpochProgress, LearningError, Personalised, TrainingOptions
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_set
@@ -246,16 +246,16 @@ class _Alone:
     done: int = 0  # epochs
     loss: float = math.nan  # of the last epoch
     pairs: int = 0  # that the last one learned from
-    _plan: TrainingOptions = field(init=False)
+    _own_options: TrainingOptions = field(init=False)
 
     def __post_init__(self) -> None:
         # Nothing that a plan holds sites together by: this half is to be the site's own.
-        self._plan = replace(self.options, start_from="global", distill="none", proximal=0.0)
+        self._own_options = replace(self.options, start_from="global", distill="none", proximal=0.0)
 
     def all_pairs(self) -> TrainingSet:
         """The site's pairs, without negatives, which would have to be mined."""
-        plan = replace(self._plan, negatives="in_batch", batches="random")
-        return training_set(self.library, self.retriever, plan, self.spec)
+        options = replace(self._own_options, negatives="in_batch", batches="random")
+        return training_set(self.library, self.retriever, options, self.spec)
 
     def trained(self, rows: Rows | None = None) -> Float32:
         """What these rows of the pairs teach, or all; the retriever is left with it."""
@@ -263,20 +263,20 @@ class _Alone:
 
         self.retriever.load_vector(self.retriever.initial_vector())
         for number in range(1, self.rounds + 1):
-            plan, seed = self._plan.in_round(number), seed_for(number, self.model_digest)
-            pairs = training_set(self.library, self.retriever, plan, self.spec)
+            options, seed = self._own_options.in_round(number), seed_for(number, self.model_digest)
+            pairs = training_set(self.library, self.retriever, options, self.spec)
             pairs = pairs if rows is None else subset(pairs, rows)
-            self.retriever.begin(round=number, dropout=plan.dropout, seed=seed)
-            self.loss = fit(self.retriever, pairs, self._plan, seed, self._on_epoch)
+            self.retriever.begin(round=number, dropout=options.dropout, seed=seed)
+            self.loss = fit(self.retriever, pairs, self._own_options, seed, self._on_epoch)
             # As a round ends: where what is exchanged is a projection, the next begins from it.
             self.retriever.load_vector(self.retriever.vector())
-            self.done += plan.local_epochs
+            self.done += options.local_epochs
             self.pairs = len(pairs.positives)
         return self.retriever.vector()
 
     def _on_epoch(self, epoch: int, mean: float) -> None:
         passes = self.parts * self.rounds * self.options.local_epochs
-        report(TrainingProgress(self.done + epoch, passes, mean))
+        report(EpochProgress(self.done + epoch, passes, mean))
 
 
 def _by_validation(own: _Alone, shared: Float32, validation: Validation) -> _Judged:

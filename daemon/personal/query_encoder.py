@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.learning.options import LearningError, Personalised, TrainingProgress
+from daemon.learning.options import EpochProgress, LearningError, Personalised
 from daemon.learning.retriever.peer_negatives import fetcher, same_above
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.store import Library
@@ -65,7 +65,7 @@ class QueryEncoder(Layer):
             options,
             seed,
             fetcher(request.disclosure, request.model_digest),
-            lambda epoch, loss: report(TrainingProgress(epoch, options.local_epochs, loss)),
+            lambda epoch, loss: report(EpochProgress(epoch, options.local_epochs, loss)),
             validation=validation,
             same_above=same_above(request.disclosure, retriever.encoder.dimension),
         )

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 
-from daemon.learning.options import TrainingProgress
+from daemon.learning.options import EpochProgress
 from daemon.rounds.attempt_log import AttemptLog
 from peers.attempts import effects as do
 from proto import control_pb2 as control
@@ -62,7 +62,7 @@ class ProgressBoard:
 
     def training(self, item: object) -> None:
         """The learning worker reports an epoch."""
-        if isinstance(item, TrainingProgress):
+        if isinstance(item, EpochProgress):
             self._state.loss = item.loss
             self._state.fraction = item.epoch / max(1, item.epochs)
             self._publish()

@@ -163,7 +163,7 @@ class Personaliser:
     ) -> Fitting:
         """Fit what is this site's own, as the settings say of training, and answer with it.
 
-        ``listener`` gets `TrainingProgress`. ``local_epochs``: passes over the pairs, in
+        ``listener`` gets `EpochProgress`. ``local_epochs``: passes over the pairs, in
         each round of what is learned alone; 0: as in the settings. Raises LearningError with
         cause and remedy, and as training does. Cancelled, it changes nothing.
         """

@@ -140,9 +140,7 @@ class MaskingSteps(CoordinatorSteps):
             self._due.discard(site)
 
     def answered(self, sender: str, message: do.AttemptMessage) -> list[do.Effect]:
-        """A step of masking is done at a site; there is no key, and no proof to ask for."""
-        if isinstance(message, pb.Challenge) and self._survivors:
-            raise RemoteProtocolError(f"{sender} asks for the proof of a sum and holds no key")
+        """A step of masking is done at a site."""
         if isinstance(message, pb.MaskingAnswer):
             self.keep(sender, message)
         return []

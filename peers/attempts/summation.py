@@ -22,6 +22,7 @@ from peers.attempts.scale import Reports
 from peers.attempts.statement import EncodedStatement, scale_digest
 from peers.plans import robust
 from peers.plans.weights import too_dominant
+from peers.wire.errors import RemoteProtocolError
 from peers.wire.signing import Kind, digest_of, must_be, read
 from proto import federation_pb2 as pb
 
@@ -105,7 +106,9 @@ class Summation:
     def _steps_answered(
         self, sender: str, message: do.AttemptMessage, now: float
     ) -> list[do.Effect]:
-        """A site answers in the words of the plan's mode."""
+        """A site answers in the words of the plan's mode. Raises RemoteProtocolError for others."""
+        if type(message) not in mode_of(self.plan).answers:
+            raise RemoteProtocolError(f"{sender} answers in the words of another mode")
         effects = self.steps.answered(sender, message)
         return [*effects, *self._updates_welcome(now), *self._steps_on(now)]
 

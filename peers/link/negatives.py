@@ -113,8 +113,8 @@ class Desk:
         if self._embedded_by:
             raise Declined(
                 f"this site embeds its passages as no other site does (retriever.personal = "
-                f"{self._embedded_by!r}): ask others, or have its operator choose 'none' or "
-                "'query_encoder'"
+                f"{self._embedded_by!r}): ask others, or have its operator choose a layer that "
+                "embeds them as the shared version does"
             )
         if not served_digest or request.model_digest != served_digest:
             ours = served_digest.hex()[:12] or "none yet"

@@ -77,7 +77,7 @@ class Recall:
         return self._lock_in(self._here.durable.state)
 
     def _lock_in(self, state: pb.RoundState) -> pb.Lock | None:
-        """What an older manifest allowed that was left behind before the first round is void."""
+        """The state's lock, unless a manifest allowed it that was left before the first round."""
         lock = state.lock
         said = [one for one in (lock.certificate.statement, lock.root) if one]
         counts = said and all(self.of_round(EncodedStatement.parse(one)) for one in said)
@@ -269,9 +269,9 @@ class Recall:
     def _keep_unread(
         self, state: pb.RoundState, sender: str, message: pb.Remembered, *, refused: bool
     ) -> None:
-        """Of each peer the last that waits for a manifest. What it says later takes none back:
+        """Of each peer the last that waits for a manifest.
 
-        it may itself have forgotten what it has heard of us.
+        What it says later takes none back: it may itself have forgotten what it has heard of us.
         """
         unread = {one.site: one.remembered for one in state.unread}
         if refused and self._lacks_manifest(state):

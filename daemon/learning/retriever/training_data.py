@@ -122,13 +122,13 @@ def hard_negatives(
     pairs: TrainingSet,
     documents: Sequence[str],
     parent: tuple[Float32, Float32],
-    plan: TrainingOptions,
+    options: TrainingOptions,
 ) -> list[Rows]:
-    """Hard negatives of each query, as the plan says; ``documents`` are those of the texts."""
+    """Hard negatives of each query, as the options say; ``documents`` are those of the texts."""
     from daemon.learning.retriever.mining import candidates_for, filter_ranked, mine_negatives
 
-    count = plan.hard_negatives if plan.negatives != "in_batch" else 0
-    if plan.negatives != "bm25" or count == 0:
+    count = options.hard_negatives if options.negatives != "in_batch" else 0
+    if options.negatives != "bm25" or count == 0:
         return mine_negatives(*parent, documents, pairs.answers, count)
     row_of = {passage.rowid: row for row, passage in enumerate(passages)}  # of the train split
     ranked = []

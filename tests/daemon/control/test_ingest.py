@@ -33,15 +33,15 @@ async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Pat
         await asyncio.Event().wait()
 
     async with AsyncExitStack() as stack:
-        node = await started(tmp_path, stack)
+        driver = await started(tmp_path, stack)
         audit = AuditLog(tmp_path / "asked")
         stack.callback(audit.close)
-        around = cast(Any, SimpleNamespace(node=node, audit=audit))
+        around = cast(Any, SimpleNamespace(driver=driver, audit=audit))
         # mypy misses the other topics' methods, which are not asked.
         calls = LibraryCalls(around, "uid:0", asyncio.Lock())  # type: ignore[abstract]
         call = calls.Ingest(one_batch_and_no_end(), cast(Any, None))
         assert (await anext(call)).pairs == 1
-        assert node.protocol._here.situation.num_examples == 0
+        assert driver.protocol._here.situation.num_examples == 0
         await cast(Any, call).aclose()
-        await node.ask(do.Tick())
-        assert node.protocol._here.situation.num_examples == 1
+        await driver.ask(do.Tick())
+        assert driver.protocol._here.situation.num_examples == 1

@@ -97,7 +97,7 @@ async def test_an_audit_can_be_hung_up_on_and_its_end_is_recorded(
 async def listening(socket: Path, audit: EmbeddingAudit, log: AuditLog) -> AsyncIterator[None]:
     """The daemon's own service at a socket, with as much around it as an audit needs."""
     services = SimpleNamespace(embeddings=audit)
-    around = SimpleNamespace(node=None, audit=log, services=services)
+    around = SimpleNamespace(driver=None, audit=log, services=services)
     server = grpc.aio.server()
     service = ControlService(cast(ServiceContext, around), "uid:7", asyncio.Lock())
     add_ControlServicer_to_server(service, server)

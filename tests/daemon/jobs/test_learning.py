@@ -17,10 +17,10 @@ from daemon.jobs import learning
 from daemon.learning.options import (
     EmbeddingProgress,
     EncoderError,
+    EpochProgress,
     LearningError,
     TrainingError,
     TrainingOptions,
-    TrainingProgress,
     TrainingResult,
 )
 from daemon.learning.retriever import training
@@ -434,7 +434,7 @@ async def test_in_a_worker_progress_and_refusals_arrive(site: Site, tmp_path: Pa
     finally:
         await worker.stop()
     assert EmbeddingProgress(10, 10) in seen
-    epochs = [item for item in seen if isinstance(item, TrainingProgress)]
+    epochs = [item for item in seen if isinstance(item, EpochProgress)]
     assert [item.epoch for item in epochs] == [1, 2, 3, 4, 5, 6]
     assert epochs[-1].loss == result.mean_loss
     assert update.exists()

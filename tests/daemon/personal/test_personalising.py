@@ -20,7 +20,7 @@ import pytest
 from daemon.fedctl.main import main
 from daemon.fedctl.terminal.output import Exit
 from daemon.jobs import learning, personal
-from daemon.learning.options import LearningError, Personalised, TrainingOptions, TrainingProgress
+from daemon.learning.options import EpochProgress, LearningError, Personalised, TrainingOptions
 from daemon.learning.retriever.peer_negatives import Disclosed, Disclosure, PeerAnswers
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
@@ -140,7 +140,7 @@ async def test_questions_change_and_passages_do_not(site: Site) -> None:
     assert (done.pairs, done.judged, done.changed) == (12, 0, True)
     assert math.isnan(done.mrr_before)
     assert [item.rows.shape for item in abroad.items] == [(4, 32)] * 6  # 2 epochs of 3 steps
-    assert [step.epoch for step in abroad.steps if isinstance(step, TrainingProgress)] == [1, 2]
+    assert [step.epoch for step in abroad.steps if isinstance(step, EpochProgress)] == [1, 2]
     after = site.serving()
     assert np.abs(after.embed_queries(asked) - before[0]).max() > 1e-3
     np.testing.assert_array_equal(after.embed_passages(told), before[1])

@@ -15,9 +15,9 @@ from crypto.arrays import Float32
 from daemon.jobs import answering, learning
 from daemon.learning.options import (
     DepthReport,
+    EpochProgress,
     LearningError,
     TrainingOptions,
-    TrainingProgress,
 )
 from daemon.learning.retriever.encoder import Encoder, Texts
 from daemon.learning.retriever.heads import HeadRetriever, ResidualHead
@@ -312,7 +312,7 @@ def test_training_that_is_cut_short_leaves_nothing_and_begins_again(
     parent = site.commit(site.genesis, first)
     (site.folder / "update.npy").unlink()
 
-    def cut(progress: TrainingProgress) -> None:
+    def cut(progress: EpochProgress) -> None:
         if progress.epoch == 3:
             raise KeyboardInterrupt
 

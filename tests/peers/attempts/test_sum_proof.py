@@ -17,10 +17,10 @@ from peers.attempts.ckks import (
     KeyParticipant,
     check_of,
 )
-from peers.attempts.modes import mode_of
+from peers.attempts.lead import Lead, SharedModel
 from peers.attempts.participation import Opening, Participation
-from peers.attempts.secure_sum import CoordinatorSteps
 from peers.attempts.statement import EncodedStatement
+from peers.attempts.summation import Summation
 from peers.wire.errors import RemoteProtocolError
 from proto import federation_pb2 as pb
 from tests.simulation.network import TIMING, World, coordinator, plan
@@ -155,13 +155,12 @@ def test_a_version_is_said_of_the_sum_that_was_certified_alone() -> None:
     assert (applied.root_digest, applied.model_digest) == (known.digest, b"v" * 32)
 
 
-def masked_lead() -> CoordinatorSteps:
-    """A masked sum is certified: there is no key, and nothing is proven."""
+def masked_sum() -> Summation:
+    """At its coordinator: there is no key, and nothing is proven."""
     stage = staged(pb.MASKING)
+    lead = Lead("b", stage.ground(), stage.keys["b"], SharedModel(bytes(32), 2), TIMING)
     plan = stage.plan()
-    steps = mode_of(plan).coordinator(plan, stage.keys["b"], stage.ground().manifest)
-    steps.certified(("a", "b", "c"))
-    return steps
+    return Summation(lead, stage.bundle(), plan)
 
 
 def test_a_key_holder_is_answered_once_and_nobody_else() -> None:
@@ -174,8 +173,8 @@ def test_a_key_holder_is_answered_once_and_nobody_else() -> None:
     for stranger in "bx":
         with pytest.raises(RemoteProtocolError, match=f"{stranger} asks for the proof"):
             lead.asked(stranger, message)
-    with pytest.raises(RemoteProtocolError, match="a asks for the proof"):
-        masked_lead().answered("a", message)
+    with pytest.raises(RemoteProtocolError, match="a answers in the words of another mode"):
+        masked_sum().answered("a", message, 0.0)
 
 
 def test_all_sites_of_a_plan_agree_and_no_two_plans_do() -> None:

@@ -232,7 +232,7 @@ def test_by_default_nobody_gets_anything() -> None:
             desk(embedded_by="mixture"),
             asking(),
             DIGEST,
-            r"retriever\.personal = 'mixture'\): ask others, or .* 'none' or 'query_encoder'",
+            r"retriever\.personal = 'mixture'\): ask others, or have its operator choose a layer",
         ),
         (desk(), asking(), b"", "model version none yet, the queries are of 070707"),
         (desk(), asking(), bytes(32), "model version 000000000000, the queries are of 070707"),
