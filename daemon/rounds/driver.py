@@ -251,10 +251,12 @@ class Driver:
     def _blame(
         self, event: do.Event, error: Exception, answer: asyncio.Future[None] | None
     ) -> Exception:
-        """A refusal goes back to who asked; a peer's misbehaviour and our bugs to the log."""
+        """A refusal goes back to who asked; our bugs go to the log."""
         if isinstance(error, RemoteProtocolError | CertificateError):
-            sender = event.sender if isinstance(event, do.MessageReceived) else ""
-            log.warning("a peer misbehaved", peer=sender, cause=str(error))
+            # A message's refusal is logged where its call is refused, and there once for many.
+            if answer is None:
+                sender = event.sender if isinstance(event, do.MessageReceived) else ""
+                log.warning("a peer misbehaved", peer=sender, cause=str(error))
             return RemoteProtocolError(str(error))
         if isinstance(error, RunRefused) and answer is not None:
             return error

@@ -111,7 +111,8 @@ class Partials:
 
     async def _supersede(self, key: _Key) -> None:
         while under_way := self._under_way.get(key):
-            under_way.scope.reschedule(asyncio.get_running_loop().time())
+            if not under_way.scope.expired():  # another one that came in its place has ended it
+                under_way.scope.reschedule(asyncio.get_running_loop().time())
             await under_way.released.wait()
 
     def _taken(self, key: _Key, first: pb.PushFrame) -> Beginning | None:

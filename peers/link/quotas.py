@@ -16,8 +16,11 @@ from typing import Final
 
 from peers.wire.messages import MIB
 
-# A call costs one token, and another for so many bytes of its message: parsing is paid for.
+# A call costs one token, and another for so many bytes of its message, which are paid for
+# before it is parsed, and for so much of our processor's time that parsing it took: with 50 a
+# second a peer has a tenth of the event loop, whatever its messages are made of.
 _BYTES_A_TOKEN: Final = 64 * 1024
+_SECONDS_A_TOKEN: Final = 0.002
 
 # Of a peer's pushes whose bytes are counted; an attempt has at most two kinds from one peer.
 _OBJECTS_OF_A_PEER: Final = 16
@@ -76,9 +79,15 @@ class TokenBucket:
         self._tokens -= 1
         return 0.0
 
-    def charge(self, tokens: float) -> None:
-        """What has cost more than the one token that was taken for it."""
+    def charge(self, tokens: float) -> float:
+        """Take what a call costs beside its one token, also where it isn't there.
+
+        0.0 if it was, or a bucket as full as it can be, else the seconds until that is so.
+        """
+        wanted = min(tokens, self.size - 1)
+        was_there = self._tokens >= wanted
         self._tokens = max(self._tokens - tokens, -self.size)
+        return 0.0 if was_there else (1 + wanted - self._tokens) / self.rate
 
 
 @dataclass
@@ -137,8 +146,19 @@ class QuotaLedger:
             )
 
     def message(self, site: str, size: int) -> None:
-        """A message of ``size`` bytes came with a call that `request` has counted."""
-        self._accounts[site].requests.charge(size / _BYTES_A_TOKEN)
+        """A message of ``size`` bytes came with a call that `request` has counted.
+
+        Raises TooMuch where the peer can't pay for it: of many calls at once, each was counted
+        before any message was here.
+        """
+        if wait_s := self._accounts[site].requests.charge(size / _BYTES_A_TOKEN):
+            raise self._too_much(
+                site, f"more bytes of messages of site {site!r} than it may send at once", wait_s
+            )
+
+    def parsed(self, site: str, seconds: float) -> None:
+        """So much of our processor's time has gone into a message's parsing and its check."""
+        self._accounts[site].requests.charge(seconds / _SECONDS_A_TOKEN)
 
     def frame(self, site: str, what: Hashable, size: int, total: int) -> None:
         """A frame of an object of ``total`` bytes that we want came. Raises TooMuch.

@@ -19,7 +19,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
@@ -193,8 +199,9 @@ class Servicer:
     async def hello(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """First contact: versions are compared before anything else is believed."""
         async with self._admitted(caller) as site:
-            raw = await self._message(site, incoming)
-            request = decode(pb.HelloRequest, raw)
+            raw = await self._message(incoming)
+            with self._paid(site, len(raw)):
+                request = decode(pb.HelloRequest, raw)
             if request.protocol_version != PROTOCOL_VERSION:
                 self._greeted.discard(site)
                 older = site if request.protocol_version < PROTOCOL_VERSION else self._ours
@@ -226,8 +233,9 @@ class Servicer:
     async def deliver(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """One message of the round protocol."""
         async with self._admitted(caller) as site:
-            raw = await self._message(site, incoming)
-            envelope = parse(pb.Envelope, raw)
+            raw = await self._message(incoming)
+            with self._paid(site, len(raw)):
+                envelope = parse(pb.Envelope, raw)
             self._admit(site, envelope.federation_id, envelope.sender)
             self._expect_greeting(site)
             self.contacts.received(site, raw)
@@ -245,7 +253,7 @@ class Servicer:
         ``go_ahead`` tells the sender so, and from which byte on we want it.
         """
         async with self._admitted(caller) as site:
-            pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s)
+            pieces = _Pieces(site, incoming, self.contacts, self.limits.frame_s, self._paid)
             # Read before it may be refused: a refusal that meets the sender in the midst of
             # writing does not reach it as such (`PeerLink._go_ahead`).
             first = await anext(pieces, None)
@@ -272,8 +280,9 @@ class Servicer:
     ) -> AsyncGenerator[bytes, None]:
         """A large object from us, from a byte offset."""
         async with self._admitted(caller, pull=True) as site:
-            raw = await self._message(site, incoming)
-            request = parse(pb.PullRequest, raw)
+            raw = await self._message(incoming)
+            with self._paid(site, len(raw)):
+                request = parse(pb.PullRequest, raw)
             self._admit(site, request.federation_id, request.sender)
             self._expect_greeting(site)
             self.contacts.received(site, raw)
@@ -289,8 +298,9 @@ class Servicer:
     async def negatives(self, caller: Caller, incoming: AsyncIterator[bytes]) -> bytes:
         """Embeddings of ours near a peer's queries, if our operator allows it."""
         async with self._admitted(caller) as site:
-            raw = await self._message(site, incoming)
-            request = parse(pb.NegativesRequest, raw)
+            raw = await self._message(incoming)
+            with self._paid(site, len(raw)):
+                request = parse(pb.NegativesRequest, raw)
             self._admit(site, request.federation_id, request.sender)
             self._expect_greeting(site)
             self.contacts.received(site, raw)
@@ -344,7 +354,7 @@ class Servicer:
             finally:
                 self.ledger.let_go(site)
 
-    async def _message(self, site: str, incoming: AsyncIterator[bytes]) -> bytes:
+    async def _message(self, incoming: AsyncIterator[bytes]) -> bytes:
         """The one message of a call, which must not take for ever to arrive."""
         try:
             async with asyncio.timeout(self.limits.message_s):
@@ -356,8 +366,17 @@ class Servicer:
             ) from error
         if raw is None:
             raise RemoteProtocolError("a call without a message")
-        self.ledger.message(site, len(raw))
         return raw
+
+    @contextmanager
+    def _paid(self, site: str, size: int) -> Iterator[None]:
+        """The sender pays for its message: for its bytes before, for our time behind it."""
+        self.ledger.message(site, size)
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.ledger.parsed(site, time.thread_time() - began)
 
     def _identify(self, caller: Caller) -> str:
         try:
@@ -470,10 +489,17 @@ class _Pieces:
     """A push as it arrives: parsed and checked, and no frame slower than it may be."""
 
     def __init__(
-        self, site: str, incoming: AsyncIterator[bytes], contacts: Contacts, frame_s: float
+        self,
+        site: str,
+        incoming: AsyncIterator[bytes],
+        contacts: Contacts,
+        frame_s: float,
+        paid: Callable[[str, int], AbstractContextManager[None]],
     ) -> None:
+        """``paid``: for the time that the first frame takes; it may be one that nobody wants."""
         self.frames = 0
         self.pay: Callable[[int], None] = lambda _size: None  # until it is known what for
+        self._paid = paid
         self._site = site
         self._incoming = incoming
         self._contacts = contacts
@@ -502,7 +528,8 @@ class _Pieces:
         self._more_s = 0.0
         self.frames += 1
         self._contacts.received(self._site, raw)
-        piece = parse(pb.PushFrame, raw)
+        with self._paid(self._site, 0) if self.frames == 1 else nullcontext():
+            piece = parse(pb.PushFrame, raw)
         self.pay(len(piece.frame.data))
         return piece
 

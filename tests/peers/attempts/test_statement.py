@@ -418,7 +418,7 @@ def test_what_is_signed_has_one_encoding_and_no_unknown_fields(stage: Stage) -> 
         signing.read(stage.us, Kind.CONTRIBUTION, pb.Contribution, padded, stage.manifest)
     padded = pb.Signed.FromString(honest.SerializeToString() + unknown)
     message = pb.Contributed(round=1, contribution=padded)
-    with refused("Contributed.contribution is larger than its fields"):
+    with refused("Contributed is larger than its fields"):
         parse(pb.Contributed, message.SerializeToString())
 
 

@@ -7,6 +7,7 @@ import peers.link.tls13  # noqa: F401  before anything imports grpc
 # isort: split
 import asyncio
 import random
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,47 @@ def test_large_messages_cost_more() -> None:
             ledger.request("beta", 1.0)
     assert error.value.retry_after_s > 0
     ledger.request("gamma", 1.0)  # pays for itself alone
+
+
+def test_of_many_messages_at_once_those_that_are_paid_are_parsed() -> None:
+    """Each call was counted before a byte of any message was here."""
+    ledger = QuotaLedger(Quotas(requests_per_s=50, burst=200))
+    for _ in range(32):
+        ledger.request("beta", 1.0)
+    parsed = 0
+    for _ in range(32):
+        with suppress(TooMuch):
+            ledger.message("beta", 2 * MIB)
+            parsed += 1
+    assert parsed == 5
+
+
+@given(size=st.integers(0, 2 * MIB), burst=st.integers(1, 300))
+def test_any_message_is_taken_by_whoever_waits_as_long_as_told(size: int, burst: int) -> None:
+    ledger = QuotaLedger(Quotas(requests_per_s=50, burst=burst))
+    now = 1.0
+    ledger.request("beta", now)
+    ledger.message("beta", 2 * MIB)
+    for _ in range(2):
+        try:
+            ledger.request("beta", now)
+            ledger.message("beta", size)
+            break
+        except TooMuch as error:
+            now += error.retry_after_s + 1e-6
+    else:
+        ledger.request("beta", now)
+        ledger.message("beta", size)
+
+
+def test_what_takes_long_to_parse_is_paid_for_like_many_calls() -> None:
+    ledger = QuotaLedger(Quotas(requests_per_s=50, burst=200))
+    ledger.request("beta", 1.0)
+    ledger.parsed("beta", 0.25)
+    with pytest.raises(TooMuch):
+        for _ in range(75):
+            ledger.request("beta", 1.0)
+    ledger.request("gamma", 1.0)
 
 
 def test_an_object_may_arrive_again_but_not_for_ever() -> None:
@@ -188,3 +230,17 @@ async def test_the_same_update_again_and_again(federation: Federation) -> None:
                 for _ in range(4):
                     await beta.push(update)
         assert 2 <= len(alpha.inbox.blobs) <= 3
+
+
+async def test_the_time_that_a_pushs_first_frame_takes_is_paid_for(federation: Federation) -> None:
+    """Also where nobody wants the object: it was read and parsed by then."""
+    quotas = Quotas(requests_per_s=0.01, burst=30, hold_s=0.01)
+    unknown = pb.PushFrame.FromString(b"\x7b\x7c" * (MIB // 2))
+    async with (
+        running(federation, "alpha", options=terms_with(quotas)) as alpha,
+        beta_calling(federation) as beta,
+    ):
+        with refused(Code.INVALID_ARGUMENT, "PushFrame is larger than its fields"):
+            await beta.push([unknown])
+        account = alpha.transport._servicer.ledger._accounts["beta"]
+        assert account.requests._tokens < 28, "Hello and Push took a token each"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -580,3 +581,17 @@ def test_nothing_that_is_not_known_is_in_any_part_of_a_message(body: str) -> Non
         list(parts_of(message))[place].MergeFromString(b"\xa2\x06\x01x")
         with pytest.raises(RemoteProtocolError, match="larger than its fields"):
             check(message)
+
+
+@pytest.mark.parametrize("unknown", [b"\x7b\x7c", b"\x7b" * 90 + b"\x7c" * 90, b"\x78\x00"])
+def test_a_million_unknown_fields_are_not_looked_at_one_by_one(unknown: bytes) -> None:
+    """Each would be an object of Python's: some seconds of the event loop, for 2 MiB."""
+    raw = unknown * ((2 << 20) // len(unknown))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="Envelope is larger than its fields"):
+            parse(pb.Envelope, raw)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 << 20, "its bytes once more, and not its fields"
