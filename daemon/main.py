@@ -71,6 +71,8 @@ from peers.wire.messages import SOFTWARE_VERSION
 
 log = structlog.get_logger()
 
+_RELOAD = "reload"  # what an error may be about, until a reload goes well
+
 # What may be wrong at a start; each says its cause and remedy in one line.
 _MISCONFIGURED = (
     *(SettingsError, IdentityError, ManifestError, StateInUse, WorkersRefused),
@@ -448,11 +450,13 @@ class Daemon:
             transport.reload(self._membership.identity, self._membership.manifest)
         except (IdentityError, ManifestError, StoreError) as error:
             log.error("reload refused, the old manifest and certificates stay", cause=str(error))  # noqa: TRY400
-            driver.report(f"a reload was refused, the old manifest and certificates stay: {error}")
+            why = f"a reload was refused, the old manifest and certificates stay: {error}"
+            driver.report(why, about=_RELOAD)
         else:
             driver.renew(
                 self._membership.identity, self._membership.trust, self._membership.manifest
             )
+            driver.went_well(_RELOAD)
             log.info("reloaded", manifest=self._membership.manifest.version)
             done = True
         self._notifier.ready(self._line(driver))

@@ -127,7 +127,8 @@ class Calls(rpc.ControlServicer):
         try:
             return await work
         except _REFUSALS as refusal:
-            await refuse(context, str(refusal))
+            senseless = isinstance(refusal, QuestionRefusedError)
+            await refuse(context, str(refusal), senseless=senseless)
 
 
 async def refuse(

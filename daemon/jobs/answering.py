@@ -111,10 +111,16 @@ def evaluate(split: str) -> Evaluation:
 
     The encoder before training is judged, too, where frozen features of every passage
     are cached (`daemon.jobs.learning.embed_frozen`). Raises EvaluationError when there
-    are no pairs, NotOpenError.
+    are no pairs, and when passages are not in the index yet, NotOpenError.
     """
     started = time.monotonic()
     version = _opened()
+    there = version.index.holds(version.library.rowids())
+    if lacking := there.count(False):  # a question about one of these would count as not found
+        raise EvaluationError(
+            f"{lacking} of {len(there)} passages are not embedded yet: documents are being "
+            "ingested. Evaluate when that is done"
+        )
     split, pairs = held_out(version.library, split)
     queries = [pair.query for pair in pairs]
     frozen = frozen_queries(version.library, version.retriever.encoder, queries)

@@ -424,6 +424,10 @@ class Library:
         ]
         return LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
 
+    def rowids(self) -> list[int]:
+        """The labels of all passages, ascending."""
+        return [rowid for (rowid,) in self._rows("SELECT rowid FROM passage ORDER BY rowid", ())]
+
     def content_digest(self) -> bytes:
         """SHA-256 over labels and embedded texts: an index with another one is stale."""
         digest = hashlib.sha256(b"hanse-library-v1\0")

@@ -373,7 +373,10 @@ def no_room(folder: Path, size: int) -> str | None:
         return str(error)
     if size <= free - RESERVED_BYTES:
         return None
-    return f"{size} bytes do not fit on the disk: {free} are free, {RESERVED_BYTES} must stay so"
+    return (
+        f"{size} bytes do not fit on the disk: {free} are free, {RESERVED_BYTES} must stay so. "
+        "Free some"
+    )
 
 
 def _connected_first(sites: Iterable[str], transport: Transport) -> list[str]:

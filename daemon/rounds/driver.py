@@ -192,9 +192,16 @@ class Driver:
         """What went wrong last, for people; what is wrong now goes first."""
         return self._journal.trouble or self._errors.text
 
-    def report(self, error: str, *, round_: int = 0) -> None:
-        """What `fedctl status` shows as the last error; ``round_``: that it belongs to."""
-        self._errors.say(error, round_)
+    def report(self, error: str, *, round_: int = 0, about: str = "") -> None:
+        """What `fedctl status` shows as the last error; ``round_``: that it belongs to.
+
+        ``about``: what it is of, where `went_well` may be told of it.
+        """
+        self._errors.say(error, round_, about)
+
+    def went_well(self, about: str) -> None:
+        """An error about this is put right, and shown no longer."""
+        self._errors.went_well(about)
 
     async def _keep_up_with_peers(self, heartbeat_s: float) -> None:
         """A peer that greets with a later round has what we missed; one may have missed a run."""
@@ -491,7 +498,10 @@ class Driver:
             kind = pb.BlobKind.Name(name.kind)
             return f"no {kind} of round {name.round} attempt {name.attempt} is expected now"
         refused = too_large(name.kind, total_bytes, self._work.plan, self.shapes)
-        return refused or no_room(self._folders.spool, total_bytes)
+        if not refused and (refused := no_room(self._folders.spool, total_bytes)):
+            # Seen where it can be put right, too: its sender's operator has no say here.
+            self.report(f"an object of site {sender!r} was declined: {refused}", round_=name.round)
+        return refused
 
     async def blob(self, sender: str, name: pb.BlobName, blob: ReceivedObject) -> None:
         """A large object, whole and verified."""

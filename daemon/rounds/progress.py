@@ -109,11 +109,12 @@ class LastError:
     """What `fedctl status` shows of what went wrong.
 
     An error of a round goes when a later one is committed; any other stays, and shows again
-    then.
+    then, until what it is ``about`` has gone well.
     """
 
     def __init__(self) -> None:
         self._stays = ""
+        self._about = ""
         self._of_round = 0, ""
 
     @property
@@ -121,12 +122,17 @@ class LastError:
         """The last error; empty when there was none."""
         return self._of_round[1] or self._stays
 
-    def say(self, error: str, round_: int = 0) -> None:
+    def say(self, error: str, round_: int = 0, about: str = "") -> None:
         """Something went wrong; ``round_``: in that round."""
         if round_:
             self._of_round = round_, error
         else:
-            self._of_round, self._stays = (0, ""), error
+            self._of_round, self._stays, self._about = (0, ""), error, about
+
+    def went_well(self, about: str) -> None:
+        """What went wrong before is put right."""
+        if self._about == about:
+            self._stays, self._about = "", ""
 
     def committed(self, round_: int) -> None:
         """What went wrong in earlier rounds is of no interest any more."""

@@ -63,7 +63,7 @@ async def shown(site: LiveSite, *words: str) -> str:
     return " ".join(out.split())
 
 
-async def test_status_shows_a_reload_that_was_refused(site: LiveSite) -> None:
+async def test_status_shows_a_refused_reload_until_one_goes_well(site: LiveSite) -> None:
     manifest = site.folder / "manifest.json"
     good = manifest.read_bytes()
     manifest.write_text("{")
@@ -73,6 +73,10 @@ async def test_status_shows_a_reload_that_was_refused(site: LiveSite) -> None:
             await asyncio.sleep(0.1)
     assert f"stay: {manifest}: the manifest is not JSON" in told
     manifest.write_bytes(good)
+    site.process.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(60):
+        while (await site.status()).last_error:
+            await asyncio.sleep(0.1)
 
 
 async def test_pairs_that_came_again_are_told_and_counted_once(

@@ -19,6 +19,7 @@ from daemon.fedctl.terminal.output import (
     duration,
     facts,
     plain_text,
+    remarks,
     short,
 )
 
@@ -108,13 +109,15 @@ async def _evaluate(session: Session, split: str) -> EvaluateReply:
     )
     bar = bars.add_task("", total=None, count="")
 
-    def watch(step: EvaluateProgress) -> None:
-        count = f"{step.done}/{step.total}" if step.total else ""
-        total = step.total or None
-        text = _STEPS.get(step.step, step.step)
-        bars.update(bar, description=text, completed=step.done, total=total, count=count)
+    async with connected(socket_path(session)) as daemon, remarks(session) as now_at:
 
-    async with connected(socket_path(session)) as daemon:
+        def watch(step: EvaluateProgress) -> None:
+            count = f"{step.done}/{step.total}" if step.total else ""
+            total = step.total or None
+            text = _STEPS.get(step.step, step.step)
+            bars.update(bar, description=text, completed=step.done, total=total, count=count)
+            now_at(f"{text} {count}".strip())
+
         with bars:
             return await judge(daemon, split, watch)
 

@@ -20,6 +20,7 @@ from daemon.fedctl.terminal.output import (
     byte_count,
     duration,
     plain_text,
+    remarks,
     short,
     visible,
 )
@@ -159,16 +160,18 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
     reading = bars.add_task("read", total=None, count="")
     embedding = bars.add_task("passages embedded", total=None, count="")
 
-    def watch(so_far: Ingested) -> None:
-        done, total = so_far.bytes_read, so_far.bytes_total
-        items = so_far.documents_read + so_far.pairs_read
-        count = f"{byte_count(done)} of {byte_count(total)}: {items} documents and pairs"
-        bars.update(reading, completed=done, total=total or None, count=count)
-        done, total = so_far.passages_embedded, so_far.passages_total
-        count = f"{done} of {total}" if total else ""
-        bars.update(embedding, completed=done, total=total or None, count=count)
+    async with connected(socket_path(session)) as daemon, remarks(session) as now_at:
 
-    async with connected(socket_path(session)) as daemon:
+        def watch(so_far: Ingested) -> None:
+            done, total = so_far.bytes_read, so_far.bytes_total
+            items = so_far.documents_read + so_far.pairs_read
+            read = f"{byte_count(done)} of {byte_count(total)}: {items} documents and pairs"
+            bars.update(reading, completed=done, total=total or None, count=read)
+            done, total = so_far.passages_embedded, so_far.passages_total
+            count = f"{done} of {total}" if total else ""
+            bars.update(embedding, completed=done, total=total or None, count=count)
+            now_at(f"passages embedded: {count}" if total else f"read: {read}")
+
         with bars:
             ingested = await send(daemon, paths, watch)
         here = await asked_status(daemon)
@@ -334,8 +337,9 @@ def show_answer(console: Console, reply: AskReply) -> None:
     if reply.citations:
         console.print()
     for citation in reply.citations:
-        title = visible(citation.title) or citation.document_id
-        line = f"[{citation.number}] {title} ({citation.passage_id}): {citation.text}"
+        title = citation.title or citation.document_id
+        where = visible(f"{title} ({citation.passage_id})").replace("\n", " ")
+        line = f"[{citation.number}] {where}: {citation.text}"
         console.print(plain_text(line), soft_wrap=True)
     passages = len(reply.passages)
     console.print(

@@ -7,13 +7,15 @@ nothing else.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Into a file or a pipe tables are not squeezed to a terminal's 80 columns.
 WIDTH_OF_FILES = 200
+_REMARK_EVERY_S = 60.0
 
 
 class Exit(IntEnum):
@@ -82,6 +85,28 @@ class Session:
             write_json(plain)
         else:
             show(self.console)
+
+
+@asynccontextmanager
+async def remarks(session: Session) -> AsyncIterator[Callable[[str], None]]:
+    """What long work tells where no bar can be drawn: where it is, in a line each minute."""
+    latest = ""
+
+    def now_at(text: str) -> None:
+        nonlocal latest
+        latest = text
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(_REMARK_EVERY_S)
+            session.note(latest)
+
+    telling = None if session.notes.is_terminal else asyncio.create_task(tell())
+    try:
+        yield now_at
+    finally:
+        if telling is not None:
+            telling.cancel()
 
 
 def _console(*, stderr: bool) -> Console:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -298,6 +300,13 @@ def test_documents_that_came_after_the_index_are_found_by_their_words(opened: Si
     assert "keel" not in [passage.document_id for passage in answering.ask("rope", 5).passages]
 
 
+def test_nothing_is_judged_while_passages_are_not_embedded(opened: Site) -> None:
+    """Questions about them would count as not found, and the version as ruined."""
+    opened.ingest([Document("keel", "Keels", "Oak makes a straight keel.")], [])
+    with pytest.raises(EvaluationError, match="1 of 5 passages are not embedded yet"):
+        answering.evaluate("test")
+
+
 def test_evaluation_scores_the_ranking_that_training_changes(opened: Site) -> None:
     judged = answering.evaluate("test")
     assert judged.dense.questions == 2
@@ -379,7 +388,10 @@ def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
 
 
 def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site) -> None:
-    opened.ingest([Document("keel", "Keels", "Oak makes a straight keel.")], [])
+    """As where the index is made without the encoder's own features (adapt is not "head")."""
+    with closing(sqlite3.connect(opened.library)) as library:
+        library.execute("DELETE FROM feature WHERE rowid IN (SELECT min(rowid) FROM feature)")
+        library.commit()
     judged = answering.evaluate("test")
     assert set(judged.figures) == {"bm25", "dense", "fused"}
     assert judged.over_vanilla == {}

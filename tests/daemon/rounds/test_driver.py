@@ -233,6 +233,11 @@ async def test_an_error_of_an_attempt_goes_with_a_later_round_and_others_stay(
     assert driver.last_error == "birch has signed two things", "the last one is shown"
     await committed(4)
     assert driver.last_error == "birch has signed two things"
+    driver.went_well("reload")
+    assert driver.last_error == "birch has signed two things", "it is about something else"
+    driver.report("a reload was refused", about="reload")
+    driver.went_well("reload")
+    assert driver.last_error == ""
 
 
 async def test_a_state_that_was_forgotten_on_purpose_raises_no_alarm(
