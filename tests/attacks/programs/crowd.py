@@ -1,6 +1,6 @@
 """Who comes to the door with bad intentions.
 
-    python -m tests.attacks.programs.crowd flood FOLDER PORTS CONNECTIONS SECONDS
+    python -m tests.attacks.programs.crowd flood|slow FOLDER PORTS CONNECTIONS SECONDS
     python -m tests.attacks.programs.crowd bomb FOLDER PORTS MIB
 
 run as processes of their own, so that what they cost is not counted as what they
@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from proto import federation_pb2 as pb
 from tests.support.authority import Federation
 from tests.support.loopback import hint
 from tests.support.strangers import ALPHA, SERVICE, Caller
@@ -54,10 +55,21 @@ async def attack(kind: str, federation: Federation, *arguments: int) -> dict[str
     return answers
 
 
-async def flood(federation: Federation, connections: int, seconds: int) -> Counter[str]:
+def slow_to_check() -> bytes:
+    """Some 500 kB, each of whose 65,536 parts is looked at before what is out of bounds is met."""
+    sites = [f"s{number:03}" for number in range(256)]
+    items = [pb.MaskingItem(site=site) for site in sites]
+    openings = pb.Openings(round=1, opened=[pb.Opened(site=site, items=items) for site in sites])
+    message = pb.Envelope(federation_id="med", sender="beta", manifest_version=1, openings=openings)
+    return message.SerializeToString()
+
+
+async def flood(
+    federation: Federation, connections: int, seconds: int, raw: bytes = b""
+) -> Counter[str]:
     """Messages as fast as they are answered, on all streams of so many connections."""
     answers: Counter[str] = Counter()
-    raw = hint("beta").SerializeToString()
+    raw = raw or hint("beta").SerializeToString()
     callers = [Caller(federation, federation.identity("beta")) for _ in range(connections)]
 
     async def insist(caller: Caller) -> None:
@@ -210,7 +222,8 @@ def still_let_in(strangers: list[socket.socket]) -> int:
 if __name__ == "__main__":
     kind, folder, ports, *numbers = sys.argv[1:]
     target = Federation(Path(folder), "med", json.loads(ports))
-    if kind == "flood":
-        print(json.dumps(asyncio.run(flood(target, int(numbers[0]), int(numbers[1])))))
+    if kind in ("flood", "slow"):
+        message = slow_to_check() if kind == "slow" else b""
+        print(json.dumps(asyncio.run(flood(target, int(numbers[0]), int(numbers[1]), message))))
     else:
         print(json.dumps(bomb(target, int(numbers[0]))))

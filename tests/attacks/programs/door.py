@@ -1,10 +1,11 @@
 """A site's door in a process of its own: its transport and an inbox, nothing behind it.
 
-    python -m tests.attacks.programs.door FOLDER PORTS LIMITS [compression]
+    python -m tests.attacks.programs.door FOLDER PORTS LIMITS [compression|parsing]
 
 For every line on stdin it answers with one of JSON: how it is. ``LIMITS`` is a JSON
 object that replaces fields of `Limits` and `Quotas`; ``compression`` takes grpc's
-bounds on messages away. So a test can attack the same code with a defence removed.
+bounds on messages away, with ``parsing`` its time costs a peer nothing. So a test can
+attack the same code with a defence removed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from daemon.process.log import configure_logging
 from peers.link import client
-from peers.link.quotas import Quotas
+from peers.link.quotas import QuotaLedger, Quotas
 from peers.link.servicer import Limits
 from peers.link.transport import KeepInTouch, LinkOptions
 from proto import federation_pb2 as pb
@@ -114,5 +115,7 @@ if __name__ == "__main__":
         bounds = ("grpc.max_receive_message_length", "grpc.compression_enabled_algorithms_bitset")
         kept = [option for option in client._OPTIONS if option[0] not in bounds]
         client._OPTIONS[:] = [*kept, ("grpc.max_receive_message_length", -1)]
+    if "parsing" in sys.argv[4:]:
+        QuotaLedger.parsed = lambda _ledger, _site, _seconds: None  # type: ignore[assignment,method-assign]
     root, ports, changes = sys.argv[1:4]
     asyncio.run(serve(Path(root), json.loads(ports), limits_of(json.loads(changes))))
