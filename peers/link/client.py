@@ -44,6 +44,7 @@ from peers.wire.messages import (
     PROTOCOL_VERSION,
     SOFTWARE_VERSION,
     check,
+    check_unshared,
     decode,
     one_line,
     parse,
@@ -536,7 +537,7 @@ def _trailing(error: grpc.aio.AioRpcError, key: str) -> str:
 def _serialised(message: Message) -> bytes:
     """Checked before it leaves: a peer would refuse it, and the bug is here."""
     try:
-        check(message)
+        check_unshared(message)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"not sent: {error}") from error
     return message.SerializeToString()

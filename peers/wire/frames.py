@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peers.wire.errors import LocalProtocolError, RemoteProtocolError
-from peers.wire.messages import FRAME_BYTES, check
+from peers.wire.messages import FRAME_BYTES, check_unshared
 from proto import federation_pb2 as pb
 
 Source = Path | bytes
@@ -137,7 +137,7 @@ class _Intake:
     async def take_all(self, incoming: AsyncIterator[pb.Frame]) -> bytes:
         """The digest of the whole object; raises RemoteProtocolError."""
         async for frame in incoming:
-            check(frame)
+            check_unshared(frame)
             self._admit(frame)
             await self._in_a_thread(frame)
             self.whole = frame.last

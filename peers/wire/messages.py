@@ -189,10 +189,14 @@ def _walk(message: Message, path: str, without: str = "") -> None:
 
 
 def check(message: Message) -> None:
-    """Raise RemoteProtocolError unless every field of ``message`` is known and in its bounds.
+    """Raise RemoteProtocolError unless every field of ``message`` is known and in its bounds."""
+    copied = type(message)()
+    copied.CopyFrom(message)
+    check_unshared(copied)
 
-    What is not known is gone from a message that was refused for it.
-    """
+
+def check_unshared(message: Message) -> None:
+    """As `check`, without a copy: a message that is refused may have lost what is not known."""
     # What is not known has no bounds, and would be kept and passed on with the rest. Looked
     # for by size: of each such field Python would make an object, of a million in 2 MiB.
     size = message.ByteSize()
@@ -215,7 +219,7 @@ def decode(kind: type[M], raw: bytes) -> M:
 def parse(kind: type[M], raw: bytes) -> M:
     """Parse and check; raises RemoteProtocolError."""
     message = decode(kind, raw)
-    check(message)
+    check_unshared(message)
     return message
 
 
