@@ -59,6 +59,21 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.IngestRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.IngestProgress.FromString,
                 _registered_method=True)
+        self.ListDocuments = channel.unary_unary(
+                '/hanse.control.v1.Control/ListDocuments',
+                request_serializer=proto_dot_control__pb2.ListDocumentsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ListDocumentsReply.FromString,
+                _registered_method=True)
+        self.ShowDocument = channel.unary_unary(
+                '/hanse.control.v1.Control/ShowDocument',
+                request_serializer=proto_dot_control__pb2.ShowDocumentRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ShowDocumentReply.FromString,
+                _registered_method=True)
+        self.RemoveDocuments = channel.unary_stream(
+                '/hanse.control.v1.Control/RemoveDocuments',
+                request_serializer=proto_dot_control__pb2.RemoveDocumentsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.RemoveDocumentsProgress.FromString,
+                _registered_method=True)
         self.Ask = channel.unary_unary(
                 '/hanse.control.v1.Control/Ask',
                 request_serializer=proto_dot_control__pb2.AskRequest.SerializeToString,
@@ -161,6 +176,25 @@ class ControlServicer:
 
     def Ingest(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDocuments(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowDocument(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveDocuments(self, request, context):
+        """Out of the library, its index, and every file here. To hang up does not bring them back.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -287,6 +321,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Ingest,
                     request_deserializer=proto_dot_control__pb2.IngestRequest.FromString,
                     response_serializer=proto_dot_control__pb2.IngestProgress.SerializeToString,
+            ),
+            'ListDocuments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDocuments,
+                    request_deserializer=proto_dot_control__pb2.ListDocumentsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ListDocumentsReply.SerializeToString,
+            ),
+            'ShowDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowDocument,
+                    request_deserializer=proto_dot_control__pb2.ShowDocumentRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ShowDocumentReply.SerializeToString,
+            ),
+            'RemoveDocuments': grpc.unary_stream_rpc_method_handler(
+                    servicer.RemoveDocuments,
+                    request_deserializer=proto_dot_control__pb2.RemoveDocumentsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.RemoveDocumentsProgress.SerializeToString,
             ),
             'Ask': grpc.unary_unary_rpc_method_handler(
                     servicer.Ask,
@@ -494,6 +543,87 @@ class Control:
             '/hanse.control.v1.Control/Ingest',
             proto_dot_control__pb2.IngestRequest.SerializeToString,
             proto_dot_control__pb2.IngestProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ListDocuments',
+            proto_dot_control__pb2.ListDocumentsRequest.SerializeToString,
+            proto_dot_control__pb2.ListDocumentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/ShowDocument',
+            proto_dot_control__pb2.ShowDocumentRequest.SerializeToString,
+            proto_dot_control__pb2.ShowDocumentReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/RemoveDocuments',
+            proto_dot_control__pb2.RemoveDocumentsRequest.SerializeToString,
+            proto_dot_control__pb2.RemoveDocumentsProgress.FromString,
             options,
             channel_credentials,
             insecure,

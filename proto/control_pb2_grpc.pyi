@@ -43,6 +43,10 @@ class ControlStub:
     Chain: _grpc.UnaryStreamMultiCallable[_control_pb2.ChainRequest, _control_pb2.ChainPart]
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _grpc.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]
+    ListDocuments: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListDocumentsRequest, _control_pb2.ListDocumentsReply]
+    ShowDocument: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]
+    RemoveDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]
+    """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
     Evaluate: _grpc.UnaryStreamMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateProgress]
     """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
@@ -81,6 +85,10 @@ class ControlAsyncStub(ControlStub):
     Chain: _aio.UnaryStreamMultiCallable[_control_pb2.ChainRequest, _control_pb2.ChainPart]  # type: ignore[assignment]
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _aio.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]  # type: ignore[assignment]
+    ListDocuments: _aio.UnaryUnaryMultiCallable[_control_pb2.ListDocumentsRequest, _control_pb2.ListDocumentsReply]  # type: ignore[assignment]
+    ShowDocument: _aio.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]  # type: ignore[assignment]
+    RemoveDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]  # type: ignore[assignment]
+    """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
     Evaluate: _aio.UnaryStreamMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateProgress]  # type: ignore[assignment]
     """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
@@ -146,6 +154,28 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_control_pb2.IngestRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.IngestProgress], _abc.AsyncIterator[_control_pb2.IngestProgress]]: ...
+
+    @_abc_1.abstractmethod
+    def ListDocuments(
+        self,
+        request: _control_pb2.ListDocumentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ListDocumentsReply, _abc.Awaitable[_control_pb2.ListDocumentsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ShowDocument(
+        self,
+        request: _control_pb2.ShowDocumentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ShowDocumentReply, _abc.Awaitable[_control_pb2.ShowDocumentReply]]: ...
+
+    @_abc_1.abstractmethod
+    def RemoveDocuments(
+        self,
+        request: _control_pb2.RemoveDocumentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.RemoveDocumentsProgress], _abc.AsyncIterator[_control_pb2.RemoveDocumentsProgress]]:
+        """Out of the library, its index, and every file here. To hang up does not bring them back."""
 
     @_abc_1.abstractmethod
     def Ask(

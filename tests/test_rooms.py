@@ -251,7 +251,6 @@ def test_the_main_process_loads_nothing_that_computes(module: str) -> None:
 # What only tests and benchmarks use, and why it is part of the product all the same.
 WITHOUT_A_USE = {
     "daemon/control/context.py: WithinBounds.intercept_service": "grpc calls it",
-    "daemon/library/store.py: Library.delete_documents": "a command to forget documents comes",
 }
 
 

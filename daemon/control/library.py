@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any, Final
 
 from daemon.answering.generator import Citation
@@ -19,6 +20,7 @@ from daemon.library.readers.documents import (
     Document,
     Pair,
 )
+from daemon.library.store import StoredDocument
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 
@@ -28,7 +30,7 @@ _IDS_SOUGHT: Final = 1 << 18  # of documents that may come later in it
 
 
 class LibraryCalls(Calls):
-    """Documents in, answers out."""
+    """Documents in and out, answers out."""
 
     async def Ingest(
         self, requests: AsyncIterator[control.IngestRequest], context: Context
@@ -38,7 +40,7 @@ class LibraryCalls(Calls):
         # broken line, and not learn the reason.
         first = await anext(requests, control.IngestRequest())
         if self._ingesting.locked():
-            await refuse(context, "another ingest is under way", "Wait until it has ended")
+            await refuse(context, "an ingest or a removal is under way", "Wait until it has ended")
         async with self._ingesting, self._audited(context, "ingest") as recorded:
             state = control.IngestProgress()
             try:
@@ -100,6 +102,59 @@ class LibraryCalls(Calls):
             await self._answered(context, work)
         state.done = True
         yield _with_errors(state, [])
+
+    async def ListDocuments(
+        self, request: control.ListDocumentsRequest, context: Context
+    ) -> control.ListDocumentsReply:
+        """A page of the library's documents."""
+        async with self._audited(context, "show-documents") as recorded:
+            found = await self._answered(
+                context,
+                self._driver.collection.documents(request.begins, request.after, request.limit),
+            )
+            recorded["documents"] = len(found)
+        return control.ListDocumentsReply(documents=[_stored(one) for one in found])
+
+    async def ShowDocument(
+        self, request: control.ShowDocumentRequest, context: Context
+    ) -> control.ShowDocumentReply:
+        """One document, passage by passage."""
+        collection = self._driver.collection
+        async with self._audited(context, "show-documents") as recorded:
+            found = await self._answered(context, collection.documents(request.id, "", 1))
+            if not found or found[0].id != request.id:
+                meant = await self._answered(context, collection.similar(request.id))
+                remedy = f"Is it {meant!r}?" if meant else "`fedctl documents list` shows them"
+                await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
+            passages = await self._answered(context, collection.passages_of(request.id))
+            recorded["documents"] = 1
+        return control.ShowDocumentReply(
+            document=_stored(found[0]), passages=[passage.text for passage in passages]
+        )
+
+    async def RemoveDocuments(
+        self, request: control.RemoveDocumentsRequest, context: Context
+    ) -> AsyncIterator[control.RemoveDocumentsProgress]:
+        """Documents out, with what was made of them; then the index is made without them."""
+        if self._ingesting.locked():
+            await refuse(context, "an ingest or a removal is under way", "Wait until it has ended")
+        collection, pairs = self._driver.collection, self._around.services.pairs
+        async with self._ingesting, self._audited(context, "remove") as recorded:
+            known = await self._answered(context, collection.known(request.ids))
+            unknown = sorted({*request.ids} - known)
+            state = control.RemoveDocumentsProgress(unknown=unknown)
+            try:
+                removed = await self._answered(context, pairs.remove(request.ids))
+                recorded |= asdict(removed)
+                state.MergeFrom(control.RemoveDocumentsProgress(**asdict(removed)))
+                yield state
+                await self._answered(context, collection.index(lambda _: None))
+                state.done = True
+            finally:
+                if not state.done:  # who hung up does not keep the old index
+                    collection.refresh()
+                await self._driver.readiness.refresh()
+            yield state
 
     async def Ask(self, request: control.AskRequest, context: Context) -> control.AskReply:
         """Answer a question from this site's documents."""
@@ -206,6 +261,10 @@ def _counted(state: control.IngestProgress) -> dict[str, int]:
         "documents_unchanged": state.documents_unchanged,
         "pairs": state.pairs,
     }
+
+
+def _stored(document: StoredDocument) -> control.StoredDocument:
+    return control.StoredDocument(**asdict(document))
 
 
 def _citation(citation: Citation) -> control.Citation:

@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 from daemon.fedctl.commands import (
     audit,
     authority,
+    documents,
     evaluate,
     learning,
     library,
@@ -46,6 +47,7 @@ _MUST_BE = {
 # In the order in which they are shown.
 _TOPICS = (
     library,
+    documents,
     train,
     learning,
     evaluate,

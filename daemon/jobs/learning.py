@@ -32,7 +32,7 @@ from daemon.learning.options import (
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.store import IngestCounts, Library
+from daemon.library.store import IngestCounts, Library, RemovedCounts
 from daemon.pairs.training_set import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of
@@ -82,6 +82,14 @@ def ingest(
         counts = library.put_documents(documents, splitter=splitter)
         library.put_pairs(pairs)
     return counts
+
+
+def remove(library_path: Path, ids: Sequence[str]) -> RemovedCounts:
+    """Take documents out of the library, and every trace of their texts out of its files."""
+    with Library.open(library_path) as library:
+        removed = library.delete_documents(ids)
+        library.empty_log()
+    return removed
 
 
 def embed_passages(spec: RetrieverSpec, library_path: Path) -> int:

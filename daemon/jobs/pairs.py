@@ -195,6 +195,22 @@ def drop_pairs(made_path: Path, how: str = "") -> None:
         made_path.unlink(missing_ok=True)
 
 
+def forget_documents(made_path: Path, replies_path: Path, ids: Sequence[str]) -> None:
+    """Forget what was made of these documents; raises PairError, and all stays then.
+
+    What a language model has written, and not been asked for yet, goes as a whole: it does
+    not say of which passage it is.
+    """
+    from daemon.pairs import made
+
+    gone = set(ids)
+    pairs = made.read(made_path)
+    left = made.learnable(pairs, {name for pair in pairs for name in pair.documents} - gone)
+    if left != pairs:
+        made.write(made_path, left)
+    replies_path.unlink(missing_ok=True)
+
+
 def trainable(spec: RetrieverSpec, library_path: Path) -> int:
     """How many pairs the site would train on; raises PairError, LibraryError."""
     from daemon.pairs.training_set import training_pairs

@@ -99,6 +99,9 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
         )
     if read_only:
         connection.execute("PRAGMA query_only = ON")
+    else:
+        # What is removed is overwritten: a person may have asked for that, for a reason.
+        connection.execute("PRAGMA secure_delete = ON")
 
 
 @contextmanager

@@ -89,6 +89,25 @@ class IngestCounts:
 
 
 @dataclass(frozen=True)
+class RemovedCounts:
+    """What went; ``pairs``: those that none of the documents here answers any more."""
+
+    documents: int = 0
+    passages: int = 0
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A document of the library without its text; ``passages``: into how many it is cut."""
+
+    id: str
+    title: str
+    split: str
+    passages: int
+
+
+@dataclass(frozen=True)
 class LibraryCounts:
     """Sizes of a library; a pair counts when one of its documents is here."""
 
@@ -178,17 +197,76 @@ class Library:
         )
         return "new" if row is None else "changed"
 
-    def delete_documents(self, ids: Iterable[str]) -> int:
-        """Remove documents with their passages and features; how many there were."""
+    def delete_documents(self, ids: Iterable[str]) -> RemovedCounts:
+        """Remove documents, and what hangs on them: passages, features, pairs of theirs alone.
+
+        In one transaction. With `empty_log` behind it, no file holds their texts.
+        """
         with self._transaction():
+            removed = sorted(self.known(ids))
+            passages = sum(len(self.passages_of(document_id)) for document_id in removed)
             dropped: set[bytes] = set()
-            removed = 0
-            for document_id in ids:
-                known = self._db.execute("SELECT 1 FROM document WHERE id = ?", (document_id,))
-                removed += known.fetchone() is not None
+            for document_id in removed:
                 dropped |= self._remove(document_id)
             self._drop_features(dropped)
-        return removed
+            pairs = self._drop_pairs_of(removed)
+            # It marks words that are gone, and keeps them until its parts are merged.
+            self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
+        return RemovedCounts(len(removed), passages, pairs)
+
+    def _drop_pairs_of(self, removed: Sequence[str]) -> int:
+        """Delete the pairs that named a document that went, and none that is here."""
+        rows = self._db.execute(
+            "SELECT DISTINCT q.rowid, q.query FROM pair_positive x JOIN pair q ON q.rowid = x.pair"
+            " WHERE x.document_id IN (SELECT value FROM json_each(?)) AND NOT EXISTS"
+            " (SELECT 1 FROM pair_positive y JOIN document d ON d.id = y.document_id"
+            " WHERE y.pair = q.rowid)",
+            (json.dumps(removed),),
+        ).fetchall()
+        self._db.executemany("DELETE FROM pair WHERE rowid = ?", [(rowid,) for rowid, _ in rows])
+        queries = {query for _, query in rows}
+        asked = self._db.execute(
+            "SELECT query FROM pair WHERE query IN (SELECT value FROM json_each(?))",
+            (json.dumps(sorted(queries)),),
+        )
+        queries -= {query for (query,) in asked}
+        self._db.executemany(
+            "DELETE FROM query_feature WHERE content = ?",
+            [(_query_content(query),) for query in queries],
+        )
+        return len(rows)
+
+    def empty_log(self) -> None:
+        """Leave nothing beside the file of what was removed: SQLite's log (WAL) has old pages.
+
+        Waits for readers; raises LibraryError where they don't end.
+        """
+        with explained(self._path):
+            busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise LibraryError(
+                f"the log of {self._path} could not be emptied, for somebody reads it: what was "
+                "removed is out of the library, and leaves the log when fedd is started again"
+            )
+
+    def documents(self, begins: str, after: str, limit: int) -> list[StoredDocument]:
+        """Documents whose id begins so, in the order of ids, of those behind ``after``."""
+        rows = self._rows(
+            "SELECT d.id, d.title, d.split,"
+            " (SELECT count(*) FROM passage p WHERE p.document_id = d.id)"
+            " FROM document d WHERE d.id > ?1 AND d.id >= ?2 AND substr(d.id, 1, ?3) = ?2"
+            " ORDER BY d.id LIMIT ?4",
+            (after, begins, len(begins), limit),
+        )
+        return [StoredDocument(*row) for row in rows]
+
+    def passages_of(self, document_id: str) -> list[Passage]:
+        """The passages of a document, in reading order; none where it isn't here."""
+        return self._passages(
+            "SELECT rowid, id, document_id, title, text FROM passage"
+            " WHERE document_id = ? ORDER BY rowid",
+            (document_id,),
+        )
 
     def _remove(self, document_id: str) -> set[bytes]:
         """Delete a document and its passages; the contents those passages had."""

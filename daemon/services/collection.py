@@ -27,7 +27,14 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.index import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
-from daemon.library.store import IngestCounts, Library, LibraryCounts
+from daemon.library.store import (
+    IngestCounts,
+    Library,
+    LibraryCounts,
+    Passage,
+    RemovedCounts,
+    StoredDocument,
+)
 from daemon.personal.layers import layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed
@@ -119,6 +126,10 @@ class Collection:
             self._settings.passage_tokens,
         )
 
+    async def remove(self, ids: Sequence[str]) -> RemovedCounts:
+        """Take documents out, with their pairs. No answer cites them; `index` forgets them, too."""
+        return await self._learning.run(learning_jobs.remove, self.library_path, list(ids))
+
     async def index(self, listener: Callable[[object], None]) -> None:
         """Embed what is new, with progress, and wait until questions find it.
 
@@ -161,21 +172,33 @@ class Collection:
     async def unusable(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Those of the pairs none of whose documents is here: nothing is learned from them."""
 
-        def sought() -> list[Pair]:
-            with Library.open(self.library_path, read_only=True) as library:
-                known = library.known({name for pair in pairs for name in pair.positives})
-            return [pair for pair in pairs if known.isdisjoint(pair.positives)]
+        known = await self.known(list({name for pair in pairs for name in pair.positives}))
+        return [pair for pair in pairs if known.isdisjoint(pair.positives)]
 
-        return await asyncio.to_thread(sought)
+    async def known(self, ids: Sequence[str]) -> set[str]:
+        """Those of the ids whose documents are here."""
+        return await self._read(lambda library: library.known(ids))
+
+    async def documents(self, begins: str, after: str, limit: int) -> list[StoredDocument]:
+        """Documents whose id begins so, in the order of ids, of those behind ``after``."""
+        return await self._read(lambda library: library.documents(begins, after, limit))
+
+    async def passages_of(self, document_id: str) -> list[Passage]:
+        """The passages of a document, in reading order."""
+        return await self._read(lambda library: library.passages_of(document_id))
+
+    async def _read(self, question: Callable[[Library], T]) -> T:
+        """What the library says, asked in a thread."""
+
+        def asked() -> T:
+            with Library.open(self.library_path, read_only=True) as library:
+                return question(library)
+
+        return await asyncio.to_thread(asked)
 
     async def similar(self, wrong_id: str) -> str:
         """The id of a document here that a wrong one may mean; empty: none."""
-
-        def sought() -> str:
-            with Library.open(self.library_path, read_only=True) as library:
-                return library.similar(wrong_id)
-
-        return await asyncio.to_thread(sought)
+        return await self._read(lambda library: library.similar(wrong_id))
 
     async def situation(self) -> do.Situation:
         """What this site can contribute to training, and why not if it can't."""

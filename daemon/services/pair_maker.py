@@ -10,7 +10,7 @@ again goes on from there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from daemon.jobs import pairs
 from daemon.jobs.pairs import MadeOverview, PairCounts, PairPlan, PairProgress
 from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.store import RemovedCounts
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
@@ -143,6 +144,19 @@ class PairMaker:
         async with self._one_at_a_time:
             await self._answering.run(pairs.drop_pairs, self._path, how)
             await self._collection.recount()
+
+    async def remove(self, documents: Sequence[str]) -> RemovedCounts:
+        """Remove documents, and forget what was made of them, before anything is made again.
+
+        Raises LearningError while pairs are being made, and nothing has happened then.
+        """
+        if self._one_at_a_time.locked():
+            raise LearningError("pairs are being made: wait until that has ended, or end it")
+        async with self._one_at_a_time:
+            await self._answering.run(
+                pairs.forget_documents, self._path, self._replies, list(documents)
+            )
+            return await self._collection.remove(documents)
 
 
 async def _reported(

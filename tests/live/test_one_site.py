@@ -121,11 +121,47 @@ async def test_one_ingest_at_a_time_and_the_other_is_told(site: LiveSite, tmp_pa
     assert (await anext(aiter(first))).pairs == 1
     (tmp_path / "note.txt").write_text("The winch is oiled in spring.")
     code, _, err = await fedctl(site, "ingest", str(tmp_path / "note.txt"))
-    assert (code, "another ingest is under way" in err) == (1, True), err
+    assert (code, "an ingest or a removal is under way" in err) == (1, True), err
     first.cancel()
     async with asyncio.timeout(60):  # until the daemon has seen that nobody waits any more
         while (await fedctl(site, "ingest", str(tmp_path / "note.txt")))[0] != 0:
             await asyncio.sleep(0.1)
+
+
+def holding(word: bytes, folder: Path) -> set[str]:
+    """Files in which it stands, in whatever letters."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {file.name for file in files if word in file.read_bytes().lower()}
+
+
+async def test_a_removed_document_is_in_no_file_and_no_answer(
+    site: LiveSite, tmp_path: Path
+) -> None:
+    state, indexes = site.folder / "state", site.folder / "state" / "index"
+    (tmp_path / "vault.md").write_text(
+        "# The quaxolith\n\nThe quaxolith lies behind the green door. It is gilded each winter."
+    )
+    pair = {"query": "where does the quaxolith lie?", "positives": ["vault.md"]}
+    (tmp_path / "pairs_train.jsonl").write_text(json.dumps(pair) + "\n")
+    await shown(site, "ingest", str(tmp_path))
+    await shown(site, "pairs", "build", "--how", "cloze")
+    assert "vault.md" in await shown(site, "ask", "where does the quaxolith lie?")
+    assert "It is gilded each winter." in await shown(site, "documents", "show", "vault.md")
+    found = holding(b"quaxolith", state)
+    assert {name.partition("-")[0] for name in found} == {"library.sqlite3", "made_pairs.jsonl"}
+    before = {index.name for index in indexes.iterdir()}
+
+    removed = json.loads(await shown(site, "documents", "remove", "vault.md", "--yes", "--json"))
+    assert (removed["documents"], removed["pairs"], removed["done"]) == (1, 1, True)
+    assert holding(b"quaxolith", state) == set()
+    assert before.isdisjoint(index.name for index in indexes.iterdir()), "made without it"
+    assert "vault.md" not in await shown(site, "ask", "where does the quaxolith lie?")
+    assert "vault.md" not in await shown(site, "documents", "list")
+    entries = await shown(site, "audit", "show", "--state-dir", str(state), "--json")
+    assert '"action": "remove"' in entries
+    code, _, err = await fedctl(site, "documents", "show", "vault.md")
+    assert (code, "no document 'vault.md' here" in err) == (2, True), err
+    await shown(site, "pairs", "drop", "--all")
 
 
 async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> None:

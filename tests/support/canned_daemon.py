@@ -39,6 +39,7 @@ class CannedDaemon(ControlServicer):
         self.refusal = ""  # when set, every call is refused with it, and
         self.refused_as = grpc.StatusCode.FAILED_PRECONDITION
         self.ingest_errors: list[str] = []
+        self.documents = {"manuals/lift.txt", "manuals/lock.txt", "rules.md"}
         self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
             unit="this site",
@@ -162,6 +163,30 @@ class CannedDaemon(ControlServicer):
         if self.unusable:
             so_far.unknown_document, so_far.known_document = "[lift]", "lift.txt"
         yield so_far
+
+    def ListDocuments(self, request: Any, context: Any) -> control.ListDocumentsReply:
+        self._hear(request, context)
+        found = [n for n in self.documents if n.startswith(request.begins) and n > request.after]
+        page = [stored(name) for name in sorted(found)[: request.limit]]
+        return control.ListDocumentsReply(documents=page)
+
+    def ShowDocument(self, request: Any, context: Any) -> control.ShowDocumentReply:
+        self._hear(request, context)
+        texts = ["Locks leak.", "Mend them."]
+        return control.ShowDocumentReply(document=stored(request.id), passages=texts)
+
+    def RemoveDocuments(
+        self, request: Any, context: Any
+    ) -> Iterator[control.RemoveDocumentsProgress]:
+        self._hear(request, context)
+        gone = self.documents & {*request.ids}
+        self.documents -= gone
+        state = control.RemoveDocumentsProgress(
+            documents=len(gone), passages=2 * len(gone), pairs=1, unknown=set(request.ids) - gone
+        )
+        yield state
+        state.done = True
+        yield state
 
     def Ask(self, request: Any, context: Any) -> control.AskReply:
         self._hear(request, context)
@@ -318,6 +343,10 @@ def fitting_steps() -> list[control.PersonaliseProgress]:
             seconds=2.5,
         ),
     ]
+
+
+def stored(name: str) -> control.StoredDocument:
+    return control.StoredDocument(id=name, title=f"Of {name}", passages=2)
 
 
 def progress(**fields: Any) -> control.TrainingProgress:

@@ -88,8 +88,20 @@ class Session:
 
 
 @asynccontextmanager
-async def remarks(session: Session) -> AsyncIterator[Callable[[str], None]]:
-    """What long work tells where no bar can be drawn: where it is, in a line each minute."""
+async def remarks(
+    session: Session, *, spinner: bool = False
+) -> AsyncIterator[Callable[[str], None]]:
+    """What long work tells where no bar can be drawn: where it is, in a line each minute.
+
+    ``spinner``: shows it at a terminal, too, where no bar does.
+    """
+    if session.notes.is_terminal:
+        if not spinner:
+            yield lambda _: None
+            return
+        with session.notes.status("") as status:
+            yield status.update
+        return
     latest = ""
 
     def now_at(text: str) -> None:
@@ -101,12 +113,11 @@ async def remarks(session: Session) -> AsyncIterator[Callable[[str], None]]:
             await asyncio.sleep(_REMARK_EVERY_S)
             session.note(latest)
 
-    telling = None if session.notes.is_terminal else asyncio.create_task(tell())
+    telling = asyncio.create_task(tell())
     try:
         yield now_at
     finally:
-        if telling is not None:
-            telling.cancel()
+        telling.cancel()
 
 
 def _console(*, stderr: bool) -> Console:

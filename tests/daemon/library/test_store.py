@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,8 @@ from daemon.library.store import (
     LibraryCounts,
     LibraryError,
     Pair,
+    RemovedCounts,
+    StoredDocument,
     embedding_text,
 )
 
@@ -102,9 +107,74 @@ def test_a_changed_document_replaces_its_passages_and_only_those(library: Librar
 
 def test_labels_are_not_used_again_after_everything_was_deleted(library: Library) -> None:
     highest = max(passage.rowid for passage in library.passages())
-    assert library.delete_documents(["rope", "sail", "lamp", "nobody"]) == 3
+    assert library.delete_documents(["rope", "sail", "lamp", "nobody"]).documents == 3
     library.put_documents([ROPE], splitter=splitter())
     assert min(passage.rowid for passage in library.passages()) > highest
+
+
+def test_a_pair_goes_with_the_last_document_that_answers_it(library: Library, path: Path) -> None:
+    library.put_pairs(
+        [
+            Pair("Which rope?", ("rope",)),
+            Pair("Which rope?", ("lamp",)),
+            Pair("Which sail?", ("sail", "rope")),
+            Pair("Which mast?", ("still to come",)),
+        ]
+    )
+    library.put_query_features(ENCODER, ["Which rope?", "Which sail?"], vectors(2))
+    assert library.delete_documents(["rope", "nobody"]) == RemovedCounts(1, 2, 1)
+    assert [pair.query for pair in library.pairs("train")] == ["Which rope?", "Which sail?"]
+    assert rows(path, "query_feature") == 2, "one of them is asked of another document still"
+    assert library.delete_documents(["lamp"]) == RemovedCounts(1, 1, 1)
+    assert rows(path, "query_feature") == 1
+    assert rows(path, "pair") == 2
+    assert library.delete_documents(["lamp"]) == RemovedCounts()
+
+
+def test_nothing_of_a_removed_document_is_in_any_file(library: Library, path: Path) -> None:
+    """Not in a page that is free, not among the words, and not in the log of writes."""
+    secret = Document("secret", "Zyzzogeton", "The quaxolith was moved behind the green door.")
+    words = [b"zyzzogeton", b"quaxolith", b"behind the green"]
+
+    def found() -> set[bytes]:
+        files = [file.read_bytes().lower() for file in path.parent.iterdir()]
+        return {word for word in words for raw in files if word in raw}
+
+    library.put_documents([secret], splitter=splitter())
+    library.put_pairs([Pair("Where is the quaxolith?", ("secret",))])
+    assert found() == set(words)
+    library.delete_documents(["secret"])
+    library.empty_log()
+    assert found() == set()
+    assert library.bm25("hemp", 5) != []
+
+
+def test_the_log_is_not_emptied_under_a_reader(
+    library: Library, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.library.schema._BUSY_MS", 50)
+    with Library.open(path) as writer, Library.open(path, read_only=True) as reader:
+        pages = reader._db.execute("SELECT id FROM passage")
+        pages.fetchone()  # of what was there then
+        writer.delete_documents(["rope"])
+        with pytest.raises(LibraryError, match="leaves the log when fedd is started again"):
+            writer.empty_log()
+        pages.close()
+        writer.empty_log()
+
+
+def test_documents_are_listed_by_id_page_by_page(library: Library) -> None:
+    library.put_documents([Document("a_b/one", "One", "Text."), Document("a%b/two", "", "Text.")],
+                          splitter=splitter())  # fmt: skip
+    first = library.documents("", "", 3)
+    assert [one.id for one in first] == ["a%b/two", "a_b/one", "lamp"]
+    assert library.documents("", "lamp", 3) == [
+        StoredDocument("rope", "Rope", "train", 2),
+        StoredDocument("sail", "Sails", "", 2),
+    ]
+    assert [one.id for one in library.documents("a_b/", "", 9)] == ["a_b/one"], "as it is written"
+    assert library.documents("x", "", 9) == []
+    assert [p.text for p in library.passages_of("rope")] == texts(library)["rope"]
 
 
 def test_another_budget_splits_anew(library: Library) -> None:
@@ -407,6 +477,50 @@ def test_one_process_reads_while_another_writes(library: Library, path: Path) ->
     writer.join(timeout=30)
     assert writer.exitcode == 0
     assert len(states) > 1
+
+
+_BATCH = 50
+
+
+def _remove_all(path: Path, done: Connection) -> None:
+    with Library.open(path) as library:
+        for first in range(0, 500, _BATCH):
+            library.delete_documents([f"d{n:03}" for n in range(first, first + _BATCH)])
+            library.empty_log()
+            done.send(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", range(10))
+def test_a_removal_that_is_killed_is_taken_up_again(tmp_path: Path, batches: int) -> None:
+    """Of each batch all is there or nothing; and at the end nothing is in any file."""
+    path, chance = tmp_path / "state" / "library.sqlite3", random.Random(batches)
+    documents = [Document(f"d{n:03}", "Qux", f"The quaxolith {n} is gilded.") for n in range(500)]
+    with Library.open(path) as library:
+        library.put_documents([*documents, ROPE], splitter=splitter())
+        library.put_pairs([Pair(f"Which quaxolith is {n}?", (f"d{n:03}",)) for n in range(500)])
+    told, tell = multiprocessing.Pipe(duplex=False)
+    remover = multiprocessing.get_context("spawn").Process(target=_remove_all, args=(path, tell))
+    remover.start()
+    for _ in range(batches):
+        told.recv()
+    time.sleep(chance.uniform(0, 0.02))
+    remover.kill()
+    remover.join(timeout=30)
+
+    with Library.open(path) as library:
+        left = {one.id for one in library.documents("d", "", 1000)}
+        for first in range(0, 500, _BATCH):
+            batch = {f"d{n:03}" for n in range(first, first + _BATCH)}
+            assert left >= batch or not left & batch
+        assert len(left) <= 500 - batches * _BATCH
+        counts = library.counts()
+        assert counts.documents == len(left) + 1
+        assert counts.pairs_train == rows(path, "pair") == len(left)
+        assert len(library.bm25("quaxolith", 1000)) == len(left)
+        library.delete_documents(left)
+        library.empty_log()
+    assert not any(b"quaxolith" in file.read_bytes().lower() for file in path.parent.iterdir())
 
 
 def test_two_writers_take_turns(library: Library, path: Path) -> None:

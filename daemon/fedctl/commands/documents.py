@@ -1,0 +1,207 @@
+"""fedctl documents: what the site's library holds, and how it is taken out again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.fedctl.terminal.connection import connected, run, socket_path
+from daemon.fedctl.terminal.options import command
+from daemon.fedctl.terminal.output import (
+    CommandError,
+    Exit,
+    Session,
+    as_plain,
+    columns,
+    confirm,
+    plain_text,
+    remarks,
+    visible,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from proto.control_pb2 import RemoveDocumentsProgress, ShowDocumentReply, StoredDocument
+    from proto.control_pb2_grpc import ControlAsyncStub
+
+topic = typer.Typer(
+    name="documents",
+    help="What this site's library holds. It never leaves the site.",
+    no_args_is_help=True,
+)
+
+# Behind a round that is being trained, or an evaluation.
+ANSWERED_WITHIN_S = 600.0
+_A_PAGE = 1000
+_A_REQUEST = 10_000  # ids (proto/control.proto)
+
+Below = Annotated[
+    str,
+    typer.Option(
+        "--below", metavar="BEGINNING", help="Those whose id begins so, as `manuals/` does."
+    ),
+]
+
+
+@topic.command("list")
+@command
+def documents_list(session: Session, below: Below = "") -> None:
+    """List the documents by id, with title, split and number of passages."""
+    found = run(_listed(session, below))
+    plain = {"documents": [as_plain(one) for one in found]}
+    session.result(plain, lambda console: _show_list(console, found))
+
+
+@topic.command("show")
+@command
+def documents_show(
+    session: Session, document: Annotated[str, typer.Argument(metavar="ID", help="As listed.")]
+) -> None:
+    """Show a document as it is searched: passage by passage."""
+    reply = run(_shown(session, document))
+    session.result(as_plain(reply), lambda console: _show(console, reply))
+
+
+@topic.command("remove")
+@command
+def documents_remove(
+    session: Session,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="As listed.")
+    ] = None,
+    below: Below = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> Exit:
+    """Take documents out: of the library, the index, answers, and every file of the daemon.
+
+    With them go the pairs that name no other document here, and what `fedctl pairs` has made
+    of them. Model versions that were trained on them stay as they are. Ids that no document
+    has are told at the end (exit code 3; 2 if it is all of them).
+    """
+    if bool(documents) == bool(below):
+        raise CommandError(
+            "which documents are to be removed?",
+            "Name their ids, or the beginning of them with --below",
+            exit_code=Exit.USAGE,
+        )
+    ids = documents or [one.id for one in run(_listed(session, below))]
+    if not ids:
+        raise CommandError(
+            f"no document's id begins with {below!r}",
+            "`fedctl documents list` shows them",
+            exit_code=Exit.USAGE,
+        )
+    if not yes:
+        what = "1 document is" if len(ids) == 1 else f"{len(ids)} documents are"
+        confirm(
+            session,
+            f"{what} taken out, with the questions that only they answer; ingested again, "
+            "documents come back and such questions do not",
+            "Take them out?",
+            "nothing was removed",
+        )
+    removed = run(_removed(session, list(dict.fromkeys(ids))))
+    if not removed.documents:
+        raise CommandError(
+            f"no such document here: {', '.join(map(visible, removed.unknown[:5]))}",
+            "`fedctl documents list` shows them",
+            exit_code=Exit.USAGE,
+        )
+    session.result(as_plain(removed), lambda console: _show_removed(console, removed))
+    for unknown in removed.unknown:
+        session.note(f"no document {visible(unknown)!r} here")
+    return Exit.PARTLY if removed.unknown else Exit.OK
+
+
+# ---- the daemon -------------------------------------------------------------------
+
+
+async def _listed(session: Session, begins: str) -> list[StoredDocument]:
+    async with connected(socket_path(session)) as daemon:
+        return await _pages(daemon, begins)
+
+
+async def _pages(daemon: ControlAsyncStub, begins: str) -> list[StoredDocument]:
+    from proto.control_pb2 import ListDocumentsRequest
+
+    found: list[StoredDocument] = []
+    while True:
+        after = found[-1].id if found else ""
+        request = ListDocumentsRequest(begins=begins, after=after, limit=_A_PAGE)
+        page = (await daemon.ListDocuments(request, timeout=ANSWERED_WITHIN_S)).documents
+        found.extend(page)
+        if len(page) < _A_PAGE:
+            return found
+
+
+async def _shown(session: Session, document: str) -> ShowDocumentReply:
+    from proto.control_pb2 import ShowDocumentRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.ShowDocument(
+            ShowDocumentRequest(id=document), timeout=ANSWERED_WITHIN_S
+        )
+
+
+async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
+    """All of them, some thousands a request; what was removed by then stays so on Ctrl-C."""
+    from proto.control_pb2 import RemoveDocumentsProgress, RemoveDocumentsRequest
+
+    whole = RemoveDocumentsProgress()
+    async with connected(socket_path(session)) as daemon, remarks(session, spinner=True) as now_at:
+        for first in range(0, len(ids), _A_REQUEST):
+            now_at(f"removed {whole.documents} of {len(ids)} documents; waits for training, if any")
+            last = RemoveDocumentsProgress()
+            request = RemoveDocumentsRequest(ids=ids[first : first + _A_REQUEST])
+            async for step in daemon.RemoveDocuments(request):
+                last = step
+                now_at("making the index without them")
+            whole.documents += last.documents
+            whole.passages += last.passages
+            whole.pairs += last.pairs
+            whole.unknown.extend(last.unknown)
+            whole.done = last.done
+    return whole
+
+
+# ---- for people -------------------------------------------------------------------
+
+
+def _show_list(console: Console, found: list[StoredDocument]) -> None:
+    if not found:
+        console.print("no documents: ingest some (fedctl ingest)")
+        return
+    table = columns("document", "title", "split", ">passages")
+    for one in found:
+        table.add_row(
+            plain_text(visible(one.id)),
+            plain_text(visible(one.title)),
+            one.split or "train",
+            str(one.passages),
+        )
+    console.print(table)
+
+
+def _show(console: Console, reply: ShowDocumentReply) -> None:
+    about = reply.document
+    console.print(plain_text(visible(about.title or about.id)), style="bold", soft_wrap=True)
+    split = about.split or "train"
+    line = f"{visible(about.id)}: {about.passages} passages, split {split}"
+    console.print(plain_text(line), style="dim", soft_wrap=True)
+    for text in reply.passages:
+        console.print()
+        console.print(plain_text(visible(text)), soft_wrap=True)
+
+
+def _show_removed(console: Console, removed: RemoveDocumentsProgress) -> None:
+    console.print(
+        plain_text(
+            f"{removed.documents} documents removed, {removed.passages} passages, "
+            f"{removed.pairs} pairs that only they answered\n"
+            "What a model version has learned of them stays in it. Backups, and what was ingested "
+            "from, are yours to clear."
+        ),
+        soft_wrap=True,
+    )

@@ -1,0 +1,81 @@
+"""fedctl documents, against a canned daemon."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon.fedctl.commands import documents
+from tests.support.canned_daemon import CannedDaemon
+from tests.support.command_line import Fedctl
+
+
+def test_documents_are_listed_by_id(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    lines = fedctl("documents", "list").out.splitlines()
+    listed = [line.split()[0] for line in lines if ".txt" in line or ".md" in line]
+    assert listed == sorted(daemon.documents)
+    below = fedctl("documents", "list", "--below", "manuals/", "--json").object
+    assert [one["id"] for one in below["documents"]] == ["manuals/lift.txt", "manuals/lock.txt"]
+
+
+def test_a_large_library_is_listed_page_by_page(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_A_PAGE", 2)
+    daemon.documents = {f"{number}.txt" for number in range(5)}
+    listed = fedctl("documents", "list", "--json").object["documents"]
+    assert [one["id"] for one in listed] == sorted(daemon.documents)
+    assert [request.after for request in daemon.asked] == ["", "1.txt", "3.txt"]
+
+
+def test_a_document_is_shown_passage_by_passage(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("documents", "show", "rules.md").out
+    assert "rules.md: 2 passages, split train" in out
+    assert out.index("Locks leak.") < out.index("Mend them.")
+    assert daemon.asked[0].id == "rules.md"
+
+
+def test_what_is_removed_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    out = fedctl("documents", "remove", "rules.md", "--yes").out
+    assert "1 documents removed, 2 passages, 1 pairs" in out
+    assert "What a model version has learned of them stays in it." in out
+    assert daemon.documents == {"manuals/lift.txt", "manuals/lock.txt"}
+
+
+def test_all_below_a_folder_are_removed_at_once(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    removed = fedctl("documents", "remove", "--below", "manuals/", "--yes", "--json").object
+    assert (removed["documents"], removed["done"]) == (2, True)
+    assert daemon.documents == {"rules.md"}
+
+
+def test_many_are_removed_request_by_request(
+    fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_A_REQUEST", 2)
+    removed = fedctl("documents", "remove", *sorted(daemon.documents), "--yes", "--json").object
+    assert removed["documents"] == 3
+    assert [len(request.ids) for request in daemon.asked] == [2, 1]
+
+
+def test_ids_that_no_document_has_are_told(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    ran = fedctl("documents", "remove", "rules.md", "nowhere", "--yes")
+    assert (ran.code, "no document 'nowhere' here" in ran.err) == (3, True)
+    ran = fedctl("documents", "remove", "nowhere", "--yes")
+    assert (ran.code, "no such document here: nowhere" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "which documents are to be removed?"),
+        (["rules.md", "--below", "manuals/"], "which documents are to be removed?"),
+        (["--below", "attic/"], "no document's id begins with 'attic/'"),
+        (["rules.md"], "this is not done unasked"),
+    ],
+)
+def test_nothing_is_removed_by_mistake(
+    fedctl: Fedctl, daemon: CannedDaemon, words: list[str], told: str
+) -> None:
+    before = set(daemon.documents)
+    ran = fedctl("documents", "remove", *words)
+    assert (ran.code, told in ran.err) == (2, True), ran.err
+    assert daemon.documents == before
