@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from config import control_socket
@@ -179,6 +179,7 @@ ModeName = Annotated[str, _one_of(_names("TrainingPlan", "mode"), 'mode = "ckks"
 Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
+Prompt = Annotated[str, Field(max_length=200)]
 LevelName = Annotated[str, _one_of(_LEVELS, 'level = "bucket"')]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

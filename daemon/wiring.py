@@ -80,6 +80,8 @@ def retriever_spec(settings: Settings) -> RetrieverSpec:
         encoder=retriever.encoder,
         adapt=retriever.adapt,
         max_tokens=retriever.max_tokens,
+        query_prompt=retriever.query_prompt,
+        passage_prompt=retriever.passage_prompt,
         device=retriever.device,
         threads=settings.workers.threads,
         lora_rank=retriever.lora_rank,

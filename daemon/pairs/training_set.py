@@ -62,10 +62,16 @@ def training_set(
     )
     if spec.learn_from == "made":
         queries, positives = [], []
-    query_texts = Texts(queries, training_data.query_features(library, retriever, queries))
+    reading = retriever.encoder.reading
+    query_texts = Texts(
+        queries,
+        training_data.query_features(library, retriever, queries),
+        reading.query_prompt,
+    )
     passage_texts = Texts(
         [passage.embedding_text for passage in passages],
         training_data.passage_features(library, retriever, [passage.rowid for passage in passages]),
+        reading.passage_prompt,
     )
     none = [np.empty(0, dtype=np.int64) for _ in positives]
     documents = [passage.document_id for passage in passages]
@@ -140,7 +146,6 @@ def _made_features(
     others = [n for n, text in enumerate(texts) if text not in row_of]
     here = [n for n, text in enumerate(texts) if text in row_of]
     vectors[here] = known[[row_of[texts[n]] for n in here]]
-    # Kept beside those of queries: to the encoder a text is a text.
-    features = training_data.query_features(library, retriever, [texts[n] for n in others])
+    features = training_data.text_features(library, retriever, [texts[n] for n in others])
     vectors[others] = 0.0 if features is None else features
     return vectors

@@ -25,7 +25,12 @@ def open_retriever(spec: RetrieverSpec) -> Retriever:
     from daemon.learning.retriever.encoder import Encoder
 
     encoder = Encoder.load(
-        spec.encoder, max_tokens=spec.max_tokens, device=spec.device, threads=spec.threads
+        spec.encoder,
+        max_tokens=spec.max_tokens,
+        device=spec.device,
+        threads=spec.threads,
+        query_prompt=spec.query_prompt,
+        passage_prompt=spec.passage_prompt,
     )
     return layer_of(spec).on(encoder, spec)
 

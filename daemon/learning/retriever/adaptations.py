@@ -28,7 +28,7 @@ _LORA_TARGETS = {
     "mpnet": ("q", "v"),
     "distilbert": ("q_lin", "v_lin"),
 }
-_POOLER = "pooler"  # makes a vector of the first token, which mean pooling never asks for
+_POOLER = "pooler"  # makes a vector of the first token, which no pooling here asks for
 
 
 class _TextRetriever:
@@ -49,17 +49,21 @@ class _TextRetriever:
 
     def forward(self, texts: Texts, rows: NDArray[np.int64]) -> Tensor:
         """Embed some rows of ``texts`` with the adapted encoder, differentiably: [len(rows), d]."""
-        return self.encoder.embed(self._model, [texts.texts[row] for row in rows])
+        return self.encoder.embed(self._model, [texts.texts[row] for row in rows], texts.prompt)
 
     def embed_queries(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed queries; frozen features are of no use here and are ignored."""
         del features
-        return self.encoder.encode(texts, model=self._model)
+        return self.encoder.encode(
+            texts, model=self._model, prompt=self.encoder.reading.query_prompt
+        )
 
     def embed_passages(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed passages; frozen features are of no use here and are ignored."""
         del features
-        return self.encoder.encode(texts, model=self._model)
+        return self.encoder.encode(
+            texts, model=self._model, prompt=self.encoder.reading.passage_prompt
+        )
 
 
 class _DirectRetriever(Exchanged, _TextRetriever):

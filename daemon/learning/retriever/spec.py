@@ -14,6 +14,7 @@ class RetrieverSpec:
 
     ``encoder`` is a Hugging Face hub id or a local path; ``max_tokens`` the
     length at which texts are cut; ``threads`` those torch may use in one worker.
+    ``query_prompt`` and ``passage_prompt`` take the place of the encoder's own.
 
     ``adapt``: what trains, and so what is exchanged: a ``head`` on the frozen
     encoder, ``lora`` factors of rank ``lora_rank``, all of the encoder (``full``), or
@@ -30,6 +31,8 @@ class RetrieverSpec:
     encoder: str = DEFAULT_ENCODER
     adapt: Adapt = "head"
     max_tokens: int = 256
+    query_prompt: str | None = None
+    passage_prompt: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
     lora_rank: int = 8

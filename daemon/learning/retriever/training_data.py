@@ -57,6 +57,14 @@ def query_features(
     return frozen_queries(library, retriever.encoder, queries, keep=True)
 
 
+def text_features(library: Library, retriever: Retriever, texts: Sequence[str]) -> Float32 | None:
+    """[n, d] frozen features of texts that are no passage here, and are read as passages are."""
+    if not retriever.uses_features:
+        return None
+    reading = retriever.encoder.reading
+    return _frozen(library, retriever.encoder, texts, reading.passage_prompt, keep=True)
+
+
 def frozen_queries(
     library: Library, encoder: Encoder, queries: Sequence[str], *, keep: bool = False
 ) -> Float32:
@@ -64,14 +72,25 @@ def frozen_queries(
 
     ``keep``: what was encoded is put there; the library must be open for writing.
     """
-    known = library.query_features(encoder.digest, queries)
-    missing = [query for query in dict.fromkeys(queries) if query not in known]
+    return _frozen(library, encoder, queries, encoder.reading.query_prompt, keep=keep)
+
+
+def _frozen(
+    library: Library, encoder: Encoder, texts: Sequence[str], prompt: str, *, keep: bool
+) -> Float32:
+    # What is read as a query is kept under its text, whichever the prompt; the encoder's
+    # digest has that. Where passages have another one, what is read as they are is apart.
+    asked = prompt == encoder.reading.query_prompt
+    key_of = {text: text if asked else f"{prompt}\0{text}" for text in texts}
+    known = library.query_features(encoder.digest, list(key_of.values()))
+    missing = [text for text, key in key_of.items() if key not in known]
     if missing:
-        vectors = encoder.encode(missing)
+        vectors = encoder.encode(missing, prompt=prompt)
+        keys = [key_of[text] for text in missing]
         if keep:
-            library.put_query_features(encoder.digest, missing, vectors)
-        known.update(zip(missing, vectors, strict=True))
-    features = [known[query] for query in queries]
+            library.put_query_features(encoder.digest, keys, vectors)
+        known.update(zip(keys, vectors, strict=True))
+    features = [known[key_of[text]] for text in texts]
     return np.stack(features) if features else np.zeros((0, encoder.dimension), "<f4")
 
 
@@ -95,7 +114,8 @@ def embed_missing(library: Library, retriever: Retriever) -> int:
     missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
     for start in range(0, len(missing), _SLICE):
         some = missing[start : start + _SLICE]
-        vectors = retriever.encoder.encode([text for _, text in some])
+        prompt = retriever.encoder.reading.passage_prompt
+        vectors = retriever.encoder.encode([text for _, text in some], prompt=prompt)
         library.put_features(digest, [rowid for rowid, _ in some], vectors)
         report(EmbeddingProgress(start + len(some), len(missing)))
     return len(missing)
