@@ -316,15 +316,22 @@ async def test_after_a_run_it_happens_by_itself_and_for_the_new_version(scene: S
 
 
 async def test_who_hangs_up_gives_it_up_and_nothing_has_changed(scene: Scene) -> None:
+    async with asyncio.timeout(120):  # by itself, after a run that an earlier test began
+        while (await scene.alder.stub.Learning(control.LearningRequest())).being_fitted:
+            await asyncio.sleep(0.05)
     before, folder = await scores(scene.alder), scene.alder.folder / "state" / "personal"
     files = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     scene.birch.process.send_signal(signal.SIGSTOP)  # each epoch waits for it, in vain
-    call = scene.alder.stub.Personalise(control.PersonaliseRequest(local_epochs=100), timeout=60)
-    async for step in call:
-        assert not step.done
-        break
-    call.cancel()
-    scene.birch.process.send_signal(signal.SIGCONT)
+    try:
+        call = scene.alder.stub.Personalise(
+            control.PersonaliseRequest(local_epochs=100), timeout=60
+        )
+        async for step in call:
+            assert not step.done
+            break
+        call.cancel()
+    finally:
+        scene.birch.process.send_signal(signal.SIGCONT)
     async with asyncio.timeout(30):
         while entries(scene.alder, "personalise")[-1]["outcome"] != "refused or failed":
             await asyncio.sleep(0.05)
