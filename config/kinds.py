@@ -179,7 +179,8 @@ ModeName = Annotated[str, _one_of(_names("TrainingPlan", "mode"), 'mode = "ckks"
 Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
-Prompt = Annotated[str, Field(max_length=200)]
+LONGEST_PROMPT = 200  # characters
+Prompt = Annotated[str, Field(max_length=LONGEST_PROMPT)]
 LevelName = Annotated[str, _one_of(_LEVELS, 'level = "bucket"')]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

@@ -77,7 +77,9 @@ def ingest(
     """Put documents, cut into passages within ``passage_tokens``, and pairs into the library."""
     from daemon.library.passages import SentenceSplitter
 
-    splitter = SentenceSplitter(retriever_for(spec).encoder.count_tokens, passage_tokens)
+    encoder = retriever_for(spec).encoder
+    budget = min(passage_tokens, encoder.passage_room)  # else its end would never be read
+    splitter = SentenceSplitter(encoder.count_tokens, budget)
     with Library.open(library_path) as library:
         counts = library.put_documents(documents, splitter=splitter)
         library.put_pairs(pairs)

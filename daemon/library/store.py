@@ -204,7 +204,11 @@ class Library:
         """
         with self._transaction():
             removed = sorted(self.known(ids))
-            passages = sum(len(self.passages_of(document_id)) for document_id in removed)
+            ((passages,),) = self._rows(
+                "SELECT count(*) FROM passage"
+                " WHERE document_id IN (SELECT value FROM json_each(?))",
+                (json.dumps(removed),),
+            )
             dropped: set[bytes] = set()
             for document_id in removed:
                 dropped |= self._remove(document_id)

@@ -111,7 +111,14 @@ class Encoder:
                 f"choose 3 to {limit or 'its longest input'}"
             )
         digest = _digest(folder, max_tokens, reading)
-        return cls(model, tokenizer, reading, max_tokens=max_tokens, digest=digest)
+        encoder = cls(model, tokenizer, reading, max_tokens=max_tokens, digest=digest)
+        for prompt in (reading.query_prompt, reading.passage_prompt):
+            if 2 * encoder.count_tokens(prompt) > max_tokens:
+                raise EncoderError(
+                    f"the prompt {prompt!r} takes more than half of max_tokens = {max_tokens}: "
+                    "choose a shorter one or more tokens"
+                )
+        return encoder
 
     def encode(
         self,
@@ -154,6 +161,11 @@ class Encoder:
         hidden = model(**tokens).last_hidden_state  # [b, t, d]
         pooled = POOLINGS[self.reading.pooling](hidden, tokens["attention_mask"])  # [b, d]
         return functional.normalize(pooled, dim=-1)
+
+    @property
+    def passage_room(self) -> int:
+        """Tokens of a passage that are read, behind its prompt and between the special ones."""
+        return self.max_tokens - 2 - self.count_tokens(self.reading.passage_prompt)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, without the special ones at its ends and without cutting."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from config.kinds import LONGEST_PROMPT
 from daemon.learning.options import EncoderError
 
 FILES = (
@@ -97,12 +98,12 @@ def reading_of(
             "their cosine here: choose another one"
         )
     pooling = _object(folder / modules.get("Pooling", "1_Pooling") / "config.json")
-    prompts = card.get("prompts") or {}
-    usual = prompts.get(card.get("default_prompt_name"), "")
+    prompts = _prompts(folder, card)
+    usual = prompts.get(str(card.get("default_prompt_name")), "")
     if query_prompt is None:
-        query_prompt = str(prompts.get("query", usual))
+        query_prompt = prompts.get("query", usual)
     if passage_prompt is None:
-        passage_prompt = str(prompts.get("passage", prompts.get("document", usual)))
+        passage_prompt = prompts.get("passage", prompts.get("document", usual))
     if (query_prompt or passage_prompt) and pooling.get("include_prompt") is False:
         raise EncoderError(
             f"the encoder in {folder} leaves its prompts out of its vectors, which is not done "
@@ -110,6 +111,20 @@ def reading_of(
         )
     lower = _object(folder / "sentence_bert_config.json").get("do_lower_case") is True
     return Reading(_pooling(folder, pooling), query_prompt, passage_prompt, lower)
+
+
+def _prompts(folder: Path, card: dict[str, Any]) -> dict[str, str]:
+    """Prompts by name, none longer than a setting may be: what follows would not be read."""
+    prompts = card.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(
+        isinstance(prompt, str) and len(prompt) <= LONGEST_PROMPT for prompt in prompts.values()
+    ):
+        raise EncoderError(
+            f"the prompts of the encoder in {folder} are no texts of up to {LONGEST_PROMPT} "
+            "characters: set retriever.query_prompt and passage_prompt, and take them out of its "
+            "config_sentence_transformers.json"
+        )
+    return prompts
 
 
 def _modules(folder: Path) -> dict[str, str]:

@@ -181,6 +181,9 @@ def test_what_is_not_read_here_is_refused_by_name(folder: Path) -> None:
     refused("compared by 'dot'")
     give_modules(folder, "Transformer", "Pooling", "Normalize")
     assert reading_of(folder) == Reading("cls"), "of vectors of length 1 these are the same"
+    for prompts in (["query: "], {"query": 1}, {"query": "q" * 201}):
+        write(folder, "config_sentence_transformers.json", {"prompts": prompts})
+        refused("are no texts of up to 200 characters")
     write(folder, "config_sentence_transformers.json", E5)
     write(folder, "1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False})
     refused("leaves its prompts out of its vectors")
@@ -194,3 +197,10 @@ def test_a_damaged_file_is_named(folder: Path, content: str) -> None:
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(EncoderError, match=r"config_sentence_transformers\.json"):
         reading_of(folder)
+
+
+def test_a_prompt_leaves_room_for_the_text(folder: Path) -> None:
+    assert load(folder).passage_room == 46
+    assert load(folder, passage_prompt="passage: ").passage_room == 44
+    with pytest.raises(EncoderError, match="takes more than half of max_tokens = 48"):
+        load(folder, query_prompt="query " * 25)
