@@ -3,22 +3,90 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 MAX_TEXT_BYTES = 16 << 20  # of a line or a text file; what one control message may carry
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
+_BETWEEN = "\n\n"  # blocks
 _PART = re.compile(r"#\d+\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+Kind = Literal["text", "heading", "table", "figure"]
+
+Place = tuple[float, float, float, float]
+"""Left, top, right and bottom on a page, as parts of its width and height: 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a file in reading order; a reader makes these, and nothing else of a text.
+
+    The text of a table is a line a row, the header first; its cells stand between tabs.
+    That of a figure is its caption and what was read in it.
+    """
+
+    kind: Kind
+    text: str
+    page: int = 0  # from 1; 0: a file without pages
+    place: Place | None = None  # None: a file without a layout
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file says about itself; all of it may be empty, and none of it need be true."""
+
+    title: str = ""
+    author: str = ""
+    date: str = ""  # YYYY-MM-DD
+    language: str = ""  # ISO 639-1
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A file in a file, as in a letter: read as a document of its own, where its kind is known."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a block lies in its document's text: characters ``begin`` to ``end``, without it."""
+
+    kind: Kind
+    begin: int
+    end: int
+    page: int = 0
+    place: Place | None = None
+
+
 @dataclass(frozen=True)
 class Document:
-    """One text of a site; ``split`` is "" or train, valid, test: what may be learned from."""
+    """One text of a site; ``split`` is "" or train, valid, test: what may be learned from.
+
+    ``spans``: its blocks in order; none of them overlap. Without any all of it is text.
+    """
 
     id: str
     title: str
     text: str
     split: str = ""
+    spans: tuple[Span, ...] = ()
+
+
+def joined(blocks: Iterable[Block]) -> tuple[str, tuple[Span, ...]]:
+    """The text that blocks make together, and where each of them lies in it."""
+    texts: list[str] = []
+    spans: list[Span] = []
+    begin = 0
+    for block in blocks:
+        texts.append(block.text)
+        spans.append(Span(block.kind, begin, begin + len(block.text), block.page, block.place))
+        begin = spans[-1].end + len(_BETWEEN)
+    return _BETWEEN.join(texts), tuple(spans)
 
 
 @dataclass(frozen=True)
@@ -37,16 +105,22 @@ def answer_of(document_id: str) -> str:
 
 @dataclass(frozen=True)
 class FileProblem:
-    """What was not read, why, and what to do; ``line`` counts from 1."""
+    """What was not read, why, and what to do; ``line`` and ``page`` count from 1."""
 
     path: str
     cause: str
     line: int | None = None
+    page: int | None = None
 
     def __str__(self) -> str:
-        where = self.path if self.line is None else f"{self.path}, line {self.line}"
+        where = self.path
+        if self.page is not None:
+            where += f", page {self.page}"
+        if self.line is not None:
+            where += f", line {self.line}"
         # A file's name is not ours: it must not break the line or paint the terminal.
         return _CONTROL.sub("?", f"{where}: {self.cause}".encode(errors="replace").decode())
 
 
 Item = Document | Pair | FileProblem
+Read = Block | About | Attached | FileProblem  # what a reader of one document makes of its file
