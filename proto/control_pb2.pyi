@@ -659,6 +659,7 @@ class Document(_message.Message):
     TITLE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 .. 512 characters"""
     title: _builtins.str
@@ -667,6 +668,10 @@ class Document(_message.Message):
     """1 character .. 16 MiB"""
     split: _builtins.str
     """"" or train, valid, test: what may be learned from"""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """What its text is made of, in order; none overlap. Empty: all of it is text."""
+
     def __init__(
         self,
         *,
@@ -674,14 +679,55 @@ class Document(_message.Message):
         title: _builtins.str = ...,
         text: _builtins.str = ...,
         split: _builtins.str = ...,
+        spans: _abc.Iterable[Global___Span] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "split", b"split", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "spans", b"spans", "split", b"split", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Document: _TypeAlias = Document  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    """Where a block of a document lies in its text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """text, heading, table (a row a line, cells between tabs), figure"""
+    begin: _builtins.int
+    """its first character"""
+    end: _builtins.int
+    """the first that is not of it"""
+    page: _builtins.int
+    """from 1; 0: no pages"""
+    @_builtins.property
+    def place(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """left, top, right, bottom, as parts of the page; or none"""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        begin: _builtins.int = ...,
+        end: _builtins.int = ...,
+        page: _builtins.int = ...,
+        place: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "kind", b"kind", "page", b"page", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
 
 @_typing.final
 class Pair(_message.Message):
@@ -924,14 +970,14 @@ class ShowDocumentReply(_message.Message):
         """as it is listed"""
 
     @_builtins.property
-    def passages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """their texts, in reading order"""
+    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShownPassage]:
+        """in reading order"""
 
     def __init__(
         self,
         *,
         document: Global___StoredDocument | None = ...,
-        passages: _abc.Iterable[_builtins.str] | None = ...,
+        passages: _abc.Iterable[Global___ShownPassage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -940,6 +986,38 @@ class ShowDocumentReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShowDocumentReply: _TypeAlias = ShowDocumentReply  # noqa: Y015
+
+@_typing.final
+class ShownPassage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """as it was read; cells of a table between tabs"""
+    context: _builtins.str
+    """what stands above it: a heading, the header of its table"""
+    kind: _builtins.str
+    """text, table or figure"""
+    page: _builtins.int
+    """on which it begins, from 1; 0: no pages"""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        context: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        page: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kind", b"kind", "page", b"page", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShownPassage: _TypeAlias = ShownPassage  # noqa: Y015
 
 @_typing.final
 class RemoveDocumentsRequest(_message.Message):
@@ -1075,6 +1153,9 @@ class Citation(_message.Message):
     TITLE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """the [n] in the answer; 0 for a passage that is not cited"""
     document_id: _builtins.str
@@ -1087,6 +1168,12 @@ class Citation(_message.Message):
     """the sentence (citations) or the passage (passages)"""
     score: _builtins.float
     """fused score; greater is better"""
+    context: _builtins.str
+    """what stands above the passage: a heading, a table's header"""
+    kind: _builtins.str
+    """of the passage: text, table or figure"""
+    page: _builtins.int
+    """on which the passage begins, from 1; 0: no pages"""
     def __init__(
         self,
         *,
@@ -1096,10 +1183,13 @@ class Citation(_message.Message):
         title: _builtins.str = ...,
         text: _builtins.str = ...,
         score: _builtins.float = ...,
+        context: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        page: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "number", b"number", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "document_id", b"document_id", "kind", b"kind", "number", b"number", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ from crypto.arrays import Float32
 from daemon.answering.generator import GeneratedAnswer, cite
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
-from daemon.library.store import embedding_text
+from daemon.library.store import Passage, embedding_text
 
 Embed = Callable[[Sequence[str]], Float32]
 
@@ -70,8 +70,8 @@ class ExtractiveGenerator:
 
     def _scores(self, question: str, candidates: Sequence[_Candidate]) -> Float32:
         """Cosines [n], 0 .. 1, less for sentences of passages further down."""
-        # With its title, a sentence that says "it" still says what it is about.
-        texts = [embedding_text(c.source.passage.title, c.text) for c in candidates]
+        # With what stands above it, a sentence that says "it" still says what it is about.
+        texts = [_in_context(candidate) for candidate in candidates]
         question_vector = self._embed_question([question])[0]  # [d]
         cosines = np.maximum(self._embed_sentences(texts) @ question_vector, 0.0)  # [n]
         weights = np.array([_RANK_WEIGHT**c.rank for c in candidates], dtype=np.float32)
@@ -79,11 +79,21 @@ class ExtractiveGenerator:
         return scores
 
 
+def _sentences(passage: Passage) -> list[str]:
+    """Its sentences; a row of a table says as much as one."""
+    return passage.text.splitlines() if passage.kind == "table" else sentences(passage.text)
+
+
+def _in_context(candidate: _Candidate) -> str:
+    passage = candidate.source.passage
+    return embedding_text(passage.title, candidate.text, passage.context)
+
+
 def _candidates(passages: Sequence[Ranked]) -> list[_Candidate]:
     candidates = [
         _Candidate(ranked, rank, position, " ".join(text.split()))
         for rank, ranked in enumerate(passages[:_PASSAGES])
-        for position, text in enumerate(sentences(ranked.passage.text))
+        for position, text in enumerate(_sentences(ranked.passage))
     ]
     return candidates[:_CANDIDATES]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from daemon.library.readers.documents import Kind
 from daemon.library.search import Ranked
 
 
@@ -19,6 +20,9 @@ class Citation:
     title: str
     text: str  # the sentence that is cited, or a whole passage
     score: float  # of the passage, fused; greater is better
+    context: str = ""  # what stands above the passage: a heading, the header of its table
+    kind: Kind = "text"  # of the passage
+    page: int = 0  # on which it begins, from 1; 0: no pages
 
 
 @dataclass(frozen=True)
@@ -40,5 +44,13 @@ def cite(number: int, ranked: Ranked, text: str) -> Citation:
     """The citation of a text out of a passage."""
     passage = ranked.passage
     return Citation(
-        number, passage.document_id, passage.id, passage.title, text, float(ranked.score)
+        number,
+        passage.document_id,
+        passage.id,
+        passage.title,
+        text,
+        float(ranked.score),
+        passage.context,
+        passage.kind,
+        passage.page,
     )

@@ -6,21 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.learning.options import EmbeddingProgress
 from daemon.library.readers.documents import (
+    KINDS,
     MAX_ID,
+    MAX_PAGE,
     MAX_POSITIVES,
     MAX_QUERY_BYTES,
     MAX_TEXT_BYTES,
     MAX_TITLE,
     Document,
     Pair,
+    Place,
+    Span,
 )
-from daemon.library.store import StoredDocument
+from daemon.library.store import Passage, StoredDocument
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 
@@ -128,9 +132,7 @@ class LibraryCalls(Calls):
                 await refuse(context, f"no document {request.id!r} here", remedy, senseless=True)
             passages = await self._answered(context, collection.passages_of(request.id))
             recorded["documents"] = 1
-        return control.ShowDocumentReply(
-            document=_stored(found[0]), passages=[passage.text for passage in passages]
-        )
+        return control.ShowDocumentReply(document=_stored(found[0]), passages=map(_shown, passages))
 
     async def RemoveDocuments(
         self, request: control.RemoveDocumentsRequest, context: Context
@@ -211,8 +213,10 @@ def _parsed(
                 f"document {item.id}: a title has up to {MAX_TITLE} characters, a text "
                 f"{MAX_TEXT_BYTES} bytes"
             )
+        elif (spans := _spans(item)) is None:
+            errors.append(f"document {item.id}: its spans don't lie in its text one after another")
         else:
-            documents.append(Document(item.id, item.title, item.text, item.split))
+            documents.append(Document(item.id, item.title, item.text, item.split, spans))
     for pair in request.pairs:
         if not pair.query.strip() or not 1 <= len(pair.positives) <= MAX_POSITIVES:
             errors.append(f"a pair needs a query and 1 to {MAX_POSITIVES} positives")
@@ -225,6 +229,22 @@ def _parsed(
         else:
             pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
     return documents, pairs, errors
+
+
+def _spans(document: control.Document) -> tuple[Span, ...] | None:
+    """The blocks of a document; None where they can't be blocks of its text."""
+    spans: list[Span] = []
+    before = 0
+    for span in document.spans:
+        place = tuple(span.place)
+        on_page = not place or (len(place) == 4 and all(0.0 <= part <= 1.0 for part in place))
+        in_text = before <= span.begin < span.end <= len(document.text)
+        if span.kind not in KINDS or not on_page or not in_text or span.page > MAX_PAGE:
+            return None
+        before = span.end
+        at = cast(Place, place) if place else None
+        spans.append(Span(span.kind, span.begin, span.end, span.page, at))
+    return tuple(spans)
 
 
 async def _behind(
@@ -267,12 +287,11 @@ def _stored(document: StoredDocument) -> control.StoredDocument:
     return control.StoredDocument(**asdict(document))
 
 
-def _citation(citation: Citation) -> control.Citation:
-    return control.Citation(
-        number=citation.number,
-        document_id=citation.document_id,
-        passage_id=citation.passage_id,
-        title=citation.title,
-        text=citation.text,
-        score=citation.score,
+def _shown(passage: Passage) -> control.ShownPassage:
+    return control.ShownPassage(
+        text=passage.text, context=passage.context, kind=passage.kind, page=passage.page
     )
+
+
+def _citation(citation: Citation) -> control.Citation:
+    return control.Citation(**asdict(citation))

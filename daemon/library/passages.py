@@ -1,4 +1,7 @@
-"""Documents to passages: whole sentences, within a budget of tokens.
+"""Documents to passages: whole sentences or rows, within a budget of tokens.
+
+No passage crosses a heading, or a table's edge: what stands above it (the heading, and the
+header of a table) is read with it by the encoder and the words' index, and not quoted.
 
 Sentence boundaries are found by sentencex (Wikimedia; rules and abbreviations,
 MIT), which gives every character back: 20,000 random texts and megabytes of
@@ -10,18 +13,37 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sentencex
 
-from daemon.library.readers.documents import Document
+from daemon.library.readers.documents import Document, Kind, Place, Span
 
 CountTokens = Callable[[str], int]
 
 _LANGUAGE = "en"
 _RULE = "sentences-1"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
+_LINE = re.compile(r"[^\n]+")
+_CONTEXT = 200  # characters of a heading, or of a table's header, at most
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A passage of a document: characters ``begin`` to ``end``, without it, of its text.
+
+    ``context``: what stands above it and is not part of it. ``page`` and ``place``: of its
+    beginning; 0 and None where there are no pages.
+    """
+
+    text: str
+    begin: int
+    end: int
+    kind: Kind = "text"
+    page: int = 0
+    place: Place | None = None
+    context: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,29 +68,109 @@ class SentenceSplitter:
         """Rule, budget and language: with another name documents are split anew."""
         return f"{_RULE}/{self.budget}/{_LANGUAGE}"
 
-    def __call__(self, document: Document, /) -> list[str]:
-        """The texts of the document's passages, in reading order; none if it is blank."""
-        return split_text(document.text, self.budget, self.count_tokens)
+    def __call__(self, document: Document, /) -> list[Piece]:
+        """The document's passages, in reading order; none if it is blank."""
+        text = document.text
+        pieces: list[Piece] = []
+        for kind, spans, context in _sections(document):
+            begin, end = spans[0].begin, spans[-1].end
+            budget = max(self.budget // 2, self.budget - self.count_tokens(context))
+            cut = self._rows if kind == "table" else self._sentences
+            for first, last, above in cut(text[begin:end], budget, context):
+                piece = text[begin + first : begin + last]
+                page, place = _where(spans, begin + first, begin + last)
+                pieces.append(Piece(piece, begin + first, begin + last, kind, page, place, above))
+        return pieces
+
+    def _sentences(self, text: str, budget: int, context: str) -> Iterator[tuple[int, int, str]]:
+        for begin, end in split_ranges(text, budget, self.count_tokens):
+            yield begin, end, context
+
+    def _rows(self, table: str, budget: int, context: str) -> Iterator[tuple[int, int, str]]:
+        """Whole rows, as many as fit; all but the first passage have the header above them."""
+        if self.count_tokens(table) <= budget:
+            yield 0, len(table), context
+            return
+        rows = [match.span() for match in _LINE.finditer(table)]
+        header = table[slice(*rows[0])][:_CONTEXT] if rows else ""
+        under = "\n".join(filter(None, (context, header)))
+        room = max(budget // 2, budget - self.count_tokens(header))
+        first, above = 0, context
+        while first < len(rows):
+            last = first + 1
+            begin, end = rows[first]
+            while last < len(rows) and self.count_tokens(table[begin : rows[last][1]]) <= room:
+                end = rows[last][1]
+                last += 1
+            for a, b in split_ranges(table[begin:end], budget, self.count_tokens):
+                yield begin + a, begin + b, above
+            first, above = last, under
+
+
+def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
+    """What no passage crosses: runs of text, tables and figures, each under its heading."""
+    spans = document.spans or (Span("text", 0, len(document.text)),)
+    if all(span.kind == "heading" for span in spans):
+        yield "text", list(spans), ""
+        return
+    above: list[str] = []
+    run: list[Span] = []
+    for before, span in zip((None, *spans), spans, strict=False):
+        if run and span.kind != "text":
+            yield "text", run, "\n".join(above)
+            run = []
+        if span.kind == "heading":
+            if before is None or before.kind != "heading":
+                above = []
+            above.append(document.text[span.begin : span.end][:_CONTEXT])
+        elif span.kind == "text":
+            run.append(span)
+        else:
+            yield span.kind, [span], "\n".join(above)
+    if run:
+        yield "text", run, "\n".join(above)
+
+
+def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | None]:
+    """The page on which a passage begins, and what it covers there."""
+    covered = [span for span in spans if span.begin < end and span.end > begin]
+    page = covered[0].page
+    places = [span.place for span in covered if span.page == page and span.place is not None]
+    if not places:
+        return page, None
+    left, top, right, bottom = zip(*places, strict=True)
+    return page, (min(left), min(top), max(right), max(bottom))
 
 
 def split_text(text: str, budget: int, count_tokens: CountTokens) -> list[str]:
-    """Passages of ``text`` in order, each of at most ``budget`` tokens.
+    """Passages of ``text`` in order, each of at most ``budget`` tokens."""
+    return [text[begin:end] for begin, end in split_ranges(text, budget, count_tokens)]
+
+
+def split_ranges(text: str, budget: int, count_tokens: CountTokens) -> list[tuple[int, int]]:
+    """Where the passages of ``text`` begin and end, each of at most ``budget`` tokens.
 
     Only white space between passages is left out. (A single character that
     counts more than ``budget`` tokens is a passage all the same.)
     """
-    text = text.strip()
-    if not text:
+    whole = text.strip()
+    if not whole:
         return []
-    if count_tokens(text) <= budget:
-        return [text]
+    begin = len(text) - len(text.lstrip())
+    if count_tokens(whole) <= budget:
+        return [(begin, begin + len(whole))]
     pieces = [
         piece
-        for sentence in sentencex.segment(_LANGUAGE, text)
+        for sentence in sentencex.segment(_LANGUAGE, whole)
         for piece in _within(sentence, budget, count_tokens)
     ]
-    packed = _pack(pieces, [count_tokens(piece) for piece in pieces], budget, count_tokens)
-    return [passage for passage in (group.strip() for group in packed) if passage]
+    ranges = []
+    for group in _pack(pieces, [count_tokens(piece) for piece in pieces], budget, count_tokens):
+        if passage := group.strip():
+            first = begin + len(group) - len(group.lstrip())
+            ranges.append((first, first + len(passage)))
+        begin += len(group)
+    return ranges
 
 
 def sentences(text: str) -> list[str]:

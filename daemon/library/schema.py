@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _BUSY_MS = 30_000
-_SCHEMA = """
+_WORDS = """
+CREATE VIRTUAL TABLE passage_words USING fts5(
+  title, context, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
+);
+-- The full-text index holds no text of its own; SQLite asks for these triggers
+-- to keep it in step (FTS5, "External Content Tables").
+CREATE TRIGGER passage_added AFTER INSERT ON passage BEGIN
+  INSERT INTO passage_words(rowid, title, context, text)
+  VALUES (new.rowid, new.title, new.context, new.text);
+END;
+CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
+  INSERT INTO passage_words(passage_words, rowid, title, context, text)
+  VALUES ('delete', old.rowid, old.title, old.context, old.text);
+END;
+"""
+_SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
   digest BLOB NOT NULL                 -- of title, text, split and the way of splitting
@@ -19,23 +34,16 @@ CREATE TABLE passage (
   id TEXT NOT NULL UNIQUE,
   document_id TEXT NOT NULL REFERENCES document(id) ON DELETE CASCADE,
   title TEXT NOT NULL, text TEXT NOT NULL,
-  content BLOB NOT NULL                -- SHA-256 of the text that is embedded
+  content BLOB NOT NULL,               -- SHA-256 of the text that is embedded
+  context TEXT NOT NULL DEFAULT '',    -- what stands above it: a heading, a table's header
+  kind TEXT NOT NULL DEFAULT 'text',   -- text, table, figure
+  page INTEGER NOT NULL DEFAULT 0,     -- from 1; 0: no pages
+  place TEXT,                          -- on the page: left, top, right, bottom, 0 to 1, as JSON
+  begins INTEGER, ends INTEGER         -- characters of the text that was read; NULL: not known
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-CREATE VIRTUAL TABLE passage_words USING fts5(
-  title, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
-);
--- The full-text index holds no text of its own; SQLite asks for these triggers
--- to keep it in step (FTS5, "External Content Tables").
-CREATE TRIGGER passage_added AFTER INSERT ON passage BEGIN
-  INSERT INTO passage_words(rowid, title, text) VALUES (new.rowid, new.title, new.text);
-END;
-CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
-  INSERT INTO passage_words(passage_words, rowid, title, text)
-  VALUES ('delete', old.rowid, old.title, old.text);
-END;
-CREATE TABLE feature (
+{_WORDS}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -53,6 +61,21 @@ CREATE TABLE query_feature (
   PRIMARY KEY (encoder, content)
 );
 """
+
+
+# From format 1, which knew of no context and no place.
+_MIGRATION = """
+DROP TRIGGER passage_added;
+DROP TRIGGER passage_gone;
+DROP TABLE passage_words;
+ALTER TABLE passage ADD COLUMN context TEXT NOT NULL DEFAULT '';
+ALTER TABLE passage ADD COLUMN kind TEXT NOT NULL DEFAULT 'text';
+ALTER TABLE passage ADD COLUMN page INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE passage ADD COLUMN place TEXT;
+ALTER TABLE passage ADD COLUMN begins INTEGER;
+ALTER TABLE passage ADD COLUMN ends INTEGER;
+"""
+_REBUILD = "INSERT INTO passage_words(passage_words) VALUES ('rebuild');"
 
 
 class LibraryError(Exception):
@@ -83,7 +106,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     """Pragmas and schema; raises LibraryError for a schema that this program doesn't know."""
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
     connection.execute("PRAGMA foreign_keys = ON")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = _version(connection)
+    if version == 1:
+        _migrate(path)
+        version = _version(connection)
     if version == 0 and not read_only:
         connection.execute("PRAGMA journal_mode = WAL")
         # executescript commits first, so the transaction is part of the script.
@@ -102,6 +128,25 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     else:
         # What is removed is overwritten: a person may have asked for that, for a reason.
         connection.execute("PRAGMA secure_delete = ON")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migrate(path: Path) -> None:
+    """Bring a file of format 1 up to date, all of it or nothing; others may do so, too."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)) as writing:
+        try:
+            writing.executescript(
+                f"BEGIN IMMEDIATE; {_MIGRATION} {_WORDS} {_REBUILD}"
+                f" PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+            )
+        except sqlite3.OperationalError:
+            if writing.in_transaction:
+                writing.execute("ROLLBACK")
+            if _version(writing) != _SCHEMA_VERSION:  # else somebody was first
+                raise
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -28,8 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from crypto.arrays import Float32, Int64
-from daemon.library.passages import passage_ids
-from daemon.library.readers.documents import Document, Pair
+from daemon.library.passages import Piece, passage_ids
+from daemon.library.readers.documents import Document, Kind, Pair, Place
 from daemon.library.readers.files import FILE_ENDINGS
 from daemon.library.schema import LibraryError, explained, open_database
 
@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+_PASSAGES = (
+    "SELECT p.rowid, p.id, p.document_id, p.title, p.text, p.context, p.kind, p.page, p.place"
+    " FROM passage p"
+)
 _MAX_QUERY_TERMS = 128
 # A word of the title counts as so many of the text. Measured on the questions of
 # three institutions: MRR@10 of BM25 alone 0.01 to 0.04 above equal weights at each.
@@ -59,24 +63,31 @@ class Splitter(Protocol):
     def name(self) -> str:
         """Names rule and budget: another name means that documents are split anew."""
 
-    def __call__(self, document: Document, /) -> list[str]:
-        """The texts of the document's passages, in reading order."""
+    def __call__(self, document: Document, /) -> list[Piece]:
+        """The document's passages, in reading order."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A retrievable piece of a document; ``rowid`` is its label in the dense index."""
+    """A retrievable piece of a document; ``rowid`` is its label in the dense index.
+
+    ``context``, ``kind``, ``page`` and ``place``: as in `daemon.library.passages.Piece`.
+    """
 
     rowid: int
     id: str
     document_id: str
     title: str
     text: str
+    context: str = ""
+    kind: Kind = "text"
+    page: int = 0
+    place: Place | None = None
 
     @property
     def embedding_text(self) -> str:
         """What the encoder reads for this passage."""
-        return embedding_text(self.title, self.text)
+        return embedding_text(self.title, self.text, self.context)
 
 
 @dataclass(frozen=True)
@@ -118,11 +129,12 @@ class LibraryCounts:
     pairs_test: int = 0
 
 
-def embedding_text(title: str, text: str) -> str:
-    """Title and text on lines of their own; the title only where the text lacks it."""
-    if not title or text.startswith(title):
-        return text
-    return f"{title}\n{text}"
+def embedding_text(title: str, text: str, context: str = "") -> str:
+    """Title, context and text on lines of their own; what the next begins with only once."""
+    for above in (context, title):
+        if above and not text.startswith(above):
+            text = f"{above}\n{text}"
+    return text
 
 
 class Library:
@@ -174,7 +186,9 @@ class Library:
         return IngestCounts(**tally)
 
     def _put_document(self, document: Document, splitter: Splitter, dropped: set[bytes]) -> str:
-        fields = [splitter.name, document.title, document.text, document.split]
+        fields: list[Any] = [splitter.name, document.title, document.text, document.split]
+        if document.spans:
+            fields.append([astuple(span) for span in document.spans])
         digest = hashlib.sha256(json.dumps(fields).encode()).digest()
         row = self._db.execute(
             "SELECT digest FROM document WHERE id = ?", (document.id,)
@@ -187,12 +201,26 @@ class Library:
             "INSERT INTO document(id, title, split, digest) VALUES (?, ?, ?, ?)",
             (document.id, document.title, document.split, digest),
         )
-        texts = splitter(document)
+        pieces = splitter(document)
+        names = passage_ids(document.id, [piece.text for piece in pieces])
         self._db.executemany(
-            "INSERT INTO passage(id, document_id, title, text, content) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO passage(id, document_id, title, text, content, context, kind, page,"
+            " place, begins, ends) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
-                (name, document.id, document.title, text, _content(document.title, text))
-                for name, text in zip(passage_ids(document.id, texts), texts, strict=True)
+                (
+                    name,
+                    document.id,
+                    document.title,
+                    piece.text,
+                    _content(embedding_text(document.title, piece.text, piece.context)),
+                    piece.context,
+                    piece.kind,
+                    piece.page,
+                    json.dumps(piece.place) if piece.place else None,
+                    piece.begin,
+                    piece.end,
+                )
+                for name, piece in zip(names, pieces, strict=True)
             ],
         )
         return "new" if row is None else "changed"
@@ -267,8 +295,7 @@ class Library:
     def passages_of(self, document_id: str) -> list[Passage]:
         """The passages of a document, in reading order; none where it isn't here."""
         return self._passages(
-            "SELECT rowid, id, document_id, title, text FROM passage"
-            " WHERE document_id = ? ORDER BY rowid",
+            _PASSAGES + " WHERE document_id = ? ORDER BY rowid",
             (document_id,),
         )
 
@@ -292,7 +319,7 @@ class Library:
 
     def passages(self, *, split: str | None = None) -> list[Passage]:
         """All passages by rowid; or those of one split (a document without one is train)."""
-        query = "SELECT p.rowid, p.id, p.document_id, p.title, p.text FROM passage p"
+        query = _PASSAGES
         if split is None:
             return self._passages(query + " ORDER BY p.rowid", ())
         query += (
@@ -329,15 +356,13 @@ class Library:
 
     def passages_by_rowid(self, rowids: Sequence[int]) -> dict[int, Passage]:
         """Passages by label; labels that are gone are left out."""
-        query = (
-            "SELECT rowid, id, document_id, title, text FROM passage"
-            " WHERE rowid IN (SELECT value FROM json_each(?))"
-        )
         labels = json.dumps([int(rowid) for rowid in rowids])
-        return {passage.rowid: passage for passage in self._passages(query, (labels,))}
+        where = " WHERE rowid IN (SELECT value FROM json_each(?))"
+        return {one.rowid: one for one in self._passages(_PASSAGES + where, (labels,))}
 
     def _passages(self, query: str, values: Sequence[object]) -> list[Passage]:
-        return [Passage(*row) for row in self._rows(query, values)]
+        rows = self._rows(query, values)
+        return [Passage(*(*row, place and tuple(json.loads(place)))) for *row, place in rows]
 
     # ---- question pairs --------------------------------------------------------
 
@@ -414,12 +439,12 @@ class Library:
     def missing_features(self, encoder_digest: bytes, limit: int) -> list[tuple[int, str]]:
         """Up to ``limit`` (rowid, text to embed) without a feature; equal texts once."""
         rows = self._rows(
-            "SELECT min(p.rowid), p.title, p.text FROM passage p WHERE NOT EXISTS"
+            "SELECT min(p.rowid), p.title, p.text, p.context FROM passage p WHERE NOT EXISTS"
             " (SELECT 1 FROM feature f WHERE f.encoder = ? AND f.content = p.content)"
             " GROUP BY p.content ORDER BY 1 LIMIT ?",
             (encoder_digest, limit),
         )
-        return [(rowid, embedding_text(title, text)) for rowid, title, text in rows]
+        return [(rowid, embedding_text(*of_passage)) for rowid, *of_passage in rows]
 
     def put_features(self, encoder_digest: bytes, rowids: Sequence[int], vectors: Float32) -> None:
         """Cache one vector for each passage: ``vectors`` is float32 [len(rowids), d].
@@ -485,7 +510,7 @@ class Library:
         if not expression or k < 1:
             return []
         rows = self._rows(
-            "SELECT rowid, -bm25(passage_words, ?, 1.0) AS score FROM passage_words"
+            "SELECT rowid, -bm25(passage_words, ?, 1.0, 1.0) AS score FROM passage_words"
             " WHERE passage_words MATCH ? ORDER BY score DESC, rowid LIMIT ?",
             (_TITLE_WEIGHT, expression, k),
         )
@@ -547,8 +572,8 @@ def words_query(text: str) -> str:
     return " OR ".join(f'"{term}"' for term in list(terms)[:_MAX_QUERY_TERMS])
 
 
-def _content(title: str, text: str) -> bytes:
-    return hashlib.sha256(embedding_text(title, text).encode()).digest()
+def _content(embedded: str) -> bytes:
+    return hashlib.sha256(embedded.encode()).digest()
 
 
 def _raw_rows(vectors: Float32, expected: int) -> list[bytes]:

@@ -42,7 +42,7 @@ def inverse_cloze(
             text = passage.text if whole else rest
             query = " ".join(parts[number].split())
             if usable(query):
-                context = embedding_text(passage.title, text)
+                context = embedding_text(passage.title, text, passage.context)
                 made.append(Made(query, (context,), (passage.document_id,), "inverse-cloze"))
     return merged(made)
 
@@ -68,7 +68,7 @@ def keywords(passages: Sequence[Passage], *, words: int = _KEYWORDS) -> list[Mad
         best = set(sorted(weight, key=lambda word: (-weight[word], word))[:words])
         query = " ".join(word for word in dict.fromkeys(one) if word in best)
         if usable(query):
-            text = embedding_text(passage.title, passage.text)
+            text = passage.embedding_text
             made.append(Made(query, (text,), (passage.document_id,), "keywords"))
     return merged(made)
 

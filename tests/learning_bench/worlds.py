@@ -25,9 +25,9 @@ from daemon.jobs import learning
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, FileProblem, Item, Pair
-from daemon.library.readers.files import read
 from daemon.library.store import Library
 from daemon.personal.serving import retriever_for
+from tests.support.reading import read
 
 PASSAGE_TOKENS = 220  # as [retrieval] has it
 SYNONYMS = "synonyms"  # a test of its own: never in "test"

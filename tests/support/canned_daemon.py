@@ -172,8 +172,11 @@ class CannedDaemon(ControlServicer):
 
     def ShowDocument(self, request: Any, context: Any) -> control.ShowDocumentReply:
         self._hear(request, context)
-        texts = ["Locks leak.", "Mend them."]
-        return control.ShowDocumentReply(document=stored(request.id), passages=texts)
+        shown = [
+            control.ShownPassage(text="Locks leak.", context="Of locks", kind="text", page=3),
+            control.ShownPassage(text="Part\tTons\nSill\t2", kind="table", page=4),
+        ]
+        return control.ShowDocumentReply(document=stored(request.id), passages=shown)
 
     def RemoveDocuments(
         self, request: Any, context: Any

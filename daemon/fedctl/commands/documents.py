@@ -190,9 +190,13 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
     split = about.split or "train"
     line = f"{visible(about.id)}: {about.passages} passages, split {split}"
     console.print(plain_text(line), style="dim", soft_wrap=True)
-    for text in reply.passages:
+    for passage in reply.passages:
         console.print()
-        console.print(plain_text(visible(text)), soft_wrap=True)
+        above = [f"page {passage.page}"] if passage.page else []
+        above += [passage.context] if passage.context else []
+        if above:
+            console.print(plain_text(": ".join(above)), style="dim", soft_wrap=True)
+        console.print(plain_text(passage.text), soft_wrap=True)
 
 
 def _show_removed(console: Console, removed: RemoveDocumentsProgress) -> None:

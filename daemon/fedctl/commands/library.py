@@ -29,7 +29,8 @@ from daemon.library.readers.files import SUFFIXES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.library.readers.documents import Document, FileProblem, Pair
+    from daemon.library.readers.documents import Document, FileProblem, Pair, Span
+    from proto import control_pb2
     from proto.control_pb2 import AskReply, IngestProgress, IngestRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
@@ -87,7 +88,7 @@ class Ingested:
         self.passages_total = progress.passages_total
         self.passages_embedded = progress.passages_embedded
         self.done = progress.done
-        self.problems.extend({"path": None, "line": None, "cause": e} for e in progress.errors)
+        self.problems.extend(vars(FileProblem("", e)) for e in progress.errors)
 
 
 Watcher = Callable[[Ingested], None]
@@ -216,18 +217,26 @@ async def _batches(
 
 
 def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.readers.files import Found, found, read_file
+    from daemon.library.readers.box import Boxes
+    from daemon.library.readers.files import Found, found
 
     def watch(count: int) -> None:
         so_far.bytes_read += count
 
-    files = [(one, one.size if isinstance(one, Found) else 0) for p in paths for one in found(p)]
-    so_far.bytes_total = sum(size for _, size in files)
-    before = 0
-    for one, size in files:
-        yield from read_file(one, watch) if isinstance(one, Found) else [one]
-        # What was refused unread counts, too.
-        so_far.bytes_read = before = before + size
+    at_paths = [one for path in paths for one in found(path)]
+    files = [one for one in at_paths if isinstance(one, Found)]
+    so_far.bytes_total = sum(file.size for file in files)
+    yield from (one for one in at_paths if not isinstance(one, Found))
+    with Boxes() as boxes:
+        yield from boxes.read(files, watch)
+
+
+def _span(span: Span) -> control_pb2.Span:
+    from proto import control_pb2
+
+    return control_pb2.Span(
+        kind=span.kind, begin=span.begin, end=span.end, page=span.page, place=span.place or ()
+    )
 
 
 def _next_batch(
@@ -242,7 +251,11 @@ def _next_batch(
     for item in items:
         if isinstance(item, Document):
             document = control_pb2.Document(
-                id=item.id, title=item.title, text=item.text, split=item.split
+                id=item.id,
+                title=item.title,
+                text=item.text,
+                split=item.split,
+                spans=map(_span, item.spans),
             )
             batch.documents.append(document)
             size += document.ByteSize()
@@ -251,7 +264,7 @@ def _next_batch(
             batch.pairs.append(pair)
             size += pair.ByteSize()
         else:
-            problems.append({"path": str(item.path), "line": item.line, "cause": item.cause})
+            problems.append(vars(item))
         if size >= BATCH_BYTES or most in (len(batch.documents), len(batch.pairs)):
             break
     return batch, problems
@@ -259,6 +272,8 @@ def _next_batch(
 
 def _problem_line(problem: dict[str, Any]) -> str:
     place = problem["path"] or ""
+    if problem["page"]:
+        place += f", page {problem['page']}"
     if problem["line"]:
         place += f":{problem['line']}"
     return visible(f"{place}: {problem['cause']}" if place else problem["cause"])

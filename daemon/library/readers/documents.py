@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 MAX_TEXT_BYTES = 16 << 20  # of a line or a text file; what one control message may carry
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
@@ -15,6 +15,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 Kind = Literal["text", "heading", "table", "figure"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MAX_PAGE = 1 << 20
 
 Place = tuple[float, float, float, float]
 """Left, top, right and bottom on a page, as parts of its width and height: 0 to 1."""

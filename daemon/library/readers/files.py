@@ -2,6 +2,7 @@
 
 What can't be read is reported and everything else still comes: a problem is an item of
 the stream, not an exception. A format is a line of `READERS` and a file that reads it.
+What a file holds is looked at in a box (`box.py`), which calls `read_file`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.library.readers.documents import FileProblem, Item
+from daemon.library.readers.documents import Attached, FileProblem, Item
 from daemon.library.readers.reader import Reader, Refused, Source, cause_of
-from daemon.library.readers.records import read_lines, read_packed_lines
-from daemon.library.readers.text import read_text
+
+_HERE = "daemon.library.readers"
 
 READERS = {
-    ".txt": Reader(read_text, named_by_file=True),
-    ".md": Reader(read_text, named_by_file=True),
-    ".jsonl": Reader(read_lines),
-    ".jsonl.gz": Reader(read_packed_lines),
+    ".txt": Reader(f"{_HERE}.text:read_plain", named_by_file=True),
+    ".md": Reader(f"{_HERE}.text:read_markdown", named_by_file=True),
+    ".jsonl": Reader(f"{_HERE}.records:read_lines"),
+    ".jsonl.gz": Reader(f"{_HERE}.records:read_packed_lines"),
 }
 """By how a file's name ends, in small letters. None may be the end of another one."""
 
@@ -45,18 +46,11 @@ class Found:
             return 0
 
 
-def read(path: Path) -> Iterator[Item]:
-    """All documents and pairs at ``path``, a file or a folder, in the order of names.
-
-    Hidden files are passed over. A text file's id is its path below the given
-    folder; its title the first heading (.md) or the file's name.
-    """
-    for one in found(path):
-        yield from [one] if isinstance(one, FileProblem) else read_file(one)
-
-
 def found(path: Path) -> Iterator[Found | FileProblem]:
-    """The files at ``path``, as `read` reads them, and what can't be looked into."""
+    """The files at ``path``, a file or a folder, in the order of names; hidden ones not.
+
+    And what can't be looked into.
+    """
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
@@ -96,8 +90,20 @@ def _found_in(
             yield Found(entry, entry.relative_to(root).as_posix())
 
 
-def read_file(file: Found, watch: Callable[[int], None] = lambda _: None) -> Iterator[Item]:
-    """Read one file; whatever goes wrong in it is its own problem. ``watch``: as in `Source`."""
+def reader_of(path: Path) -> Reader | None:
+    """Who reads a file of this name; None: nobody."""
+    name = path.name.lower()
+    return next((reader for end, reader in READERS.items() if name.endswith(end)), None)
+
+
+def read_file(
+    file: Found, watch: Callable[[int], None] = lambda _: None
+) -> Iterator[Item | Attached]:
+    """Read one file in this process; whatever goes wrong in it is its own problem.
+
+    A document's id is its file's path below the given folder, unless the file says ids.
+    ``watch``: as in `Source`.
+    """
     try:
         reader, size = _checked(file.path)
         yield from reader.read(Source(file.path, file.name, size, watch))
@@ -112,9 +118,9 @@ def _checked(path: Path) -> tuple[Reader, int]:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a pipe or device might never end
         raise Refused("not a regular file: give a file or a folder")
-    ending = next((e for e in SUFFIXES if path.name.lower().endswith(e)), "")
-    if not ending:
+    reader = reader_of(path)
+    if reader is None:
         raise Refused(f"not a kind of file that is read ({', '.join(SUFFIXES)}): skipped")
     if status.st_size == 0:
         raise Refused("empty file: nothing to ingest")
-    return READERS[ending], status.st_size
+    return reader, status.st_size

@@ -1,8 +1,9 @@
-"""What a reader is: one file to a stream of documents and pairs, and how it refuses."""
+"""What a reader is: one file to a stream of blocks or of records, and how it refuses."""
 
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import zlib
 from collections.abc import Callable, Iterator
@@ -10,7 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.library.readers.documents import Item
+from daemon.library.readers import documents
+from daemon.library.readers.documents import (
+    MAX_ID,
+    MAX_TITLE,
+    About,
+    Attached,
+    Block,
+    Document,
+    FileProblem,
+    Item,
+    Read,
+    joined,
+)
 
 STEP = 1 << 20  # bytes read at a time
 
@@ -19,7 +32,8 @@ STEP = 1 << 20  # bytes read at a time
 class Source:
     """A regular file that is not empty; ``name``: its path below the folder that was given.
 
-    ``watch`` hears of the bytes that are read, as they lie on the disk, as ``size`` is.
+    ``watch`` hears of the bytes that are read, as they lie on the disk, as ``size`` is, and
+    of each block: whoever reads is alive.
     """
 
     path: Path
@@ -49,12 +63,53 @@ class _Watched(io.FileIO):
 class Reader:
     """How files of a kind are read, never more than a document of them held at a time.
 
-    ``read`` may raise `Refused`, OSError, EOFError and zlib.error: what it has yielded by then
-    counts. ``named_by_file``: its documents' ids are their files' names.
+    ``function``: ``module:name`` of a function of a `Source`; what reads an office file is
+    imported where one is read. It may raise `Refused`, OSError, EOFError and zlib.error.
+    ``named_by_file``: it yields what it makes of one document (`Read`), whose id is its
+    file's name; any other yields documents and pairs, and what came before an error counts.
     """
 
-    read: Callable[[Source], Iterator[Item]]
+    function: str
     named_by_file: bool = False
+
+    def read(self, source: Source) -> Iterator[Item | Attached]:
+        """What is in the file."""
+        module, _, name = self.function.partition(":")
+        pieces = getattr(importlib.import_module(module), name)(source)
+        return _document(source, pieces) if self.named_by_file else pieces
+
+
+def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attached]:
+    """The document that a file is, behind what it can't say and what is attached to it."""
+    try:
+        source.name.encode()
+    except UnicodeEncodeError:
+        raise Refused("the file's name is not UTF-8: rename it") from None
+    name = limited("its path", source.name, MAX_ID)
+    about, size, problems = About(), 0, 0
+    blocks: list[Block] = []
+    for piece in pieces:
+        source.watch(0)
+        if isinstance(piece, About):
+            about = piece
+        elif isinstance(piece, Block):
+            size += len(piece.text.encode())
+            if size > documents.MAX_TEXT_BYTES:
+                limit = documents.MAX_TEXT_BYTES >> 20
+                raise Refused(f"longer than {limit} MiB of text: cut it into several files")
+            blocks.append(piece)
+        else:
+            problems += isinstance(piece, FileProblem)
+            yield piece
+    if blocks:
+        heading = next((block.text for block in blocks if block.kind == "heading"), "")
+        title = about.title or heading or source.path.stem
+        text, spans = joined(blocks)
+        if all(block == Block("text", block.text) for block in blocks):
+            spans = ()  # they would say nothing
+        yield Document(name, title[:MAX_TITLE], text, spans=spans)
+    elif not problems:
+        raise Refused("no text in it: nothing to ingest")
 
 
 class Refused(Exception):

@@ -14,6 +14,7 @@ from crypto.disclosure import BucketTable, Projections
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
 from daemon.library.index import build_index
+from daemon.library.passages import Piece
 from daemon.library.readers.documents import Document
 from daemon.library.store import Library
 
@@ -33,8 +34,8 @@ class Whole:
 
     name = "whole"
 
-    def __call__(self, document: Document, /) -> list[str]:
-        return [document.text]
+    def __call__(self, document: Document, /) -> list[Piece]:
+        return [Piece(document.text, 0, len(document.text))]
 
 
 @pytest.fixture

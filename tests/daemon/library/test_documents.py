@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from daemon.library.readers import documents, records
 from daemon.library.readers.documents import Document, FileProblem, Pair
-from daemon.library.readers.files import read
+from tests.support.reading import read
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -199,7 +199,7 @@ import resource, sys
 from pathlib import Path
 limit = 400 << 20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from daemon.library.readers.files import read
+from tests.support.reading import read
 for item in read(Path(sys.argv[1])):
     print(str(item)[-200:])
 """

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.library.passages import (
+    Piece,
     SentenceSplitter,
     passage_ids,
     sentences,
@@ -84,7 +85,7 @@ def test_a_budget_below_one_token_is_refused() -> None:
 
 def test_another_budget_is_another_way_of_splitting() -> None:
     assert SentenceSplitter(words, 10).name != SentenceSplitter(words, 11).name
-    assert SentenceSplitter(words, 60)(Document("d", "", TEXT)) == [TEXT]
+    assert SentenceSplitter(words, 60)(Document("d", "", TEXT)) == [Piece(TEXT, 0, len(TEXT))]
 
 
 def test_ids_survive_edits_elsewhere_and_tell_equals_apart() -> None:

@@ -428,7 +428,7 @@ def test_a_library_of_a_later_format_is_left_alone(library: Library, path: Path)
     library.close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LibraryError, match="format 99, this program reads 1: use the version"):
+    with pytest.raises(LibraryError, match="format 99, this program reads 2: use the version"):
         Library.open(path)
 
 

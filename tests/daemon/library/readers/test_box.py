@@ -1,0 +1,191 @@
+"""The box that a reader works in: what a hostile file may make of its reader, and no more."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from daemon.library.readers.box import Boxes, Limits
+from daemon.library.readers.documents import Document, FileProblem, Item
+from daemon.library.readers.files import Found
+
+GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
+
+# What a reader does once a file has taken it over; the file's ending chooses.
+TAKEN_OVER = """
+    import os, signal, socket, time
+    from pathlib import Path
+    from daemon.library.readers import files
+    from daemon.library.readers.documents import Attached, Block, Document
+    from daemon.library.readers.reader import Reader
+
+    def memory(source):
+        yield Block("text", "x")
+        kept = [bytearray(16 << 20) for _ in range(100)]
+
+    def hang(source):
+        yield Block("text", "x")
+        while True:
+            time.sleep(60)
+
+    def spin(source):
+        while True:
+            pass
+        yield
+
+    def crash(source):
+        os.kill(os.getpid(), signal.SIGSEGV)
+        yield
+
+    def trip(source):
+        yield {}["no such part"]
+
+    def write(source):
+        for act in (
+            lambda: Path(source.path.parent, "written").write_text("x"),
+            lambda: source.path.unlink(),
+            lambda: os.truncate(source.path, 0),
+            lambda: os.kill(os.getppid(), signal.SIGKILL),
+            lambda: socket.create_connection(("127.0.0.1", int(source.path.read_text())), 1),
+        ):
+            try:
+                act()
+                yield Block("text", "done")
+            except OSError as error:
+                yield Block("text", f"refused: {error.strerror}")
+
+    def impostor(source):
+        yield Document("another.txt", "", "mine now")
+        yield Document("b.txt", "", "and again")
+
+    def nest(source):
+        yield Block("text", "outside")
+        yield Attached("../../in\\0side.nest", source.path.read_bytes())
+
+    def flood(source):
+        yield Block("text", "x" * (17 << 20))
+
+    def environment(source):
+        yield Block("text", "\\n".join(os.environ))
+
+    for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
+        files.READERS["." + act.__name__] = Reader(f"sitecustomize:{act.__name__}", True)
+    files.READERS[".txt"] = Reader("sitecustomize:impostor", False)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for files, in whose boxes `TAKEN_OVER` is known."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(textwrap.dedent(TAKEN_OVER))
+    monkeypatch.setenv("PYTHONPATH", f"{code}:{os.environ.get('PYTHONPATH', '')}")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    return folder
+
+
+def landlock_version() -> int:
+    return ctypes.CDLL(None).syscall(444, None, 0, 1)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one began, for reading."""
+    return [
+        child.pid
+        for child in psutil.Process(pid).children(recursive=True)
+        if "daemon.library.readers.box" in " ".join(child.cmdline())
+    ]
+
+
+def boxed(folder: Path, *names: str, limits: Limits | None = None) -> Iterator[Item]:
+    with Boxes(limits) as boxes:
+        yield from boxes.read([Found(folder / name, name) for name in names])
+
+
+def test_files_come_in_their_order_whatever_the_others_do(folder: Path) -> None:
+    names = ["a.jsonl", "b.crash", "c.jsonl", "d.trip", "e.jsonl"]
+    for name in names:
+        (folder / name).write_text(GOOD.replace('"a"', f'"{name[0]}"'))
+    items = list(boxed(folder, *names))
+    assert [item.id for item in items if isinstance(item, Document)] == ["a", "c", "e"]
+    told = [str(item) for item in items if isinstance(item, FileProblem)]
+    assert [isinstance(item, FileProblem) for item in items] == [False, True, False, True, False]
+    assert "its reader ended" in told[0]
+    assert "isn't known (KeyError)" in told[1]
+
+
+def test_a_reader_has_its_memory_and_its_time_and_no_more(folder: Path) -> None:
+    for name in ("a.memory", "b.hang", "c.spin", "d.flood"):
+        (folder / name).write_text("x")
+    limits = Limits(memory_bytes=256 << 20, pause_s=0.5)
+    told = [str(x) for x in boxed(folder, "a.memory", "b.hang", "c.spin", "d.flood", limits=limits)]
+    assert len(told) == 4
+    assert "needs more than 256 MiB" in told[0]
+    assert "a page took more than 0 s" in told[1]
+    assert "a page took more than 0 s" in told[2]
+    assert "longer than 16 MiB" in told[3]
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock knows no signals")
+def test_a_reader_writes_calls_and_kills_nobody(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        path = folder / "a.write"
+        path.write_text(str(server.getsockname()[1]))
+        (folder / "b.jsonl").write_text(GOOD)
+        document, after = boxed(folder, "a.write", "b.jsonl")
+    assert isinstance(document, Document)
+    said = document.text.split("\n\n")
+    assert len(said) == 5
+    assert all(line.startswith("refused: ") for line in said), said
+    assert [entry.name for entry in folder.iterdir()].count("written") == 0
+    assert path.stat().st_size > 0
+    assert after == Document("a", "Keels", "A keel runs along the bottom.")
+
+
+def test_a_file_of_one_name_is_one_document_of_that_name(folder: Path) -> None:
+    (folder / "a.txt").write_text("x")
+    assert list(boxed(folder, "a.txt")) == [Document("a.txt", "", "mine now")]
+
+
+def test_what_is_attached_is_read_within_bounds(folder: Path) -> None:
+    (folder / "a.nest").write_text("x")
+    told = list(boxed(folder, "a.nest"))
+    inner = "a.nest/inside.nest"
+    assert [item.id for item in told if isinstance(item, Document)] == [
+        f"{inner}/inside.nest", inner, "a.nest",
+    ]  # fmt: skip
+    assert [str(x) for x in told if isinstance(x, FileProblem)] == [
+        f"{folder}/a.nest/inside.nest/inside.nest/inside.nest: too many files in files: take it "
+        "out and ingest it"
+    ]
+    assert [entry.name for entry in folder.iterdir()] == ["a.nest"]
+
+
+def test_who_stops_listening_leaves_no_reader_behind(folder: Path) -> None:
+    (folder / "a.jsonl").write_text(GOOD * 100_000)
+    with Boxes() as boxes:
+        told = boxes.read([Found(folder / "a.jsonl", "a.jsonl")])
+        next(told)
+        assert children_of(os.getpid())
+        told.close()
+    assert not children_of(os.getpid())
+
+
+def test_a_reader_knows_nothing_of_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANSE_TOKEN", "a secret")
+    (folder / "a.environment").write_text("x")
+    (document,) = boxed(folder, "a.environment")
+    assert isinstance(document, Document)
+    assert "PATH" in document.text
+    assert "HANSE_TOKEN" not in document.text
