@@ -74,13 +74,17 @@ class SentenceSplitter:
         pieces: list[Piece] = []
         for kind, spans, context in _sections(document):
             begin, end = spans[0].begin, spans[-1].end
-            budget = max(self.budget // 2, self.budget - self.count_tokens(context))
+            budget = self._beside(context, self.budget)
             cut = self._rows if kind == "table" else self._sentences
             for first, last, above in cut(text[begin:end], budget, context):
                 piece = text[begin + first : begin + last]
                 page, place = _where(spans, begin + first, begin + last)
                 pieces.append(Piece(piece, begin + first, begin + last, kind, page, place, above))
         return pieces
+
+    def _beside(self, context: str, budget: int) -> int:
+        """What is left of the budget; at least half of it, or a heading could take it all."""
+        return max(1, budget // 2, budget - self.count_tokens(context))
 
     def _sentences(self, text: str, budget: int, context: str) -> Iterator[tuple[int, int, str]]:
         for begin, end in split_ranges(text, budget, self.count_tokens):
@@ -94,7 +98,7 @@ class SentenceSplitter:
         rows = [match.span() for match in _LINE.finditer(table)]
         header = table[slice(*rows[0])][:_CONTEXT] if rows else ""
         under = "\n".join(filter(None, (context, header)))
-        room = max(budget // 2, budget - self.count_tokens(header))
+        room = self._beside(header, budget)
         first, above = 0, context
         while first < len(rows):
             last = first + 1
@@ -140,11 +144,6 @@ def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | No
         return page, None
     left, top, right, bottom = zip(*places, strict=True)
     return page, (min(left), min(top), max(right), max(bottom))
-
-
-def split_text(text: str, budget: int, count_tokens: CountTokens) -> list[str]:
-    """Passages of ``text`` in order, each of at most ``budget`` tokens."""
-    return [text[begin:end] for begin, end in split_ranges(text, budget, count_tokens)]
 
 
 def split_ranges(text: str, budget: int, count_tokens: CountTokens) -> list[tuple[int, int]]:

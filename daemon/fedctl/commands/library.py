@@ -88,7 +88,9 @@ class Ingested:
         self.passages_total = progress.passages_total
         self.passages_embedded = progress.passages_embedded
         self.done = progress.done
-        self.problems.extend(vars(FileProblem("", e)) for e in progress.errors)
+        self.problems.extend(
+            {"path": "", "line": None, "page": None, "cause": e} for e in progress.errors
+        )
 
 
 Watcher = Callable[[Ingested], None]
@@ -224,11 +226,9 @@ def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | Fil
         so_far.bytes_read += count
 
     at_paths = [one for path in paths for one in found(path)]
-    files = [one for one in at_paths if isinstance(one, Found)]
-    so_far.bytes_total = sum(file.size for file in files)
-    yield from (one for one in at_paths if not isinstance(one, Found))
+    so_far.bytes_total = sum(one.size for one in at_paths if isinstance(one, Found))
     with Boxes() as boxes:
-        yield from boxes.read(files, watch)
+        yield from boxes.read(at_paths, watch)
 
 
 def _span(span: Span) -> control_pb2.Span:

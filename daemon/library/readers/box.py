@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
@@ -86,33 +86,46 @@ class Boxes:
             self._forks.end()
 
     def read(
-        self, files: Iterable[Found], watch: Callable[[int], None] = lambda _: None
-    ) -> Iterator[Item]:
+        self,
+        files: Iterable[Found | FileProblem],
+        watch: Callable[[int], None] = lambda _: None,
+    ) -> Generator[Item, None, None]:
         """What is in the files, in their order; ``watch`` hears of bytes as they are read."""
         waiting = iter(files)
-        begun: deque[tuple[Found, Connection]] = deque()
+        begun: deque[tuple[Found, Connection] | FileProblem] = deque()
         try:
             while True:
                 # All but the first wait for their turn, once they have told as much as a
                 # pipe holds: by then most have told everything.
                 while len(begun) < (os.cpu_count() or 1) and (file := next(waiting, None)):
-                    begun.append((file, self._begin(file)))
+                    begun.append(
+                        file if isinstance(file, FileProblem) else (file, self._begin(file))
+                    )
                 if not begun:
                     return
-                file, told = begun[0]
-                size, read = file.size, 0
-
-                def count(more: int) -> None:
-                    nonlocal read
-                    read += more
-                    watch(more)
-
-                yield from self._told(file, told, count, str(file.path), 1)
-                watch(size - read)  # what was refused unread counts, too
-                begun.popleft()[1].close()
+                first = begun[0]
+                if isinstance(first, FileProblem):
+                    yield first
+                else:
+                    with first[1]:
+                        yield from self._whole(*first, watch)
+                begun.popleft()
         finally:
-            for _, told in begun:
-                told.close()  # its reader finds nobody who listens, and ends
+            for one in begun:
+                if not isinstance(one, FileProblem):
+                    one[1].close()  # its reader finds nobody who listens, and ends
+
+    def _whole(self, file: Found, told: Connection, watch: Callable[[int], None]) -> Iterator[Item]:
+        """A file; ``watch`` hears of all its bytes, also of those that were refused unread."""
+        size, read = file.size, 0
+
+        def count(more: int) -> None:
+            nonlocal read
+            read += more
+            watch(more)
+
+        yield from self._told(file, told, count, str(file.path), 1)
+        watch(size - read)
 
     def _begin(self, file: Found) -> Connection:
         if self._forks is None or not self._forks.alive:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from daemon.library.readers.documents import Attached, FileProblem, Item
 from daemon.library.readers.reader import Reader, Refused, Source, cause_of
-
-_HERE = "daemon.library.readers"
+from daemon.library.readers.records import read_lines, read_packed_lines
+from daemon.library.readers.text import read_markdown, read_plain
 
 READERS = {
-    ".txt": Reader(f"{_HERE}.text:read_plain", named_by_file=True),
-    ".md": Reader(f"{_HERE}.text:read_markdown", named_by_file=True),
-    ".jsonl": Reader(f"{_HERE}.records:read_lines"),
-    ".jsonl.gz": Reader(f"{_HERE}.records:read_packed_lines"),
+    ".txt": Reader(blocks=read_plain),
+    ".md": Reader(blocks=read_markdown),
+    ".jsonl": Reader(records=read_lines),
+    ".jsonl.gz": Reader(records=read_packed_lines),
 }
 """By how a file's name ends, in small letters. None may be the end of another one."""
 

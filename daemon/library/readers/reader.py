@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import zlib
 from collections.abc import Callable, Iterator
@@ -63,20 +62,26 @@ class _Watched(io.FileIO):
 class Reader:
     """How files of a kind are read, never more than a document of them held at a time.
 
-    ``function``: ``module:name`` of a function of a `Source`; what reads an office file is
-    imported where one is read. It may raise `Refused`, OSError, EOFError and zlib.error.
-    ``named_by_file``: it yields what it makes of one document (`Read`), whose id is its
-    file's name; any other yields documents and pairs, and what came before an error counts.
+    One of the two is set. ``blocks``: what a file is made of, which is one document, its id
+    the file's name. ``records``: documents and pairs with ids of their own; what came before
+    an error counts. Both may raise `Refused`, OSError, EOFError and zlib.error, and import the
+    libraries that they need when they are called: whoever looks at this table needs none.
     """
 
-    function: str
-    named_by_file: bool = False
+    blocks: Callable[[Source], Iterator[Read]] | None = None
+    records: Callable[[Source], Iterator[Item]] | None = None
+
+    @property
+    def named_by_file(self) -> bool:
+        """Whether a file is one document, under its own name."""
+        return self.blocks is not None
 
     def read(self, source: Source) -> Iterator[Item | Attached]:
         """What is in the file."""
-        module, _, name = self.function.partition(":")
-        pieces = getattr(importlib.import_module(module), name)(source)
-        return _document(source, pieces) if self.named_by_file else pieces
+        if self.blocks is not None:
+            yield from _document(source, self.blocks(source))
+        if self.records is not None:
+            yield from self.records(source)
 
 
 def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attached]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from daemon.library.readers import documents, records
 from daemon.library.readers.documents import Document, FileProblem, Pair
-from tests.support.reading import read
+from tests.daemon.library.readers.unboxed import read
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -199,7 +199,7 @@ import resource, sys
 from pathlib import Path
 limit = 400 << 20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from tests.support.reading import read
+from tests.daemon.library.readers.unboxed import read
 for item in read(Path(sys.argv[1])):
     print(str(item)[-200:])
 """
@@ -228,9 +228,9 @@ def test_a_line_of_one_gigabyte_is_passed_over_in_little_memory(tmp_path: Path) 
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + GOOD.encode())
     assert read_in_little_memory(path) == [
-        "Document(id='a', title='Keels', text='A keel runs along the bottom.', split='')",
+        "Document(id='a', title='Keels', text='A keel runs along the bottom.', split='', spans=())",
         "docs.jsonl, line 2: longer than 16 MiB: cut it into several records",
-        "Document(id='a', title='Keels', text='A keel runs along the bottom.', split='')",
+        "Document(id='a', title='Keels', text='A keel runs along the bottom.', split='', spans=())",
     ]
 
 

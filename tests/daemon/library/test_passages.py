@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.library.passages import (
+    CountTokens,
     Piece,
     SentenceSplitter,
     passage_ids,
     sentences,
-    split_text,
+    split_ranges,
 )
-from daemon.library.readers.documents import Document
+from daemon.library.readers.documents import Block, Document, joined
 
 
 def words(text: str) -> int:
@@ -26,6 +27,10 @@ def words(text: str) -> int:
 def letters(text: str) -> int:
     """Tokens of a tokeniser that spells: unlike words, they add up to more than the whole."""
     return len(text) + 2
+
+
+def split_text(text: str, budget: int, count: CountTokens) -> list[str]:
+    return [text[begin:end] for begin, end in split_ranges(text, budget, count)]
 
 
 TEXT = (
@@ -131,3 +136,82 @@ def test_every_sentence_within_the_budget_stays_whole(text: str) -> None:
     for sentence in sentences(text):
         if words(sentence) <= 12:
             assert any(sentence in part for part in parts)
+
+
+def made_of(*blocks: Block) -> Document:
+    text, spans = joined(blocks)
+    return Document("d", "Yard rules", text, spans=spans)
+
+
+def cut(document: Document, budget: int) -> list[Piece]:
+    pieces = SentenceSplitter(words, budget)(document)
+    assert all(piece.text == document.text[piece.begin : piece.end] for piece in pieces)
+    return pieces
+
+
+def test_a_heading_stands_above_its_passages_and_in_none() -> None:
+    document = made_of(
+        Block("heading", "Of ropes"),
+        Block("text", "Coil them dry."),
+        Block("text", "Tar them yearly."),
+        Block("heading", "Of sails"),
+        Block("heading", "Jibs"),
+        Block("text", "Fold them."),
+        Block("heading", "Annex"),
+    )
+    assert [(piece.text, piece.context) for piece in cut(document, 20)] == [
+        ("Coil them dry.\n\nTar them yearly.", "Of ropes"),
+        ("Fold them.", "Of sails\nJibs"),
+    ]
+
+
+def test_headings_alone_are_a_text() -> None:
+    assert [piece.text for piece in cut(made_of(Block("heading", "Closed")), 20)] == ["Closed"]
+
+
+def test_a_long_table_is_cut_between_rows_below_its_header() -> None:
+    rows = ["Rope\tTons\tPrice", *(f"No. {n}\t{n}.5\t{n}00 marks" for n in range(9))]
+    document = made_of(Block("heading", "Prices"), Block("table", "\n".join(rows), page=7))
+    pieces = cut(document, 20)
+    assert "\n".join(piece.text for piece in pieces) == "\n".join(rows)
+    assert pieces[0].context == "Prices"
+    assert {piece.context for piece in pieces[1:]} == {"Prices\nRope\tTons\tPrice"}
+    assert {(piece.kind, piece.page) for piece in pieces} == {("table", 7)}
+    assert all(words(piece.text) + words(piece.context) <= 20 + 1 for piece in pieces)
+
+
+def test_a_passage_knows_its_page_and_covers_its_blocks_there() -> None:
+    document = made_of(
+        Block("text", "First of all.", page=1, place=(0.1, 0.2, 0.5, 0.3)),
+        Block("text", "Second.", page=1, place=(0.05, 0.3, 0.4, 0.4)),
+        Block("text", "Third, overleaf, at last.", page=2, place=(0.1, 0.1, 0.9, 0.2)),
+    )
+    whole, *others = cut(document, 20)
+    assert not others
+    assert (whole.page, whole.place) == (1, (0.05, 0.2, 0.5, 0.4))
+    *_, last = cut(document, 4)
+    assert (last.text, last.page, last.place) == (
+        "Third, overleaf, at last.",
+        2,
+        (0.1, 0.1, 0.9, 0.2),
+    )
+
+
+kinds = st.sampled_from(["text", "heading", "table", "figure"])
+blocks = st.lists(
+    st.builds(Block, kinds, st.text(alphabet="ab .\n\té", min_size=1, max_size=60)), max_size=8
+)
+
+
+@settings(deadline=None)
+@given(blocks, st.integers(1, 12))
+def test_all_but_headings_is_in_the_passages_in_order(parts: list[Block], budget: int) -> None:
+    pieces = cut(made_of(*parts), budget)
+    told = "".join("".join(piece.text for piece in pieces).split())
+    if all(part.kind == "heading" for part in parts):
+        assert told == "".join("".join(part.text for part in parts).split())
+    else:
+        wanted = [part.text for part in parts if part.kind != "heading"]
+        assert told == "".join("".join(wanted).split())
+    ends = [0, *(piece.end for piece in pieces)]
+    assert all(piece.begin >= end for piece, end in zip(pieces, ends, strict=False))

@@ -8,6 +8,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Block, joined
 from daemon.library.store import (
     Document,
     IngestCounts,
@@ -422,6 +425,88 @@ def test_a_damaged_library_is_explained(library: Library, path: Path) -> None:
     with pytest.raises(LibraryError, match="move it away"), Library.open(path) as damaged:
         damaged.passages()
         damaged.bm25("word1", 5)
+
+
+FORMAT_1 = """
+PRAGMA user_version = 1;
+CREATE TABLE document (
+  id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
+  digest BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE passage (
+  rowid INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  document_id TEXT NOT NULL REFERENCES document(id) ON DELETE CASCADE,
+  title TEXT NOT NULL, text TEXT NOT NULL,
+  content BLOB NOT NULL
+);
+CREATE INDEX passage_document ON passage(document_id);
+CREATE INDEX passage_content ON passage(content);
+CREATE VIRTUAL TABLE passage_words USING fts5(
+  title, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
+);
+CREATE TRIGGER passage_added AFTER INSERT ON passage BEGIN
+  INSERT INTO passage_words(rowid, title, text) VALUES (new.rowid, new.title, new.text);
+END;
+CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
+  INSERT INTO passage_words(passage_words, rowid, title, text)
+  VALUES ('delete', old.rowid, old.title, old.text);
+END;
+CREATE TABLE feature (
+  encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
+  PRIMARY KEY (encoder, content)
+);
+CREATE TABLE pair (
+  rowid INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,
+  query TEXT NOT NULL, split TEXT NOT NULL
+);
+CREATE TABLE pair_positive (
+  pair INTEGER NOT NULL REFERENCES pair(rowid) ON DELETE CASCADE,
+  position INTEGER NOT NULL, document_id TEXT NOT NULL,
+  PRIMARY KEY (pair, position)
+) WITHOUT ROWID;
+CREATE TABLE query_feature (
+  encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
+  PRIMARY KEY (encoder, content)
+);
+INSERT INTO document VALUES ('rope', 'Rope', '', x'00');
+INSERT INTO passage VALUES (7, 'rope@0', 'rope', 'Rope', 'Hemp rope is tarred.', x'AA');
+INSERT INTO feature VALUES (CAST('encoder' AS BLOB), x'AA', x'0000803F');
+"""
+
+
+def test_a_library_of_format_1_is_brought_up_to_date(path: Path) -> None:
+    """Made by hand as the first format was: no context, no place, words of title and text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FORMAT_1)
+    with Library.open(path, read_only=True) as library:
+        (passage,) = library.passages()
+        assert (passage.text, passage.context, passage.page) == ("Hemp rope is tarred.", "", 0)
+        assert passage.rowid == 7
+        assert [rowid for rowid, _ in library.bm25("tarred hemp", 5)] == [7]
+        labels, _ = library.features(b"encoder")
+        assert labels.tolist() == [7]
+    with Library.open(path) as library:
+        library.put_documents([SAIL], splitter=splitter())
+        assert library.delete_documents(["rope"]).passages == 1
+        assert 7 not in [rowid for rowid, _ in library.bm25("tarred hemp", 5)]
+
+
+def test_a_passage_keeps_its_place_and_is_found_by_what_stands_above(library: Library) -> None:
+    text, spans = joined(
+        [
+            Block("heading", "Galley"),
+            Block("table", "Stove\tWood\nLamp\tOil", 3, (0.1, 0.25, 0.5, 1.0)),
+        ]
+    )
+    library.put_documents([Document("ship", "", text, spans=spans)], splitter=splitter())
+    (passage,) = library.passages_of("ship")
+    assert (passage.kind, passage.page, passage.place) == ("table", 3, (0.1, 0.25, 0.5, 1.0))
+    assert passage.embedding_text == "Galley\nStove\tWood\nLamp\tOil"
+    assert [rowid for rowid, _ in library.bm25("galley", 1)] == [passage.rowid]
+    moved = Document("ship", "", text, spans=(spans[0], replace(spans[1], page=4)))
+    assert library.put_documents([moved], splitter=splitter()).changed == 1
 
 
 def test_a_library_of_a_later_format_is_left_alone(library: Library, path: Path) -> None:

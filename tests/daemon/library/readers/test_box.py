@@ -76,8 +76,8 @@ TAKEN_OVER = """
         yield Block("text", "\\n".join(os.environ))
 
     for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
-        files.READERS["." + act.__name__] = Reader(f"sitecustomize:{act.__name__}", True)
-    files.READERS[".txt"] = Reader("sitecustomize:impostor", False)
+        files.READERS["." + act.__name__] = Reader(blocks=act)
+    files.READERS[".txt"] = Reader(records=impostor)
 """
 
 
@@ -94,7 +94,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def landlock_version() -> int:
-    return ctypes.CDLL(None).syscall(444, None, 0, 1)
+    version: int = ctypes.CDLL(None).syscall(444, None, 0, 1)
+    return version
 
 
 def children_of(pid: int) -> list[int]:
