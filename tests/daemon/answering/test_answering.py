@@ -204,6 +204,25 @@ def test_each_mark_has_its_citation_and_each_citation_its_passage(opened: Site) 
     assert all(citation.text in texts[citation.passage_id] for citation in answered.citations)
 
 
+def test_passages_are_found_without_an_answer(opened: Site) -> None:
+    question = "Which oil burns in Lamps?"
+    searched = answering.search(question, 3, explain=True)
+    answered = answering.ask(question, 3)
+    assert [(r.passage.id, r.score) for r in searched.passages] == [
+        (one.passage_id, one.score) for one in answered.passages
+    ]
+    at = [r.passage.document_id for r in searched.passages].index("lamp")
+    assert searched.words[at] == ["oil", "burns", "in", "lamps"], "lamps are found by lamp"
+    assert searched.title_words[at] == ["lamps"]
+    assert searched.title_words[1 - at] == []
+    assert (searched.model_digest, searched.weights) == (opened.digest, USUAL_WEIGHTS)
+    plain = answering.search(question, 3, explain=False)
+    assert [r.passage for r in plain.passages] == [r.passage for r in searched.passages]
+    assert plain.words == plain.title_words == [[], [], []]
+    with pytest.raises(QuestionRefusedError, match="blank"):
+        answering.search(" ", 3, explain=False)
+
+
 def test_before_a_version_is_open_a_question_is_refused(site: Site) -> None:
     with pytest.raises(answering.NotOpenError, match="ingest documents"):
         answering.ask("Which rope?", 3)

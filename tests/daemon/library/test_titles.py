@@ -20,7 +20,8 @@ def titled(*titles: str) -> Titles:
 def shares(titles: Titles, question: str, count: int) -> list[float]:
     """Of the passages labelled 1 to ``count``."""
     labels = np.arange(1, count + 1, dtype=np.int64)
-    return titles.shares_of(labels, titles.shares(titles.asked(question))).tolist()
+    found: list[float] = titles.shares_of(labels, titles.shares(titles.asked(question))).tolist()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,6 @@ def test_a_word_is_counted_by_documents_and_not_by_passages() -> None:
 
 
 def test_a_passage_that_came_later_has_no_share() -> None:
-    titles = titled("Alder", "Birch")
+    titles = titled("Birch", "Alder")
     got = titles.shares(titles.asked("alder"))
-    assert titles.shares_of(np.array([1, 7]), got).tolist() == [1.0, 0.0]
+    assert titles.shares_of(np.array([2, 7]), got).tolist() == [1.0, 0.0]
