@@ -1196,6 +1196,176 @@ class Citation(_message.Message):
 Global___Citation: _TypeAlias = Citation  # noqa: Y015
 
 @_typing.final
+class SearchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    EXPLAIN_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    """1 character .. 16 KiB"""
+    top_k: _builtins.int
+    """passages to retrieve; 0: the configured number"""
+    explain: _builtins.bool
+    """say how each passage came to its place"""
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        top_k: _builtins.int = ...,
+        explain: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain", "question", b"question", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchRequest: _TypeAlias = SearchRequest  # noqa: Y015
+
+@_typing.final
+class SearchReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSAGES_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    WORDS_WEIGHT_FIELD_NUMBER: _builtins.int
+    TITLE_WEIGHT_FIELD_NUMBER: _builtins.int
+    WEIGHED_BY_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.bytes
+    """the version whose index was searched"""
+    seconds: _builtins.float
+    """from receipt to reply"""
+    words_weight: _builtins.float
+    """what a rank by words counts, one by meaning counting 1"""
+    title_weight: _builtins.float
+    """what a title with all of the question's words adds to a cosine"""
+    weighed_by: _builtins.int
+    """pairs of split valid that both were chosen on; 0: none, the usual ones"""
+    @_builtins.property
+    def passages(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundPassage]:
+        """best first"""
+
+    def __init__(
+        self,
+        *,
+        passages: _abc.Iterable[Global___FoundPassage] | None = ...,
+        model_digest: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+        words_weight: _builtins.float = ...,
+        title_weight: _builtins.float = ...,
+        weighed_by: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "passages", b"passages", "seconds", b"seconds", "title_weight", b"title_weight", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchReply: _TypeAlias = SearchReply  # noqa: Y015
+
+@_typing.final
+class FoundPassage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    PASSAGE_ID_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """as ingested"""
+    passage_id: _builtins.str
+    """stable as long as the document's text is"""
+    title: _builtins.str
+    """of the document; may be empty"""
+    text: _builtins.str
+    """of the passage"""
+    score: _builtins.float
+    """fused; greater is better"""
+    @_builtins.property
+    def explanation(self) -> Global___RankExplanation:
+        """where it was asked for"""
+
+    def __init__(
+        self,
+        *,
+        document_id: _builtins.str = ...,
+        passage_id: _builtins.str = ...,
+        title: _builtins.str = ...,
+        text: _builtins.str = ...,
+        score: _builtins.float = ...,
+        explanation: Global___RankExplanation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "explanation", b"explanation", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundPassage: _TypeAlias = FoundPassage  # noqa: Y015
+
+@_typing.final
+class RankExplanation(_message.Message):
+    """How a passage came to its score: the sum of meaning_part and words_part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEANING_PLACE_FIELD_NUMBER: _builtins.int
+    COSINE_FIELD_NUMBER: _builtins.int
+    TITLE_SHARE_FIELD_NUMBER: _builtins.int
+    TITLE_WORDS_FIELD_NUMBER: _builtins.int
+    WORDS_PLACE_FIELD_NUMBER: _builtins.int
+    BM25_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    MEANING_PART_FIELD_NUMBER: _builtins.int
+    WORDS_PART_FIELD_NUMBER: _builtins.int
+    meaning_place: _builtins.int
+    """by cosine and title together, from 1; 0: not among those"""
+    cosine: _builtins.float
+    """of question and passage; NaN: it came after the index was made"""
+    title_share: _builtins.float
+    """of what the question's words weigh, the part that its title has; 0 .. 1"""
+    words_place: _builtins.int
+    """by words, from 1; 0: not among those"""
+    bm25: _builtins.float
+    """greater is better; NaN: no place by words"""
+    meaning_part: _builtins.float
+    """of the score: 1 / (60 + place)"""
+    words_part: _builtins.float
+    """of the score: weight / (60 + place)"""
+    @_builtins.property
+    def title_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the question, that its title has"""
+
+    @_builtins.property
+    def words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the question, that title and text have"""
+
+    def __init__(
+        self,
+        *,
+        meaning_place: _builtins.int = ...,
+        cosine: _builtins.float = ...,
+        title_share: _builtins.float = ...,
+        title_words: _abc.Iterable[_builtins.str] | None = ...,
+        words_place: _builtins.int = ...,
+        bm25: _builtins.float = ...,
+        words: _abc.Iterable[_builtins.str] | None = ...,
+        meaning_part: _builtins.float = ...,
+        words_part: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bm25", b"bm25", "cosine", b"cosine", "meaning_part", b"meaning_part", "meaning_place", b"meaning_place", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankExplanation: _TypeAlias = RankExplanation  # noqa: Y015
+
+@_typing.final
 class EvaluateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1267,6 +1437,7 @@ class EvaluateReply(_message.Message):
     WORDS_WEIGHT_FIELD_NUMBER: _builtins.int
     WEIGHED_BY_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
+    TITLE_WEIGHT_FIELD_NUMBER: _builtins.int
     questions: _builtins.int
     """that were asked"""
     mrr_at_10: _builtins.float
@@ -1289,6 +1460,8 @@ class EvaluateReply(_message.Message):
     """what a rank by words counts in "fused", one by meaning counting 1"""
     weighed_by: _builtins.int
     """pairs of split valid that the weight was chosen on; 0: none, the usual one"""
+    title_weight: _builtins.float
+    """what a title with all of a question's words adds to a cosine in "fused"; chosen as 12 is"""
     @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
         """every metric of every ranking, on the same questions"""
@@ -1318,10 +1491,11 @@ class EvaluateReply(_message.Message):
         words_weight: _builtins.float = ...,
         weighed_by: _builtins.int = ...,
         facts: _abc.Iterable[Global___Fact] | None = ...,
+        title_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "figures", b"figures", "hit_at_1", b"hit_at_1", "model_digest", b"model_digest", "mrr_at_10", b"mrr_at_10", "ndcg_at_10", b"ndcg_at_10", "over_vanilla", b"over_vanilla", "questions", b"questions", "recall_at_10", b"recall_at_10", "retrieval", b"retrieval", "seconds", b"seconds", "split", b"split", "title_weight", b"title_weight", "weighed_by", b"weighed_by", "words_weight", b"words_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.AskRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.AskReply.FromString,
                 _registered_method=True)
+        self.Search = channel.unary_unary(
+                '/hanse.control.v1.Control/Search',
+                request_serializer=proto_dot_control__pb2.SearchRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.SearchReply.FromString,
+                _registered_method=True)
         self.Evaluate = channel.unary_stream(
                 '/hanse.control.v1.Control/Evaluate',
                 request_serializer=proto_dot_control__pb2.EvaluateRequest.SerializeToString,
@@ -201,6 +206,13 @@ class ControlServicer:
 
     def Ask(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Search(self, request, context):
+        """The passages that an answer would be made of, without one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -341,6 +353,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Ask,
                     request_deserializer=proto_dot_control__pb2.AskRequest.FromString,
                     response_serializer=proto_dot_control__pb2.AskReply.SerializeToString,
+            ),
+            'Search': grpc.unary_unary_rpc_method_handler(
+                    servicer.Search,
+                    request_deserializer=proto_dot_control__pb2.SearchRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.SearchReply.SerializeToString,
             ),
             'Evaluate': grpc.unary_stream_rpc_method_handler(
                     servicer.Evaluate,
@@ -651,6 +668,33 @@ class Control:
             '/hanse.control.v1.Control/Ask',
             proto_dot_control__pb2.AskRequest.SerializeToString,
             proto_dot_control__pb2.AskReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Search(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/Search',
+            proto_dot_control__pb2.SearchRequest.SerializeToString,
+            proto_dot_control__pb2.SearchReply.FromString,
             options,
             channel_credentials,
             insecure,

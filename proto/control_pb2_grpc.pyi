@@ -48,6 +48,8 @@ class ControlStub:
     RemoveDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
+    Search: _grpc.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]
+    """The passages that an answer would be made of, without one."""
     Evaluate: _grpc.UnaryStreamMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateProgress]
     """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
     passages by then is kept.
@@ -90,6 +92,8 @@ class ControlAsyncStub(ControlStub):
     RemoveDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]  # type: ignore[assignment]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
+    Search: _aio.UnaryUnaryMultiCallable[_control_pb2.SearchRequest, _control_pb2.SearchReply]  # type: ignore[assignment]
+    """The passages that an answer would be made of, without one."""
     Evaluate: _aio.UnaryStreamMultiCallable[_control_pb2.EvaluateRequest, _control_pb2.EvaluateProgress]  # type: ignore[assignment]
     """Judge retrieval on this site's own pairs; hanging up ends it. What the encoder made of
     passages by then is kept.
@@ -183,6 +187,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.AskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.AskReply, _abc.Awaitable[_control_pb2.AskReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Search(
+        self,
+        request: _control_pb2.SearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SearchReply, _abc.Awaitable[_control_pb2.SearchReply]]:
+        """The passages that an answer would be made of, without one."""
 
     @_abc_1.abstractmethod
     def Evaluate(

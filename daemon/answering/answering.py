@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from daemon.answering.generator import Citation, cite
 from daemon.answering.generators import GENERATORS, USUAL
 from daemon.library.readers.documents import MAX_QUERY_BYTES
-from daemon.library.search import USUAL_WORDS_WEIGHT, search
+from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, search
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.index import DenseIndex
     from daemon.library.store import Library
+    from daemon.library.titles import Titles
 
 
 class QuestionRefusedError(Exception):
@@ -32,25 +33,25 @@ class Answered:
 
 @dataclass(frozen=True)
 class OpenVersion:
-    """A model version ready to answer: its retriever, its index and the library.
+    """A model version ready to answer: its retriever, its index, the library and its titles.
 
-    ``words_weight``: as `daemon.library.search.search` has it; found on ``weighed_by``
-    pairs, or the usual one (0). ``generator``: of `GENERATORS`.
+    ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
+    usual ones (0). ``generator``: of `GENERATORS`.
     """
 
     retriever: Retriever
     index: DenseIndex
     library: Library
+    titles: Titles
     model_digest: bytes
-    words_weight: float = USUAL_WORDS_WEIGHT
+    weights: RankingWeights = USUAL_WEIGHTS
     weighed_by: int = 0
     generator: str = USUAL
 
     def answer(self, question: str, top_k: int) -> Answered:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
-        vector = self.retriever.embed_queries([question])[0]
-        hits = search(self.library, self.index, question, vector, top_k, self.words_weight)
+        hits = self.search(question, top_k)
         answer = GENERATORS[self.generator](self.retriever).generate(question, hits)
         return Answered(
             text=answer.text,
@@ -58,6 +59,12 @@ class OpenVersion:
             passages=tuple(cite(0, ranked, ranked.passage.text) for ranked in hits),
             model_digest=self.model_digest,
         )
+
+    def search(self, question: str, top_k: int) -> list[Ranked]:
+        """The ``top_k`` best passages, best first; QuestionRefusedError if it is malformed."""
+        question = checked(question)
+        vector = self.retriever.embed_queries([question])[0]
+        return search(self.library, self.index, self.titles, question, vector, top_k, self.weights)
 
 
 def checked(question: str) -> str:

@@ -228,7 +228,8 @@ def _evaluated(judged: Evaluation) -> control.EvaluateReply:
         figures=_figures(judged.figures),
         over_vanilla=_figures(judged.over_vanilla),
         split=judged.split,
-        words_weight=judged.words_weight,
+        words_weight=judged.weights.words,
+        title_weight=judged.weights.title,
         weighed_by=judged.weighed_by,
     )
 

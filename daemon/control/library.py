@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
+from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress
 from daemon.library.readers.documents import (
     KINDS,
@@ -178,6 +179,27 @@ class LibraryCalls(Calls):
             seconds=time.monotonic() - started,
         )
 
+    async def Search(self, request: control.SearchRequest, context: Context) -> control.SearchReply:
+        """Passages for a question, without an answer."""
+        started = time.monotonic()
+        outcome, passages = "refused or failed", 0
+        collection = self._driver.collection
+        try:
+            searched = await self._answered(
+                context, collection.search(request.question, request.top_k, request.explain)
+            )
+            outcome, passages = "answered", len(searched.passages)
+        finally:
+            await self._audit.record_or_owe(self._actor, "search", outcome, passages=passages)
+        return control.SearchReply(
+            passages=_found(searched, request.explain),
+            model_digest=searched.model_digest,
+            seconds=time.monotonic() - started,
+            words_weight=searched.weights.words,
+            title_weight=searched.weights.title,
+            weighed_by=searched.weighed_by,
+        )
+
 
 class _Lost:
     """Pairs without a document, which may come later in their call. Usually these are few."""
@@ -295,3 +317,27 @@ def _shown(passage: Passage) -> control.ShownPassage:
 
 def _citation(citation: Citation) -> control.Citation:
     return control.Citation(**asdict(citation))
+
+
+def _found(searched: Searched, explain: bool) -> list[control.FoundPassage]:
+    """``explain``: with how each passage came to its place."""
+    told = []
+    for ranked, words, title_words in zip(
+        searched.passages, searched.words, searched.title_words, strict=True
+    ):
+        passage = ranked.passage
+        found = control.FoundPassage(
+            document_id=passage.document_id,
+            passage_id=passage.id,
+            title=passage.title,
+            text=passage.text,
+            score=ranked.score,
+        )
+        if explain and ranked.explanation is not None:
+            found.explanation.CopyFrom(
+                control.RankExplanation(
+                    **asdict(ranked.explanation), words=words, title_words=title_words
+                )
+            )
+        told.append(found)
+    return told

@@ -4,7 +4,7 @@
 bm25      by words alone
 vanilla   by the encoder as it was before any training (exact search)
 dense     by the model version: what training changes
-fused     dense and bm25 together, as `weigh_words` found: what a question meets
+fused     dense and bm25 together, titles counting, as `weigh` found: what a question meets
 ========  =====================================================================
 
 To add one: its function in `RANKINGS`, which `fedctl eval` prints as it comes.
@@ -23,9 +23,19 @@ import numpy as np
 from crypto.arrays import Float32, Int64
 from daemon.evaluation.evaluation import Judged, judge
 from daemon.learning.options import EvaluationError
+from daemon.library.index import DenseIndex
 from daemon.library.readers.documents import Pair
-from daemon.library.search import USUAL_WORDS_WEIGHT, WORDS_WEIGHTS, reciprocal_rank_fusion
+from daemon.library.search import (
+    FUSION_DEPTH,
+    TITLE_WEIGHTS,
+    USUAL_WEIGHTS,
+    WORDS_WEIGHTS,
+    Candidates,
+    RankingWeights,
+    candidates,
+)
 from daemon.library.store import Library
+from daemon.library.titles import Titles
 
 Labels = list[list[int]]  # passages for each question, best first
 
@@ -79,64 +89,82 @@ def exact(queries: Float32, labels: Int64, vectors: Float32, *, depth: int = DEP
     return rankings or [[] for _ in queries]
 
 
-def weigh_words(library: Library, pairs: Sequence[Pair], dense: Labels) -> float:
-    """What the ranking by words is to count beside ``dense``, by these pairs.
+@dataclass(frozen=True)
+class Found:
+    """What there is of some questions before anything is weighed, in their order.
 
-    The one of WORDS_WEIGHTS with the greatest mean reciprocal rank among ten, of equal ones
-    the usual. Fewer than FEWEST_TO_WEIGH pairs would choose by chance.
+    ``dense``: passages by meaning; ``by_words``: the same by words, both DEPTH deep; ``met``:
+    of which what a question meets is made.
     """
-    by_words = _by_words(library, pairs)
-    document_of = {passage.rowid: passage.document_id for passage in library.passages()}
-    means = {
-        weight: judged(_fused(dense, by_words, weight), pairs, document_of).means()["mrr@10"]
-        for weight in WORDS_WEIGHTS
-    }
-    return max(means, key=lambda weight: (means[weight], weight == USUAL_WORDS_WEIGHT))
+
+    dense: Labels
+    by_words: Labels
+    met: list[Candidates]
 
 
-def _by_words(library: Library, pairs: Sequence[Pair]) -> Labels:
-    return [[rowid for rowid, _ in library.bm25(pair.query, DEPTH)] for pair in pairs]
-
-
-def _fused(dense: Labels, by_words: Labels, weight: float) -> Labels:
-    return [
-        [rowid for rowid, _ in reciprocal_rank_fusion(both, (1.0, weight))]
-        for both in zip(dense, by_words, strict=True)
+def found_by(
+    library: Library,
+    index: DenseIndex,
+    titles: Titles,
+    pairs: Sequence[Pair],
+    vectors: Float32,
+) -> Found:
+    """What every ranking has of each pair's question; ``vectors`` [n, d]: as they are embedded."""
+    nearest, _ = index.search(vectors, DEPTH)
+    words = [library.bm25(pair.query, DEPTH) for pair in pairs]
+    met = [
+        candidates(index, titles, pair.query, vector, near[:FUSION_DEPTH], some[:FUSION_DEPTH])
+        for pair, vector, near, some in zip(pairs, vectors, nearest.tolist(), words, strict=True)
     ]
+    return Found(nearest.tolist(), [[rowid for rowid, _ in some] for some in words], met)
+
+
+def weigh(library: Library, pairs: Sequence[Pair], met: Sequence[Candidates]) -> RankingWeights:
+    """What titles and the ranking by words are to count for ``met``, by these pairs.
+
+    First titles, words counting as usual, then words: of each the one with the greatest mean
+    reciprocal rank among ten, of equal ones the usual. Fewer than FEWEST_TO_WEIGH pairs would
+    choose by chance.
+    """
+    document_of = {passage.rowid: passage.document_id for passage in library.passages()}
+
+    def best(among: Sequence[RankingWeights], usual: RankingWeights) -> RankingWeights:
+        means = {
+            weights: judged(_fused(met, weights), pairs, document_of).mean("mrr@10")
+            for weights in among
+        }
+        return max(means, key=lambda one: (means[one], one == usual))
+
+    titled = best([replace(USUAL_WEIGHTS, title=title) for title in TITLE_WEIGHTS], USUAL_WEIGHTS)
+    return best([replace(titled, words=words) for words in WORDS_WEIGHTS], titled)
+
+
+def _fused(met: Sequence[Candidates], weights: RankingWeights) -> Labels:
+    return [[rowid for rowid, _ in one.fused(weights)] for one in met]
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What a ranking is made of: the questions, and what is known of each by now.
+    """What a ranking is made of; ``vanilla``: where every passage has its features."""
 
-    ``dense`` and ``vanilla`` (where every passage has its features): passages by meaning;
-    ``by_words``: the same by words; ``words_weight``: what a rank of these counts.
-    """
-
-    dense: Labels
+    found: Found
     vanilla: Labels | None
-    by_words: Labels
-    words_weight: float
+    weights: RankingWeights
 
 
 RANKINGS: dict[str, Callable[[Questions], Labels | None]] = {
-    "bm25": lambda asked: asked.by_words,
+    "bm25": lambda asked: asked.found.by_words,
     "vanilla": lambda asked: asked.vanilla,
-    "dense": lambda asked: asked.dense,
-    "fused": lambda asked: _fused(asked.dense, asked.by_words, asked.words_weight),
+    "dense": lambda asked: asked.found.dense,
+    "fused": lambda asked: _fused(asked.found.met, asked.weights),
 }
 """Those at the top of this module, in the order in which they are shown; None: not to be had."""
 
 
 def judged_rankings(
-    library: Library,
-    pairs: Sequence[Pair],
-    dense: Labels,
-    vanilla: Labels | None = None,
-    words_weight: float = USUAL_WORDS_WEIGHT,
+    library: Library, pairs: Sequence[Pair], questions: Questions
 ) -> dict[str, Judged]:
     """Each of `RANKINGS` that is to be had, judged on ``pairs``."""
-    questions = Questions(dense, vanilla, _by_words(library, pairs), words_weight)
     document_of = {passage.rowid: passage.document_id for passage in library.passages()}
     return {
         name: judged(labels, pairs, document_of)

@@ -18,18 +18,21 @@ from daemon.answering.generators import USUAL
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
 from daemon.evaluation.rankings import (
-    DEPTH,
     FEWEST_TO_WEIGH,
+    Questions,
     exact,
+    found_by,
     held_out,
     judged_rankings,
-    weigh_words,
+    weigh,
 )
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.index import load_index
+from daemon.library.search import Ranked, RankingWeights
 from daemon.library.store import Library, LibraryCounts
+from daemon.library.titles import Titles
 from daemon.personal.serving import load_serving, open_retriever
 from daemon.personal.store import embedded_by
 
@@ -60,7 +63,23 @@ class Evaluation:
     over_vanilla: dict[str, dict[str, Interval]]
     model_digest: bytes
     seconds: float
-    words_weight: float  # as in `OpenVersion`
+    weights: RankingWeights  # as in `OpenVersion`
+    weighed_by: int
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Passages for a question, best first, and with which weights (as in `OpenVersion`).
+
+    ``words``: those of the question that each passage has, ``title_words``: that its title
+    has; empty where no explanation was wanted.
+    """
+
+    passages: list[Ranked]
+    words: list[list[str]]
+    title_words: list[list[str]]
+    model_digest: bytes
+    weights: RankingWeights
     weighed_by: int
 
 
@@ -77,10 +96,10 @@ def open_version(
 ) -> None:
     """Make a model version with its index the one that answers, as the generator writes it.
 
-    What words count in its answers is found on the site's pairs for validation, of which
-    `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
+    What titles and words count in its answers is found on the site's pairs for validation, of
+    which `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
-    new one is open already, with the usual weight.
+    new one is open already, with the usual weights.
     """
     global _open
     retriever = _retriever(spec)
@@ -90,12 +109,13 @@ def open_version(
     # Last, all of it or nothing: the encoder is shared with the version before,
     # its parameters are what changes.
     try:
+        titles = Titles(library.titles())
         load_serving(spec, retriever, versions, model_digest)
     except BaseException:
         library.close()
         raise
     previous = _open
-    _open = OpenVersion(retriever, index, library, model_digest, generator=generator)
+    _open = OpenVersion(retriever, index, library, titles, model_digest, generator=generator)
     if previous is not None:
         previous.library.close()
     _open = _weighed(_open)
@@ -104,6 +124,23 @@ def open_version(
 def ask(question: str, top_k: int) -> Answered:
     """Answer a question from the open version; raises QuestionRefusedError, NotOpenError."""
     return _opened().answer(question, top_k)
+
+
+def search(question: str, top_k: int, explain: bool) -> Searched:
+    """Find passages in the open version; raises QuestionRefusedError, NotOpenError."""
+    version = _opened()
+    passages = version.search(question, top_k)
+    words: list[list[str]] = [[] for _ in passages]
+    title_words = words
+    if explain:
+        rowids = [one.passage.rowid for one in passages]
+        found = version.library.words_in(question, rowids)
+        asked = version.titles.asked(question)
+        words = [found[rowid] for rowid in rowids]
+        title_words = [version.titles.matched(asked, one.passage.title) for one in passages]
+    return Searched(
+        passages, words, title_words, version.model_digest, version.weights, version.weighed_by
+    )
 
 
 def evaluate(split: str) -> Evaluation:
@@ -124,14 +161,13 @@ def evaluate(split: str) -> Evaluation:
     split, pairs = held_out(version.library, split)
     queries = [pair.query for pair in pairs]
     frozen = frozen_queries(version.library, version.retriever.encoder, queries)
-    nearest, _ = version.index.search(_query_vectors(version, queries, frozen), DEPTH)
+    embedded = _query_vectors(version, queries, frozen)
+    found = found_by(version.library, version.index, version.titles, pairs, embedded)
     labels, vectors = version.library.features(version.retriever.encoder.digest)
     vanilla = None
     if len(labels) == version.library.counts().passages:
         vanilla = exact(frozen, labels, vectors)
-    judged = judged_rankings(
-        version.library, pairs, nearest.tolist(), vanilla, version.words_weight
-    )
+    judged = judged_rankings(version.library, pairs, Questions(found, vanilla, version.weights))
     before = judged.get("vanilla")
     return Evaluation(
         split=split,
@@ -144,7 +180,7 @@ def evaluate(split: str) -> Evaluation:
         },
         model_digest=version.model_digest,
         seconds=time.monotonic() - started,
-        words_weight=version.words_weight,
+        weights=version.weights,
         weighed_by=version.weighed_by,
     )
 
@@ -160,7 +196,7 @@ def counts(library_path: Path) -> LibraryCounts:
 def _weighed(version: OpenVersion) -> OpenVersion:
     try:
         _, pairs = held_out(version.library, "valid", most=_WEIGHED_BY)
-    except EvaluationError:  # there are none: the usual weight stays
+    except EvaluationError:  # there are none: the usual weights stay
         return version
     if len(pairs) < FEWEST_TO_WEIGH:
         return version
@@ -168,9 +204,10 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     retriever = version.retriever
     encoder = retriever.encoder if retriever.uses_features else None
     frozen = frozen_queries(version.library, encoder, queries) if encoder else None
-    nearest, _ = version.index.search(retriever.embed_queries(queries, frozen), DEPTH)
-    weight = weigh_words(version.library, pairs, nearest.tolist())
-    return replace(version, words_weight=weight, weighed_by=len(pairs))
+    vectors = retriever.embed_queries(queries, frozen)
+    found = found_by(version.library, version.index, version.titles, pairs, vectors)
+    weights = weigh(version.library, pairs, found.met)
+    return replace(version, weights=weights, weighed_by=len(pairs))
 
 
 def _opened() -> OpenVersion:

@@ -1,15 +1,17 @@
 """The dense index: nearest passages by cosine, in a graph on disk (hnswlib's only home).
 
-An index is a folder of two files, ``index.hnsw`` and ``index.json``; the second
-says what the first must be. hnswlib's loader trusts its input (with a wrong
-dimension it reads beyond its memory), so nothing is handed to it before one
-SHA-256 over file and description matches. A folder appears complete or not at
-all: files are written beside it, synced, then renamed.
+An index is a folder of three files: ``index.hnsw``, the same vectors as an array
+(``vectors.npy``), and ``index.json``, which says what these two must be. hnswlib's loader
+trusts its input (with a wrong dimension it reads beyond its memory), so nothing is handed
+to it before one SHA-256 over files and description matches. A folder appears complete or
+not at all: files are written beside it, synced, then renamed.
+
+The array is there for exact cosines of chosen passages: the graph gives a vector back in
+some 20 microseconds, the array, of which only what is read comes into memory, in one.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Collection, Sequence
@@ -30,7 +32,7 @@ _M = 16  # links of a passage in each layer of the graph
 _EF_CONSTRUCTION = 256  # candidates looked at while linking a passage
 _EF_SEARCH = 128  # candidates looked at while searching, at least: more find more, slower
 _SEED = 20
-_GRAPH, _DESCRIPTION = "index.hnsw", "index.json"
+_GRAPH, _VECTORS, _DESCRIPTION = "index.hnsw", "vectors.npy", "index.json"
 _MAX_DESCRIPTION = 4096  # bytes
 
 
@@ -46,16 +48,18 @@ class IndexDescription:
     content_digest: str  # of the library's passages
     count: int  # passages
     dimension: int  # of a vector
-    sha256: str = ""  # of the fields above and index.hnsw; see `_seal`
+    sha256: str = ""  # of the fields above and both files; see `_seal`
 
 
 class DenseIndex:
     """Labels (passage rowids) and their unit vectors, searchable by cosine."""
 
-    def __init__(self, graph: hnswlib.Index, count: int, dimension: int) -> None:
+    def __init__(self, graph: hnswlib.Index, labels: Int64, vectors: Float32) -> None:
+        """``labels`` [n] ascending, and their unit ``vectors`` [n, d], which the graph has too."""
         self._graph = graph
-        self.count = count
-        self.dimension = dimension
+        self._labels = labels
+        self._vectors = vectors
+        self.count, self.dimension = vectors.shape
 
     def search(self, queries: Float32, k: int) -> tuple[Int64, Float32]:
         """The nearest passages of each query: labels [q, n] and cosines [q, n], best first.
@@ -78,10 +82,6 @@ class DenseIndex:
             return labels.astype(np.int64), (1.0 - distances).astype(np.float32)
         return np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32)
 
-    @functools.cached_property
-    def _labels(self) -> Int64:
-        return np.sort(np.array(self._graph.get_ids_list(), dtype=np.int64))
-
     def labels(self) -> Int64:
         """The labels of all passages [count], ascending."""
         return self._labels
@@ -96,9 +96,7 @@ class DenseIndex:
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""
-        if not len(labels):
-            return np.zeros((0, self.dimension), dtype=np.float32)
-        return np.asarray(self._graph.get_items(labels), dtype=np.float32)
+        return np.asarray(self._vectors[np.searchsorted(self._labels, labels)])
 
     def save(self, root: Path, model_digest: bytes, content_digest: bytes) -> Path:
         """Write the index under ``root`` atomically; the folder it is in.
@@ -119,12 +117,13 @@ class DenseIndex:
         temporary.mkdir()
         graph = temporary / _GRAPH
         self._graph.save_index(str(graph))
+        np.save(temporary / _VECTORS, self._vectors, allow_pickle=False)
         description = IndexDescription(
             model_digest.hex(), content_digest.hex(), self.count, self.dimension
         )
-        description = replace(description, sha256=_seal(description, graph))
+        description = replace(description, sha256=_seal(description, temporary))
         (temporary / _DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
-        for path in (graph, temporary / _DESCRIPTION, temporary):
+        for path in (graph, temporary / _VECTORS, temporary / _DESCRIPTION, temporary):
             fsync(path)
         temporary.rename(final)
         fsync(root)
@@ -148,7 +147,10 @@ def build_index(labels: Int64, vectors: Float32, *, threads: int = 1) -> DenseIn
     )
     if count:
         graph.add_items(vectors, labels, num_threads=threads)
-    return DenseIndex(graph, count, dimension)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    order = np.argsort(labels)
+    unit = (vectors / np.where(lengths > 0.0, lengths, 1.0))[order].astype("<f4")
+    return DenseIndex(graph, labels[order], unit.reshape(count, dimension))
 
 
 def index_path(root: Path, model_digest: bytes, content_digest: bytes) -> Path:
@@ -166,21 +168,23 @@ def load_index(path: Path, model_digest: bytes, content_digest: bytes | None = N
         raise IndexDamaged(f"index {path} is of another model version: build it again")
     if content_digest is not None and described.content_digest != content_digest.hex():
         raise IndexDamaged(f"index {path} is of other passages: build it again")
-    graph_path = path / _GRAPH
     try:
-        seal = _seal(described, graph_path)
+        seal = _seal(described, path)
     except OSError as error:
         raise IndexDamaged(f"index {path} can't be read ({error}): build it again") from error
     if seal != described.sha256:
         raise IndexDamaged(f"index {path} is damaged (its SHA-256 differs): build it again")
     graph = _new_graph(described.dimension)
     try:
-        graph.load_index(str(graph_path), max_elements=max(1, described.count))
+        graph.load_index(str(path / _GRAPH), max_elements=max(1, described.count))
     except RuntimeError as error:
         raise IndexDamaged(f"index {path} can't be loaded ({error}): build it again") from error
     if graph.get_current_count() != described.count:
         raise IndexDamaged(f"index {path} holds another number of passages: build it again")
-    return DenseIndex(graph, described.count, described.dimension)
+    labels = np.sort(np.array(graph.get_ids_list(), dtype=np.int64))
+    # Sealed, so it is what was saved. It may be removed while it is read: it stays mapped.
+    vectors = np.load(path / _VECTORS, mmap_mode="r", allow_pickle=False)
+    return DenseIndex(graph, labels, vectors)
 
 
 def remove_other_indexes(root: Path, keep: Collection[Path]) -> None:
@@ -218,12 +222,12 @@ def _read_description(path: Path) -> IndexDescription:
     return described
 
 
-def _seal(described: IndexDescription, graph: Path) -> str:
-    """SHA-256 over what the description says and the graph's file."""
-    fields = (described.model_digest, described.content_digest)
-    numbers = (described.count, described.dimension)
-    with graph.open("rb") as file:
-        digest = hashlib.file_digest(
-            file, lambda: hashlib.sha256(json.dumps([*fields, *numbers]).encode() + b"\0")
-        )
-    return digest.hexdigest()
+def _seal(described: IndexDescription, folder: Path) -> str:
+    """SHA-256 over what the description says and those of both files."""
+    fields = [described.model_digest, described.content_digest]
+    numbers = [described.count, described.dimension]
+    files = []
+    for name in (_GRAPH, _VECTORS):
+        with (folder / name).open("rb") as file:
+            files.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256(json.dumps([*fields, *numbers, *files]).encode()).hexdigest()

@@ -1,4 +1,10 @@
-"""Search: two rankings, by meaning and by words, fused to one."""
+"""Search: two rankings, by meaning and by words, fused to one; titles count in the first.
+
+A question that names a company or a year means a document, and no embedding of a passage
+says well whose it is. So a passage's cosine is raised by what its document's title says of
+the question (`daemon.library.titles`), and passages under the titles that say most are
+looked at as well, though they may be far from the nearest.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +13,56 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crypto.arrays import Float32
+from crypto.arrays import Float32, Int64
 from daemon.library.index import DenseIndex
 from daemon.library.store import Library, Passage
+from daemon.library.titles import Titles
 
-_DEPTH = 50  # passages of each ranking that take part in the fusion, at least
+FUSION_DEPTH = 50  # passages of each ranking that take part in the fusion, at least
 _FUSION_K = 60  # of reciprocal rank fusion; its authors found results flat around it
+# Passages that are looked at for their titles. More of them cost a millisecond a thousand;
+# with fewer a long document that a question names is not seen whole.
+_BY_TITLE = 2000
 
-# What the ranking by words counts, beside that by meaning: chosen on a site's own pairs
-# (`daemon.evaluation.rankings.weigh_words`), of these. The usual one is where there are none
-# to choose by; on seven institutions it is good before training and after it
-# (docs/decisions/0019).
+# What the ranking by words counts, beside that by meaning, and what a title that has all of
+# a question's words adds to a cosine: chosen on a site's own pairs
+# (`daemon.evaluation.rankings.weigh`), of these. The usual ones are where there are none to
+# choose by (docs/decisions/0019 and 0029).
 WORDS_WEIGHTS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.0)
+TITLE_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3)
 USUAL_WORDS_WEIGHT = 0.1
+USUAL_TITLE_WEIGHT = 0.2
+
+
+@dataclass(frozen=True)
+class RankingWeights:
+    """``words``: what a rank by words counts, one by meaning counting 1.
+
+    ``title``: what a title with all of the question's words adds to a cosine.
+    """
+
+    words: float = USUAL_WORDS_WEIGHT
+    title: float = USUAL_TITLE_WEIGHT
+
+
+USUAL_WEIGHTS = RankingWeights()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a passage came to its score, which is the sum of both parts.
+
+    Places count from 1; 0: not in that ranking. The place by meaning is that of
+    ``cosine`` plus the title's weight times ``title_share``.
+    """
+
+    meaning_place: int
+    cosine: float  # NaN for a passage that came after the index was made
+    title_share: float  # 0 .. 1; see `daemon.library.titles`
+    words_place: int
+    bm25: float  # NaN without a place by words
+    meaning_part: float
+    words_part: float
 
 
 @dataclass(frozen=True)
@@ -28,35 +71,126 @@ class Ranked:
 
     passage: Passage
     score: float
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Passages that may answer a question, before anything is weighed.
+
+    ``nearest``: labels by the index, best first. ``labels`` [n], ascending: those and what
+    titles brought, with their exact ``cosines`` [n] and their titles' ``shares`` [n].
+    ``words``: (label, BM25), best first; ``indexed``: which of these the index holds.
+    """
+
+    nearest: list[int]
+    labels: Int64
+    cosines: Float32
+    shares: Float32
+    words: list[tuple[int, float]]
+    indexed: list[bool]
+
+    def by_meaning(self, title_weight: float) -> list[int]:
+        """As many labels as are ``nearest``, best first, with titles counting so much.
+
+        Where they count nothing, or none says anything, these are the nearest.
+        """
+        if title_weight == 0.0 or not self.shares.any():
+            return self.nearest
+        scores = self.cosines + np.float32(title_weight) * self.shares
+        best = np.lexsort((self.labels, -scores))[: len(self.nearest)]
+        ranked: list[int] = self.labels[best].tolist()
+        return ranked
+
+    def fused(self, weights: RankingWeights) -> list[tuple[int, float]]:
+        """Labels with their scores, best first; see `search`."""
+        rowids = [rowid for rowid, _ in self.words]
+        new = [None if held else rowid for rowid, held in zip(rowids, self.indexed, strict=True)]
+        return reciprocal_rank_fusion(
+            [self.by_meaning(weights.title), rowids, new], (1.0, weights.words, 1.0 - weights.words)
+        )
+
+    def explained(self, labels: Sequence[int], weights: RankingWeights) -> list[Explanation]:
+        """How each of these labels came to its score."""
+        meaning = _places(self.by_meaning(weights.title))
+        words = _places([rowid for rowid, _ in self.words])
+        return [
+            self._explained(label, meaning.get(label, 0), words.get(label, 0), weights)
+            for label in labels
+        ]
+
+    def _explained(
+        self, label: int, meaning: int, words: int, weights: RankingWeights
+    ) -> Explanation:
+        counts = weights.words if words and self.indexed[words - 1] else 1.0
+        at = int(np.searchsorted(self.labels, label))
+        here = at < len(self.labels) and self.labels[at] == label
+        return Explanation(
+            meaning_place=meaning,
+            cosine=float(self.cosines[at]) if here else float("nan"),
+            title_share=float(self.shares[at]) if here else 0.0,
+            words_place=words,
+            bm25=self.words[words - 1][1] if words else float("nan"),
+            meaning_part=1.0 / (_FUSION_K + meaning) if meaning else 0.0,
+            words_part=counts / (_FUSION_K + words) if words else 0.0,
+        )
 
 
 def search(
     library: Library,
     index: DenseIndex,
+    titles: Titles,
     question: str,
     vector: Float32,
     top_k: int,
-    words_weight: float = USUAL_WORDS_WEIGHT,
+    weights: RankingWeights = USUAL_WEIGHTS,
 ) -> list[Ranked]:
     """The ``top_k`` best passages for a question, best first.
 
-    ``vector`` [d] is the question as the index's model version embeds it.
-    ``words_weight``: what a rank by words counts, that by meaning counting 1; where a
-    passage came after the index was made its words are all that finds it, and count 1 too.
+    ``vector`` [d] is the question as the index's model version embeds it. Where a passage
+    came after the index was made its words are all that finds it, and count in full.
+    ``titles``: of the passages that the index holds, or of more.
     """
-    depth = max(_DEPTH, top_k)
-    by_meaning, _ = index.search(vector[np.newaxis], depth)
-    by_words = library.bm25(question, depth)
-    rowids = [rowid for rowid, _ in by_words]
-    indexed = index.holds(rowids)
-    new = [None if there else rowid for rowid, there in zip(rowids, indexed, strict=True)]
-    fused = reciprocal_rank_fusion(
-        [by_meaning[0].tolist(), rowids, new], (1.0, words_weight, 1.0 - words_weight)
-    )
+    depth = max(FUSION_DEPTH, top_k)
+    nearest, _ = index.search(vector[np.newaxis], depth)
+    words = library.bm25(question, depth)
+    found = candidates(index, titles, question, vector, nearest[0].tolist(), words)
+    fused = found.fused(weights)
     # A passage of the index whose document has changed since is gone: passed over.
     passages = library.passages_by_rowid([rowid for rowid, _ in fused])
-    ranked = [Ranked(passages[rowid], score) for rowid, score in fused if rowid in passages]
-    return ranked[:top_k]
+    there = [(rowid, score) for rowid, score in fused if rowid in passages][:top_k]
+    explained = found.explained([rowid for rowid, _ in there], weights)
+    return [
+        Ranked(passages[rowid], score, explanation)
+        for (rowid, score), explanation in zip(there, explained, strict=True)
+    ]
+
+
+def candidates(
+    index: DenseIndex,
+    titles: Titles,
+    question: str,
+    vector: Float32,
+    nearest: list[int],
+    words: list[tuple[int, float]],
+) -> Candidates:
+    """What both rankings of a question have found, and what titles bring to the first.
+
+    ``vector`` [d]: the question; ``nearest``: labels by the index, ``words``: labels with
+    BM25, both best first.
+    """
+    indexed = index.holds([rowid for rowid, _ in words])
+    shares = titles.shares(titles.asked(question))
+    by_title = titles.best(shares, _BY_TITLE)
+    held = np.array(index.holds(by_title.tolist()), dtype=bool)
+    labels = np.union1d(np.array(nearest, np.int64), by_title[held])
+    # An empty index knows of no dimension.
+    cosines = index.vectors(labels) @ vector if len(labels) else np.zeros(0, np.float32)
+    return Candidates(nearest, labels, cosines, titles.shares_of(labels, shares), words, indexed)
+
+
+def _places(ranking: Sequence[int]) -> dict[int, int]:
+    return {label: place for place, label in enumerate(ranking, start=1)}
 
 
 def reciprocal_rank_fusion(

@@ -516,6 +516,19 @@ class Library:
         )
         return [(int(rowid), float(score)) for rowid, score in rows]
 
+    def words_in(self, query: str, rowids: Sequence[int]) -> dict[int, list[str]]:
+        """The query's words that `bm25` finds in each of these passages, in the query's order."""
+        found: dict[int, list[str]] = {rowid: [] for rowid in rowids}
+        for term in _terms(query):
+            rows = self._rows(
+                "SELECT rowid FROM passage_words WHERE passage_words MATCH ?"
+                " AND rowid IN (SELECT value FROM json_each(?))",
+                (f'"{term}"', json.dumps(list(rowids))),
+            )
+            for (rowid,) in rows:
+                found[rowid].append(term)
+        return found
+
     # ---- the whole -------------------------------------------------------------------
 
     def counts(self) -> LibraryCounts:
@@ -530,6 +543,15 @@ class Library:
             *((usable, (split,)) for split in ("train", "valid", "test")),
         ]
         return LibraryCounts(*(self._rows(query, values)[0][0] for query, values in queries))
+
+    def titles(self) -> list[tuple[int, str, str]]:
+        """Label, document id and title of all passages, by label."""
+        return [
+            (rowid, name, title)
+            for rowid, name, title in self._rows(
+                "SELECT rowid, document_id, title FROM passage ORDER BY rowid", ()
+            )
+        ]
 
     def rowids(self) -> list[int]:
         """The labels of all passages, ascending."""
@@ -568,8 +590,12 @@ def words_query(text: str) -> str:
     Each word becomes a quoted string, in which FTS5 knows no operators: a
     question can't be read as a query language.
     """
+    return " OR ".join(f'"{term}"' for term in _terms(text))
+
+
+def _terms(text: str) -> list[str]:
     terms = dict.fromkeys(match.group().lower() for match in _TERM.finditer(text))
-    return " OR ".join(f'"{term}"' for term in list(terms)[:_MAX_QUERY_TERMS])
+    return list(terms)[:_MAX_QUERY_TERMS]
 
 
 def _content(embedded: str) -> bytes:

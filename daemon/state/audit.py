@@ -77,6 +77,7 @@ Action = Literal[
     "push",
     "reload",
     "remove",
+    "search",
     "send",
     "show-documents",
     "show-pairs",

@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,7 @@ def _scan() -> OpenVersion:
         version = jobs._opened()
         labels, features = version.library.features(version.retriever.encoder.digest)
         vectors = version.retriever.embed_passages([], features)
-        _scanning = OpenVersion(
-            version.retriever, ScanIndex(labels, vectors), version.library, version.model_digest
-        )
+        _scanning = replace(version, index=ScanIndex(labels, vectors))
     return _scanning
 
 

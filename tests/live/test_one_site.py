@@ -164,6 +164,26 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     await shown(site, "pairs", "drop", "--all")
 
 
+async def test_a_search_finds_what_an_answer_is_made_of(site: LiveSite) -> None:
+    question = "who looks after the anchor winch of elm?"
+    answered = await site.stub.Ask(control.AskRequest(question=question, top_k=4), timeout=60)
+    asked = control.SearchRequest(question=question, top_k=4, explain=True)
+    found = await site.stub.Search(asked, timeout=60)
+    assert [p.passage_id for p in found.passages] == [p.passage_id for p in answered.passages]
+    for passage in found.passages:
+        why = passage.explanation
+        assert passage.score == pytest.approx(why.meaning_part + why.words_part)
+    assert "winch" in found.passages[0].explanation.words
+    out = await shown(site, "search", question, "--explain", "--top-k", "1")
+    assert "meaning: place 1, cosine 0." in out
+    state = str(site.folder / "state")
+    entries = await shown(site, "audit", "show", "--state-dir", state, "--json")
+    assert '"action": "search"' in entries
+    assert question not in entries
+    code, _, err = await fedctl(site, "search", " ")
+    assert (code, "the question is blank" in err) == (2, True), err
+
+
 async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> None:
     advice = "nothing yet for the version that answers: made when a run is over, or by fedctl"
     assert advice in await shown(site, "learning")

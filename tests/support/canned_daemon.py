@@ -198,6 +198,38 @@ class CannedDaemon(ControlServicer):
         )
         return control.AskReply(answer="Locks leak. [1]", citations=[cited], passages=[cited])
 
+    def Search(self, request: Any, context: Any) -> control.SearchReply:
+        self._hear(request, context)
+        found = control.FoundPassage(
+            document_id="d1",
+            passage_id="d1#0",
+            title="Locks\x1b[31m",
+            text="Locks leak.",
+            score=1 / 62 + 0.1 / 61,
+        )
+        new = control.FoundPassage(document_id="d2", passage_id="d2#0", text="Gates.", score=1 / 62)
+        if request.explain:
+            found.explanation.CopyFrom(
+                control.RankExplanation(
+                    meaning_place=2,
+                    cosine=0.625,
+                    title_share=0.75,
+                    title_words=["locks"],
+                    words_place=1,
+                    bm25=3.5,
+                    words=["locks", "leak"],
+                    meaning_part=1 / 62,
+                    words_part=0.1 / 61,
+                )
+            )
+            nan = float("nan")
+            new.explanation.CopyFrom(
+                control.RankExplanation(cosine=nan, words_place=2, bm25=1.5, words_part=1 / 62)
+            )
+        return control.SearchReply(
+            passages=[found, new], words_weight=0.1, title_weight=0.2, weighed_by=40
+        )
+
     def Evaluate(self, request: Any, context: Any) -> Iterator[control.EvaluateProgress]:
         self._hear(request, context)
         context.add_callback(self.left.set)

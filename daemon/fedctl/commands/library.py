@@ -1,9 +1,9 @@
-"""fedctl ingest and ask: what goes into the site's library, and what is answered from it."""
+"""fedctl ingest, ask and search: what goes into the site's library, and what comes out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
     from daemon.library.readers.documents import Document, FileProblem, Pair, Span
     from proto import control_pb2
-    from proto.control_pb2 import AskReply, IngestProgress, IngestRequest
+    from proto.control_pb2 import (
+        AskReply,
+        FoundPassage,
+        IngestProgress,
+        IngestRequest,
+        SearchReply,
+    )
     from proto.control_pb2_grpc import ControlAsyncStub
 
 topic = typer.Typer()
@@ -356,11 +362,86 @@ def show_answer(console: Console, reply: AskReply) -> None:
         where = visible(f"{title} ({citation.passage_id})").replace("\n", " ")
         line = f"[{citation.number}] {where}: {citation.text}"
         console.print(plain_text(line), soft_wrap=True)
-    passages = len(reply.passages)
+    _show_retrieved(console, reply)
+
+
+def _show_retrieved(console: Console, reply: AskReply | SearchReply) -> None:
     console.print(
         plain_text(
-            f"\n{passages} passages retrieved in {duration(reply.seconds)}, "
+            f"\n{len(reply.passages)} passages retrieved in {duration(reply.seconds)}, "
             f"model version {short(reply.model_digest.hex())}"
         ),
         style="dim",
     )
+
+
+@topic.command("search")
+@command
+def search(
+    session: Session,
+    question: Annotated[str, typer.Argument(help="In quotes.")],
+    top_k: Annotated[
+        int, of_field("SearchRequest", "top_k", help="Passages to retrieve; 0: as configured.")
+    ] = 0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say how each passage came to its place.")
+    ] = False,
+) -> None:
+    """Find passages for a question in this site's documents, without an answer.
+
+    They are ranked as those that answers are made of. --explain shows each one's place by
+    meaning (cosine, and the share of the question that its title has) and by words (BM25),
+    what both add to its score, and the words that matched.
+    """
+    reply = run(_search(session, question, top_k, explain))
+    session.result(
+        {"question": question, **as_plain(reply)}, lambda console: _show_found(console, reply)
+    )
+
+
+async def _search(session: Session, question: str, top_k: int, explain: bool) -> SearchReply:
+    from proto.control_pb2 import SearchRequest
+
+    request = SearchRequest(question=question, top_k=top_k, explain=explain)
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.Search(request, timeout=ASK_WITHIN_S)
+
+
+def _show_found(console: Console, reply: SearchReply) -> None:
+    for number, passage in enumerate(reply.passages, start=1):
+        title = visible(passage.title or passage.document_id).replace("\n", " ")
+        head = f"{number}. {title} ({visible(passage.document_id)})"
+        console.print(plain_text(head), style="bold", soft_wrap=True)
+        if passage.HasField("explanation"):
+            for line in _explained(passage):
+                console.print(plain_text(line), style="dim", soft_wrap=True)
+        console.print(plain_text(f"{passage.text}\n"), soft_wrap=True)
+    if not reply.passages:
+        console.print("No passage here has to do with that.")
+    how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
+    console.print(
+        f"A rank by words counts {reply.words_weight:g} of one by meaning and a title adds up to "
+        f"{reply.title_weight:g} to a cosine ({how})."
+    )
+    _show_retrieved(console, reply)
+
+
+def _explained(passage: FoundPassage) -> Iterator[str]:
+    """Lines that say how a passage came to its score."""
+    why = passage.explanation
+    yield f"score {passage.score:.5f} = {why.meaning_part:.5f} meaning + {why.words_part:.5f} words"
+    titled = f", title {why.title_share:.2f}" + _quoted(why.title_words)
+    if why.cosine != why.cosine:  # NaN: it came after the index was made
+        yield "meaning: not in the index yet"
+    else:
+        yield f"meaning: {_in_place(why.meaning_place)}, cosine {why.cosine:.3f}{titled}"
+    bm25 = f", BM25 {why.bm25:.2f}" if why.words_place else ""
+    yield f"words: {_in_place(why.words_place)}{bm25}{_quoted(why.words)}"
+
+
+def _in_place(place: int) -> str:
+    return f"place {place}" if place else "not among the first"
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""

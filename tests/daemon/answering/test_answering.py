@@ -16,7 +16,7 @@ import pytest
 from daemon.answering.answering import Answered, QuestionRefusedError
 from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator
 from daemon.answering.generator import GeneratedAnswer
-from daemon.evaluation.rankings import exact, held_out, weigh_words
+from daemon.evaluation.rankings import exact, held_out, weigh
 from daemon.evaluation.rankings import judged as judged_ranking
 from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
@@ -24,7 +24,7 @@ from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.index import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.search import USUAL_WORDS_WEIGHT, Ranked
+from daemon.library.search import USUAL_WEIGHTS, Candidates, Ranked
 from daemon.library.store import Library, LibraryCounts, LibraryError, Passage
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
@@ -204,6 +204,25 @@ def test_each_mark_has_its_citation_and_each_citation_its_passage(opened: Site) 
     assert all(citation.text in texts[citation.passage_id] for citation in answered.citations)
 
 
+def test_passages_are_found_without_an_answer(opened: Site) -> None:
+    question = "Which oil burns in Lamps?"
+    searched = answering.search(question, 3, explain=True)
+    answered = answering.ask(question, 3)
+    assert [(r.passage.id, r.score) for r in searched.passages] == [
+        (one.passage_id, one.score) for one in answered.passages
+    ]
+    at = [r.passage.document_id for r in searched.passages].index("lamp")
+    assert searched.words[at] == ["oil", "burns", "in", "lamps"], "lamps are found by lamp"
+    assert searched.title_words[at] == ["lamps"]
+    assert searched.title_words[1 - at] == []
+    assert (searched.model_digest, searched.weights) == (opened.digest, USUAL_WEIGHTS)
+    plain = answering.search(question, 3, explain=False)
+    assert [r.passage for r in plain.passages] == [r.passage for r in searched.passages]
+    assert plain.words == plain.title_words == [[], [], []]
+    with pytest.raises(QuestionRefusedError, match="blank"):
+        answering.search(" ", 3, explain=False)
+
+
 def test_before_a_version_is_open_a_question_is_refused(site: Site) -> None:
     with pytest.raises(answering.NotOpenError, match="ingest documents"):
         answering.ask("Which rope?", 3)
@@ -355,11 +374,18 @@ def test_where_there_is_no_test_split_the_validation_pairs_are_asked(opened: Sit
         answering.evaluate("")
 
 
+def met(library: Library, pairs: list[Pair], nearest: list[list[int]]) -> list[Candidates]:
+    """What questions meet where these are the nearest, and titles say nothing."""
+    none = np.zeros(0, dtype=np.float32)
+    by_words = [library.bm25(pair.query, 50) for pair in pairs]
+    return [
+        Candidates(near, none.astype(np.int64), none, none, words, [True] * len(words))
+        for near, words in zip(nearest, by_words, strict=True)
+    ]
+
+
 def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
-    assert (answering._opened().words_weight, answering._opened().weighed_by) == (
-        USUAL_WORDS_WEIGHT,
-        0,
-    )
+    assert (answering._opened().weights, answering._opened().weighed_by) == (USUAL_WEIGHTS, 0)
     many = [Pair(f"{word}?", (name,), "valid") for name in TEXTS for word in WORDS[::5]]
     opened.ingest([], many[:19])
     opened.open()
@@ -368,7 +394,7 @@ def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
     opened.open()
     version, judged = answering._opened(), answering.evaluate("valid")
     assert version.weighed_by == judged.weighed_by == len(many)
-    assert judged.words_weight == version.words_weight
+    assert judged.weights == version.weights
     # Nothing is among the weights, so to fuse was no worse than not to.
     assert judged.figures["fused"]["mrr@10"].mean >= judged.dense.mrr_at_10
     with Library.open(opened.library, read_only=True) as library:
@@ -378,13 +404,18 @@ def test_words_count_as_the_validation_pairs_say(opened: Site) -> None:
         ]
         right = [[of[pair.positives[0]]] for pair in asked]
         wrong = [[label for label in of.values() if label != found] for (found,) in right]
-        assert weigh_words(library, asked, wrong) == 1.0, "words find all that meaning misses"
-        assert weigh_words(library, asked, right) == USUAL_WORDS_WEIGHT, "all weights do as well"
+        assert weigh(library, asked, met(library, asked, wrong)).words == 1.0, (
+            "words find all that meaning misses"
+        )
+        assert weigh(library, asked, met(library, asked, right)) == USUAL_WEIGHTS, (
+            "all weights do as well"
+        )
         others = [
             replace(pair, positives=(d,)) for pair, d in zip(asked, [*TEXTS][1:] * 8, strict=False)
         ]
         seen = [[of[pair.positives[0]], *of.values()] for pair in others]
-        assert weigh_words(library, others, seen) <= USUAL_WORDS_WEIGHT
+        chosen = weigh(library, others, met(library, others, seen))
+        assert chosen.words <= USUAL_WEIGHTS.words
 
 
 def test_an_encoder_that_has_not_read_every_passage_is_not_compared(opened: Site) -> None:

@@ -48,6 +48,7 @@ ANSWERED = [
     (["rounds"], "rounds"),
     (["rounds", "show", "2"], "round"),
     (["ask", "Why do locks leak?"], "answer"),
+    (["search", "Why do locks leak?", "--explain"], "passages"),
     (["eval"], "mrr_at_10"),
     (["eval", "--split", "valid"], "mrr_at_10"),
     (["eval", "--history"], "points"),
@@ -95,8 +96,9 @@ def test_without_a_daemon(fedctl: Fedctl, path: Path, words: list[str]) -> None:
 
 def test_every_command_takes_the_same_options(fedctl: Fedctl) -> None:
     for words in ("ca init", "ca sign", "site init", "site install", "site show", "manifest sign",
-                  "manifest show", "ingest", "train", "ask", "eval", "status", "peers", "rounds",
-                  "rounds show", "demo", "pairs", "pairs build", "pairs drop"):  # fmt: skip
+                  "manifest show", "ingest", "train", "ask", "search", "eval", "status", "peers",
+                  "rounds", "rounds show", "demo", "pairs", "pairs build",
+                  "pairs drop"):  # fmt: skip
         shown = fedctl(*words.split(), "--help")
         assert shown.code == 0
         for option in ("--json", "--socket", "--config"):

@@ -87,6 +87,21 @@ def test_saved_and_loaded_it_answers_the_same(saved: Path) -> None:
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
+def test_chosen_vectors_come_as_they_were_put_in(saved: Path) -> None:
+    order = np.random.default_rng(1).permutation(50)
+    drawn = build_index(labelled(50)[order], unit_vectors(50)[order])
+    chosen = labelled(50)[[31, 4, 4]]
+    for index in (drawn, load_index(saved, MODEL, CONTENT)):
+        assert np.allclose(index.vectors(chosen), unit_vectors(50)[[31, 4, 4]], atol=1e-6)
+        assert index.vectors(chosen[:0]).shape == (0, 24)
+
+
+def test_vectors_of_any_length_are_kept_as_unit_vectors() -> None:
+    vectors = unit_vectors(3) * np.array([[2.0], [0.5], [0.0]], dtype=np.float32)
+    kept = build_index(labelled(3), vectors).vectors(labelled(3))
+    assert np.allclose(np.linalg.norm(kept, axis=1), [1.0, 1.0, 0.0], atol=1e-6)
+
+
 def test_vectors_that_are_no_numbers_are_refused() -> None:
     vectors = unit_vectors(3)
     vectors[1, 1] = np.nan
@@ -112,11 +127,11 @@ def test_a_missing_index_is_said_to_be_missing(tmp_path: Path) -> None:
         load_index(index_path(tmp_path, MODEL, CONTENT), MODEL, CONTENT)
 
 
-def test_a_flipped_bit_is_found_before_the_loader_sees_it(saved: Path) -> None:
-    graph = saved / "index.hnsw"
-    raw = bytearray(graph.read_bytes())
+@pytest.mark.parametrize("name", ["index.hnsw", "vectors.npy"])
+def test_a_flipped_bit_is_found_before_the_loader_sees_it(saved: Path, name: str) -> None:
+    raw = bytearray((saved / name).read_bytes())
     raw[40] ^= 1
-    graph.write_bytes(raw)
+    (saved / name).write_bytes(raw)
     with pytest.raises(IndexDamaged, match="SHA-256 differs"):
         load_index(saved, MODEL, CONTENT)
 
@@ -128,8 +143,10 @@ def test_a_truncated_graph_is_refused(saved: Path) -> None:
         load_index(saved, MODEL, CONTENT)
 
 
-def test_a_missing_graph_is_refused(saved: Path) -> None:
-    (saved / "index.hnsw").unlink()
+@pytest.mark.parametrize("name", ["index.hnsw", "vectors.npy"])
+def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
+    """An index of an older fedd has no array of its vectors: it is built again."""
+    (saved / name).unlink()
     with pytest.raises(IndexDamaged, match="can't be read"):
         load_index(saved, MODEL, CONTENT)
 

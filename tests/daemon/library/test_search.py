@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,17 @@ from numpy.typing import NDArray
 from daemon.library.index import DenseIndex, build_index
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
-from daemon.library.search import USUAL_WORDS_WEIGHT, Ranked, reciprocal_rank_fusion, search
+from daemon.library.search import (
+    FUSION_DEPTH,
+    USUAL_WEIGHTS,
+    USUAL_WORDS_WEIGHT,
+    Ranked,
+    RankingWeights,
+    reciprocal_rank_fusion,
+    search,
+)
 from daemon.library.store import Library
+from daemon.library.titles import Titles
 
 TEXTS = {
     "rope": "Hemp rope is tarred against rot.",
@@ -47,10 +57,10 @@ def found(
     top_k: int,
     vector_of: str = "",
     *,
-    words_weight: float = USUAL_WORDS_WEIGHT,
+    weights: RankingWeights = USUAL_WEIGHTS,
 ) -> list[Ranked]:
     vector = bag_of_words([vector_of or question])[0]
-    return search(library, index, question, vector, top_k, words_weight)
+    return search(library, index, Titles(library.titles()), question, vector, top_k, weights)
 
 
 @pytest.fixture
@@ -90,7 +100,9 @@ def test_words_decide_as_far_as_they_count(library: Library) -> None:
     index = indexed(library)
     asked = ("tarred rope", 4, TEXTS["sail"])  # by words the rope, by meaning the sail
     first = {
-        weight: found(library, index, *asked, words_weight=weight)[0].passage.document_id
+        weight: found(library, index, *asked, weights=RankingWeights(words=weight))[
+            0
+        ].passage.document_id
         for weight in (0.0, 1.0)
     }
     assert first == {0.0: "sail", 1.0: "rope"}
@@ -108,7 +120,9 @@ def test_words_count_in_full_for_what_the_index_has_not_seen(library: Library) -
     index = indexed(library)
     splitter = SentenceSplitter(lambda t: len(t.split()), 50)
     library.put_documents([Document("keel", "", "Oak makes a straight keel.")], splitter=splitter)
-    ranked = found(library, index, "straight keel", 6, "tarred rope", words_weight=0.0)
+    ranked = found(
+        library, index, "straight keel", 6, "tarred rope", weights=RankingWeights(words=0.0)
+    )
     assert [r.passage.document_id for r in ranked][:2] in (["keel", "rope"], ["rope", "keel"])
 
 
@@ -142,6 +156,98 @@ def test_a_passage_that_went_after_the_index_was_built_is_passed_over(library: L
     ranked = found(library, index, "Which rope is tarred?", 4)
     assert [r.passage.document_id for r in ranked if r.passage.document_id == "rope"] == []
     assert len(ranked) == 3
+
+
+# ---- titles ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filings(tmp_path: Path) -> Iterator[Library]:
+    """Ninety documents that say nearly the same, each of another yard and year."""
+    with Library.open(tmp_path / "filings.sqlite3") as opened:
+        documents = [
+            Document(f"{yard}{year}", f"{yard.upper()}_{year}_10K", f"Rope was tarred, {n} times.")
+            for n, (yard, year) in enumerate(
+                (yard, year) for yard in ("alder", "birch", "cedar") for year in range(1990, 2020)
+            )
+        ]
+        opened.put_documents(documents, splitter=SentenceSplitter(lambda t: len(t.split()), 50))
+        yield opened
+
+
+ASKED = "How often was rope tarred at Cedar in FY2004?"
+
+
+def test_a_title_brings_what_is_far_from_the_nearest(filings: Library) -> None:
+    index, far = indexed(filings), "The bilge pump."
+    [of] = [p.rowid for p in filings.passages() if p.document_id == "cedar2004"]
+    nearest = index.search(bag_of_words([far]), FUSION_DEPTH)[0][0].tolist()
+    assert of not in nearest
+    titled = RankingWeights(words=0.0, title=1.0)
+    first = found(filings, index, ASKED, 3, far, weights=titled)
+    assert first[0].passage.document_id == "cedar2004"
+    assert len({ranked.passage.rowid for ranked in first}) == 3
+
+
+def test_the_more_a_title_counts_the_more_it_decides(filings: Library) -> None:
+    index, like = indexed(filings), "ALDER_1990_10K Rope was tarred, 0 times."
+    first = {
+        title: found(filings, index, ASKED, 1, like, weights=RankingWeights(0.0, title))[0]
+        for title in (0.0, 1.0)
+    }
+    assert first[0.0].passage.document_id == "alder1990"
+    assert first[1.0].passage.document_id == "cedar2004"
+
+
+def old_ranking(library: Library, index: DenseIndex, question: str) -> list[tuple[int, float]]:
+    """Both rankings fused, as before titles counted."""
+    words = [rowid for rowid, _ in library.bm25(question, 50)]
+    nearest = index.search(bag_of_words([question]), 50)[0][0].tolist()
+    return reciprocal_rank_fusion([nearest, words, [None] * len(words)], (1.0, 0.1, 0.9))
+
+
+def test_titles_that_count_nothing_leave_the_ranking_as_it_was(filings: Library) -> None:
+    index = indexed(filings)
+    ranked = found(filings, index, ASKED, 50, weights=RankingWeights(title=0.0))
+    assert [(r.passage.rowid, r.score) for r in ranked] == old_ranking(filings, index, ASKED)[:50]
+
+
+def test_titles_that_say_nothing_leave_the_ranking_as_it_was(library: Library) -> None:
+    alike = [Document(f"rope{n}", "", TEXTS["rope"]) for n in range(60)]
+    library.put_documents(alike, splitter=SentenceSplitter(lambda t: len(t.split()), 50))
+    index, asked = indexed(library), "Which rope is tarred?"
+    ranked = found(library, index, asked, 50, weights=RankingWeights(title=0.3))
+    assert [(r.passage.rowid, r.score) for r in ranked] == old_ranking(library, index, asked)[:50]
+
+
+def test_an_explanation_adds_up_to_the_score(filings: Library) -> None:
+    index = indexed(filings)
+    splitter = SentenceSplitter(lambda t: len(t.split()), 50)
+    filings.put_documents([Document("new", "Cedar", "Rope tarred often.")], splitter=splitter)
+    weights = RankingWeights(words=0.25, title=0.2)
+    ranked = found(filings, index, ASKED, 60, weights=weights)
+    why = [r.explanation for r in ranked if r.explanation is not None]
+    assert len(why) == len(ranked)
+    for one, said in zip(ranked, why, strict=True):
+        assert one.score == pytest.approx(said.meaning_part + said.words_part, abs=1e-15)
+        place = said.meaning_place
+        assert said.meaning_part == pytest.approx(1 / (60 + place) if place else 0.0)
+    by_meaning = sorted((w for w in why if w.meaning_place), key=lambda w: w.meaning_place)
+    titled = [said.cosine + weights.title * said.title_share for said in by_meaning]
+    assert titled == pytest.approx(sorted(titled, reverse=True), abs=1e-6)
+    [new] = [w for r, w in zip(ranked, why, strict=True) if r.passage.document_id == "new"]
+    assert (math.isnan(new.cosine), new.meaning_place) == (True, 0)
+    assert new.words_part == pytest.approx(1 / (60 + new.words_place)), "words count in full"
+
+
+def test_titles_may_know_passages_that_the_index_does_not(filings: Library) -> None:
+    index = indexed(filings)
+    splitter = SentenceSplitter(lambda t: len(t.split()), 50)
+    filings.put_documents([Document("x", "Elder 2004", "A pump.")], splitter=splitter)
+    filings.delete_documents(["cedar2004"])
+    ranked = found(filings, index, "elder, cedar 2004", 99, weights=RankingWeights(title=0.3))
+    assert "cedar2004" not in {r.passage.document_id for r in ranked}
+    assert sum(r.passage.document_id == "x" for r in ranked) == 1
 
 
 def test_an_empty_library_has_no_passages_to_find(tmp_path: Path) -> None:

@@ -359,6 +359,17 @@ def test_words_are_found_in_title_and_text_whatever_their_ending(library: Librar
     assert len(library.bm25("hemp", 1)) == 1
 
 
+def test_the_words_that_a_passage_has_are_told_as_they_were_asked(library: Library) -> None:
+    [lamp] = [one.rowid for one in library.passages() if one.document_id == "lamp"]
+    first = min(one.rowid for one in library.passages() if one.document_id == "rope")
+    found = library.words_in('Burning ropes, "train" OR oils?', [lamp, first])
+    assert found == {lamp: ["burning", "train", "oils"], first: ["ropes"]}, "titles count, too"
+    assert library.words_in("rope", []) == {}
+    assert library.words_in("?!", [lamp]) == {lamp: []}
+    assert (lamp, "lamp", "") in library.titles()
+    assert (first, "rope", "Rope") in library.titles()
+
+
 @pytest.mark.parametrize(
     "query",
     ["", "   ", "?!", '"', "__", "\0", "\ud800", "hemp\0", "*", "()", "👩‍🚒"],

@@ -1,0 +1,136 @@
+"""What titles say about a question: the names, years and forms that it asks for.
+
+A title is scored by the share of the question's words that it has, rare ones counting
+more. Each word weighs ln(documents / documents whose title has it) (inverse document
+frequency; Spärck Jones, Journal of Documentation 28, 1972), so one that is in every title
+counts nothing, and where all titles are equal or empty none says anything. The whole, of
+which the share is one, is what the question's words that titles know weigh together, and
+at least what one word of a single title weighs: a lone common word makes a small share.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crypto.arrays import Float32, Int64
+
+_RUN = re.compile(r"[^\W_]+")  # letters and digits
+# Inside a run words end where a small letter meets a capital, and at numbers of three
+# digits or more: "2023Q2" is 2023 and q2, "AmericanExpress" two words, "10K" one.
+_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=\d{3})(?=[^\W\d_])|(?<=[^\W\d_])(?=\d{3})")
+# "American Water Works" is to find AMERICANWATERWORKS: so many neighbours are also one word.
+_JOINED = 3
+_MOST_WORDS = 128  # of a question; those behind are not looked at
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question's words as titles know them: what each weighs, and the whole of a share."""
+
+    weights: dict[str, float]
+    whole: float
+
+
+class Titles:
+    """The titles of a library's documents, by the labels of their passages."""
+
+    def __init__(self, passages: Iterable[tuple[int, str, str]]) -> None:
+        """``passages``: label, document id and title of each, in any order."""
+        labels: dict[str, list[int]] = {}
+        documents: dict[str, set[str]] = {}
+        for label, document_id, title in passages:
+            labels.setdefault(title, []).append(label)
+            documents.setdefault(title, set()).add(document_id)
+        self._labels: list[Int64] = [np.sort(np.array(one, np.int64)) for one in labels.values()]
+        self._sizes = np.array([len(one) for one in self._labels], np.int64)
+        self._words = [title_words(title) for title in labels]
+        places: dict[str, list[int]] = {}
+        for place, words in enumerate(self._words):
+            for word in words:
+                places.setdefault(word, []).append(place)
+        self._places = {word: np.array(one, np.int64) for word, one in places.items()}
+        sharing = np.array([len(one) for one in documents.values()], np.int64)
+        self._of_documents = {word: int(sharing[one].sum()) for word, one in self._places.items()}
+        self._documents = int(sharing.sum())
+        # By ascending label, to find the title of a passage.
+        every = np.concatenate(self._labels) if self._labels else np.zeros(0, np.int64)
+        order = np.argsort(every, kind="stable")
+        self._by_label = every[order]
+        self._title_of = np.repeat(np.arange(len(self._labels)), self._sizes)[order]
+
+    def asked(self, question: str) -> Asked:
+        """Those of the question's words that are in titles and tell some from others."""
+        weights: dict[str, float] = {}
+        for word in _question_words(question):
+            if word in self._places:
+                weight = math.log(self._documents / self._of_documents[word])
+                if weight > 0.0:
+                    weights[word] = weight
+        return Asked(weights, max(sum(weights.values()), math.log(max(1, self._documents))))
+
+    def shares(self, asked: Asked) -> Float32:
+        """The share [t] of each title, in the order that this object numbers them."""
+        shares = np.zeros(len(self._labels), np.float32)
+        for word, weight in asked.weights.items():
+            shares[self._places[word]] += np.float32(weight / asked.whole)
+        return shares
+
+    def shares_of(self, labels: Int64, shares: Float32) -> Float32:
+        """The shares [n] of those passages' titles; 0 for a label that came later."""
+        if not len(self._by_label):
+            return np.zeros(len(labels), np.float32)
+        at = np.searchsorted(self._by_label, labels)
+        known = self._by_label.take(at, mode="clip") == labels
+        found = shares[self._title_of.take(at, mode="clip")]
+        return np.where(known, found, np.float32(0.0)).astype(np.float32)
+
+    def best(self, shares: Float32, most: int) -> Int64:
+        """Labels of passages under the titles with the greatest shares, ``most`` at most.
+
+        A title is taken whole while there is room; of the last one its first passages.
+        """
+        matching = np.flatnonzero(shares > 0.0)
+        order = matching[np.argsort(-shares[matching], kind="stable")]
+        before = np.cumsum(self._sizes[order]) - self._sizes[order]
+        chosen = [self._labels[place] for place in order[before < most].tolist()]
+        return np.concatenate(chosen)[:most] if chosen else np.zeros(0, np.int64)
+
+    def matched(self, asked: Asked, title: str) -> list[str]:
+        """The words that a title has of those that are asked for, in the question's order."""
+        words = title_words(title)
+        return [word for word in asked.weights if word in words]
+
+
+def title_words(title: str) -> frozenset[str]:
+    """The words of a title, in small letters and without accents; none where it has none.
+
+    ``3M_2018_10K`` has 3m, 2018 and 10k. A run of letters and digits that is cut further
+    is a word, too.
+    """
+    runs = _runs(title)
+    return frozenset(word.casefold() for run in runs for word in (run, *_BOUNDARY.split(run)))
+
+
+def _question_words(question: str) -> list[str]:
+    """A question's words, each once, and neighbours joined to one."""
+    words = [word.casefold() for run in _runs(question) for word in _BOUNDARY.split(run)]
+    words = words[:_MOST_WORDS]
+    joined = (
+        "".join(words[start : start + length])
+        for length in range(1, _JOINED + 1)
+        for start in range(len(words) - length + 1)
+    )
+    return list(dict.fromkeys(joined))
+
+
+def _runs(text: str) -> Sequence[str]:
+    """Letters and digits without accents (NFKD, combining marks left out)."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    return _RUN.findall(plain)
