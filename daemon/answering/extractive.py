@@ -15,9 +15,9 @@ import numpy as np
 
 from crypto.arrays import Float32
 from daemon.answering.generator import GeneratedAnswer, cite
+from daemon.library.contents import Passage, embedding_text
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
-from daemon.library.store import Passage, embedding_text
 
 Embed = Callable[[Sequence[str]], Float32]
 

@@ -12,6 +12,7 @@ from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress
+from daemon.library.contents import Passage, StoredDocument
 from daemon.library.readers.documents import (
     KINDS,
     MAX_ID,
@@ -25,7 +26,6 @@ from daemon.library.readers.documents import (
     Place,
     Span,
 )
-from daemon.library.store import Passage, StoredDocument
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 

@@ -39,7 +39,8 @@ from daemon.process.workers import report
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.library.store import Library, Passage
+    from daemon.library.contents import Passage
+    from daemon.library.store import Library
 
 LEAST_PASSAGES = 200
 LEAST_SUBJECTS = 20

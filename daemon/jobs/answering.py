@@ -29,9 +29,10 @@ from daemon.evaluation.rankings import (
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
+from daemon.library.contents import LibraryCounts
 from daemon.library.index import load_index
 from daemon.library.search import Ranked, RankingWeights
-from daemon.library.store import Library, LibraryCounts
+from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import load_serving, open_retriever
 from daemon.personal.store import embedded_by

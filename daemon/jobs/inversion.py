@@ -23,7 +23,8 @@ from daemon.process.workers import report
 if TYPE_CHECKING:
     from daemon.inversion.inversion_audit import Divided
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.library.store import Library, Passage
+    from daemon.library.contents import Passage
+    from daemon.library.store import Library
 
 
 def audit_embeddings(

@@ -31,8 +31,9 @@ from daemon.learning.options import (
 )
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.contents import IngestCounts, RemovedCounts
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.store import IngestCounts, Library, RemovedCounts
+from daemon.library.store import Library
 from daemon.pairs.training_set import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
 from daemon.personal.layers import layer_of

@@ -18,7 +18,8 @@ from crypto.arrays import Float32
 from daemon.learning.options import LearningError
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.store import Library, Passage
+from daemon.library.contents import Passage
+from daemon.library.store import Library
 from daemon.personal.serving import load_serving, retriever_for
 from daemon.process.workers import report
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.arrays import Float32, Int64
+from daemon.library.contents import Passage
 from daemon.library.index import DenseIndex
-from daemon.library.store import Library, Passage
+from daemon.library.store import Library
 from daemon.library.titles import Titles
 
 FUSION_DEPTH = 50  # passages of each ranking that take part in the fusion, at least

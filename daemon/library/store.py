@@ -20,30 +20,27 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from crypto.arrays import Float32, Int64
-from daemon.library.passages import Piece, passage_ids
-from daemon.library.readers.documents import Document, Kind, Pair, Place
+from daemon.library.contents import (
+    IngestCounts,
+    LibraryCounts,
+    Passage,
+    RemovedCounts,
+    Splitter,
+    StoredDocument,
+    embedding_text,
+)
+from daemon.library.passages import passage_ids
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.readers.files import FILE_ENDINGS
 from daemon.library.schema import LibraryError, explained, open_database
-
-__all__ = [
-    "Document",
-    "IngestCounts",
-    "Library",
-    "LibraryCounts",
-    "LibraryError",
-    "Pair",
-    "Passage",
-    "Splitter",
-]
-
 
 _PASSAGES = (
     "SELECT p.rowid, p.id, p.document_id, p.title, p.text, p.context, p.kind, p.page, p.place"
@@ -54,87 +51,6 @@ _MAX_QUERY_TERMS = 128
 # three institutions: MRR@10 of BM25 alone 0.01 to 0.04 above equal weights at each.
 _TITLE_WEIGHT = 4.0
 _TERM = re.compile(r"\w+")
-
-
-class Splitter(Protocol):
-    """How a document becomes passages; see `daemon.library.passages`."""
-
-    @property
-    def name(self) -> str:
-        """Names rule and budget: another name means that documents are split anew."""
-
-    def __call__(self, document: Document, /) -> list[Piece]:
-        """The document's passages, in reading order."""
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A retrievable piece of a document; ``rowid`` is its label in the dense index.
-
-    ``context``, ``kind``, ``page`` and ``place``: as in `daemon.library.passages.Piece`.
-    """
-
-    rowid: int
-    id: str
-    document_id: str
-    title: str
-    text: str
-    context: str = ""
-    kind: Kind = "text"
-    page: int = 0
-    place: Place | None = None
-
-    @property
-    def embedding_text(self) -> str:
-        """What the encoder reads for this passage."""
-        return embedding_text(self.title, self.text, self.context)
-
-
-@dataclass(frozen=True)
-class IngestCounts:
-    """What an ingest did to the documents."""
-
-    new: int = 0
-    changed: int = 0
-    unchanged: int = 0
-
-
-@dataclass(frozen=True)
-class RemovedCounts:
-    """What went; ``pairs``: those that none of the documents here answers any more."""
-
-    documents: int = 0
-    passages: int = 0
-    pairs: int = 0
-
-
-@dataclass(frozen=True)
-class StoredDocument:
-    """A document of the library without its text; ``passages``: into how many it is cut."""
-
-    id: str
-    title: str
-    split: str
-    passages: int
-
-
-@dataclass(frozen=True)
-class LibraryCounts:
-    """Sizes of a library; a pair counts when one of its documents is here."""
-
-    documents: int = 0
-    passages: int = 0
-    pairs_train: int = 0
-    pairs_valid: int = 0
-    pairs_test: int = 0
-
-
-def embedding_text(title: str, text: str, context: str = "") -> str:
-    """Title, context and text on lines of their own; what the next begins with only once."""
-    for above in (context, title):
-        if above and not text.startswith(above):
-            text = f"{above}\n{text}"
-    return text
 
 
 class Library:

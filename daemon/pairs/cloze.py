@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from daemon.library.contents import Passage, embedding_text
 from daemon.library.passages import sentences
-from daemon.library.store import Passage, embedding_text
 from daemon.pairs.made import Made, merged, usable
 
 # Of the sentences that ask, one in ten stays in what it asks for, so that matching

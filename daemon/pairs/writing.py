@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from string import Template
 from typing import Protocol
 
-from daemon.library.store import Passage
+from daemon.library.contents import Passage
 from daemon.pairs.made import Made, PairError, usable
 
 # Two of different intent for a passage, as pFedRAG (appendix C) has them written.

@@ -24,17 +24,17 @@ from daemon.jobs import learning as learning_jobs
 from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.index import IndexDamaged
-from daemon.library.readers.documents import Document, Pair
-from daemon.library.schema import LibraryError
-from daemon.library.store import (
+from daemon.library.contents import (
     IngestCounts,
-    Library,
     LibraryCounts,
     Passage,
     RemovedCounts,
     StoredDocument,
 )
+from daemon.library.index import IndexDamaged
+from daemon.library.readers.documents import Document, Pair
+from daemon.library.schema import LibraryError
+from daemon.library.store import Library
 from daemon.personal.layers import layer_of
 from daemon.personal.store import embedded_by
 from daemon.process.workers import Worker, WorkerCrashed

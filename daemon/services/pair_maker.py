@@ -19,7 +19,7 @@ from daemon.jobs import pairs
 from daemon.jobs.pairs import MadeOverview, PairCounts, PairPlan, PairProgress
 from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.store import RemovedCounts
+from daemon.library.contents import RemovedCounts
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection

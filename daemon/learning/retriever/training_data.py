@@ -13,7 +13,8 @@ import numpy as np
 
 from crypto.arrays import Float32, Rows
 from daemon.learning.options import EmbeddingProgress, TrainingOptions
-from daemon.library.store import Library, Passage
+from daemon.library.contents import Passage
+from daemon.library.store import Library
 from daemon.process.workers import report
 
 if TYPE_CHECKING:

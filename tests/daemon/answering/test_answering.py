@@ -22,10 +22,12 @@ from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.contents import LibraryCounts, Passage
 from daemon.library.index import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
+from daemon.library.schema import LibraryError
 from daemon.library.search import USUAL_WEIGHTS, Candidates, Ranked
-from daemon.library.store import Library, LibraryCounts, LibraryError, Passage
+from daemon.library.store import Library
 from daemon.process.workers import Worker
 from daemon.state.versions import VersionError, read_version, write_version
 from tests.daemon.library.test_search import bag_of_words

@@ -19,19 +19,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Block, joined
-from daemon.library.store import (
-    Document,
+from daemon.library.contents import (
     IngestCounts,
-    Library,
     LibraryCounts,
-    LibraryError,
-    Pair,
     RemovedCounts,
     StoredDocument,
     embedding_text,
 )
+from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Block, Document, Pair, joined
+from daemon.library.schema import LibraryError
+from daemon.library.store import Library
 
 ENCODER, OTHER = b"e" * 32, b"o" * 32
 

@@ -17,9 +17,10 @@ from daemon.learning.retriever.encoder import Texts
 from daemon.learning.retriever.mining import NEAR_DUPLICATE, mine_negatives
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training import TrainingSet
+from daemon.library.contents import Passage
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
-from daemon.library.store import Library, Passage
+from daemon.library.store import Library
 from daemon.pairs import made
 from daemon.pairs.cloze import inverse_cloze, keywords, titles
 from daemon.pairs.made import Made, PairError, learnable, merged, with_made

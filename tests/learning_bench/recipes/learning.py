@@ -30,8 +30,9 @@ from daemon.jobs import learning
 from daemon.learning.options import TrainingOptions
 from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.contents import Passage
 from daemon.library.schema import open_database
-from daemon.library.store import Library, Passage
+from daemon.library.store import Library
 from daemon.personal.serving import open_retriever
 from daemon.state.versions import read_version
 from tests.learning_bench.recipes.exchange import Training, exchange, in_the_clear
