@@ -660,6 +660,10 @@ class Document(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 .. 512 characters"""
     title: _builtins.str
@@ -668,6 +672,14 @@ class Document(_message.Message):
     """1 character .. 16 MiB"""
     split: _builtins.str
     """"" or train, valid, test: what may be learned from"""
+    source: _builtins.str
+    """the file that it is; "": one of many in a file. <= 4096 characters"""
+    author: _builtins.str
+    """as the file says; <= 1000 characters"""
+    date: _builtins.str
+    """as the file says: YYYY-MM-DD, or "" """
+    language: _builtins.str
+    """as the file says: ISO 639-1, or "" """
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """What its text is made of, in order; none overlap. Empty: all of it is text."""
@@ -680,10 +692,14 @@ class Document(_message.Message):
         text: _builtins.str = ...,
         split: _builtins.str = ...,
         spans: _abc.Iterable[Global___Span] | None = ...,
+        source: _builtins.str = ...,
+        author: _builtins.str = ...,
+        date: _builtins.str = ...,
+        language: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "spans", b"spans", "split", b"split", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "date", b"date", "id", b"id", "language", b"language", "source", b"source", "spans", b"spans", "split", b"split", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -767,6 +783,9 @@ class IngestRequest(_message.Message):
 
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    replace: _builtins.bool
+    """also documents of the same id that came from other files"""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
         """new or changed ones replace those of the same id"""
@@ -780,10 +799,11 @@ class IngestRequest(_message.Message):
         *,
         documents: _abc.Iterable[Global___Document] | None = ...,
         pairs: _abc.Iterable[Global___Pair] | None = ...,
+        replace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "pairs", b"pairs", "replace", b"replace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -915,6 +935,10 @@ class StoredDocument(_message.Message):
     TITLE_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
     PASSAGES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """as ingested"""
     title: _builtins.str
@@ -923,6 +947,14 @@ class StoredDocument(_message.Message):
     """"" or train, valid, test"""
     passages: _builtins.int
     """into so many it is cut"""
+    source: _builtins.str
+    """the file that it was; "": one of many in a file"""
+    author: _builtins.str
+    """as the file said"""
+    date: _builtins.str
+    """as the file said: YYYY-MM-DD"""
+    language: _builtins.str
+    """as the file said: ISO 639-1"""
     def __init__(
         self,
         *,
@@ -930,10 +962,14 @@ class StoredDocument(_message.Message):
         title: _builtins.str = ...,
         split: _builtins.str = ...,
         passages: _builtins.int = ...,
+        source: _builtins.str = ...,
+        author: _builtins.str = ...,
+        date: _builtins.str = ...,
+        language: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "passages", b"passages", "split", b"split", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "date", b"date", "id", b"id", "language", b"language", "passages", b"passages", "source", b"source", "split", b"split", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

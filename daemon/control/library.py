@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from daemon.library.readers.documents import (
     MAX_PAGE,
     MAX_POSITIVES,
     MAX_QUERY_BYTES,
+    MAX_SOURCE,
     MAX_TEXT_BYTES,
     MAX_TITLE,
     Document,
@@ -29,7 +31,10 @@ from daemon.library.readers.documents import (
 from daemon.process.streams import watched
 from proto import control_pb2 as control
 
+_DATE: Final = re.compile(r"(\d{4}-\d{2}-\d{2})?")
+_LANGUAGE: Final = re.compile(r"([a-z]{2})?")
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
+_UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
 _PAIRS_TOLD: Final = 1 << 20  # kept in mind of one ingest; any beyond that counts as new
 _IDS_SOUGHT: Final = 1 << 18  # of documents that may come later in it
 
@@ -72,7 +77,11 @@ class LibraryCalls(Calls):
         told: set[int] = set()
         async for request in requests:
             documents, pairs, errors = await asyncio.to_thread(_parsed, request)
-            counts = await self._answered(context, self._driver.collection.ingest(documents, pairs))
+            counts = await self._answered(
+                context,
+                self._driver.collection.ingest(documents, pairs, replace=request.replace),
+            )
+            errors += counts.refused
             state.documents_new += counts.new
             state.documents_changed += counts.changed
             state.documents_unchanged += counts.unchanged
@@ -83,19 +92,26 @@ class LibraryCalls(Calls):
             recorded["bytes"] = recorded.get("bytes", 0) + request.ByteSize()
             recorded |= _counted(state)
             yield _with_errors(state, errors)
-        await self._answered(context, self._count_usable(state, lost))
+        yield _with_errors(state, await self._answered(context, self._count_usable(state, lost)))
         async for step in self._indexed(state, context):
             yield step
         await self._driver.readiness.refresh()
 
-    async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> None:
-        """How many pairs have a document here, and of the others what the first may mean."""
+    async def _count_usable(self, state: control.IngestProgress, lost: _Lost) -> list[str]:
+        """How many pairs have a document here; of the others, what the first may mean."""
         collection = self._driver.collection
         unusable = await collection.unusable(lost.sought)
         state.pairs_usable = state.pairs - len(unusable) - lost.given_up
-        if unusable:
-            state.unknown_document = unusable[0].positives[0]
-            state.known_document = await collection.similar(state.unknown_document)
+        names = list(dict.fromkeys(pair.positives[0] for pair in unusable))
+        meant = [await collection.similar(name) for name in names[:_UNKNOWN_TOLD]]
+        if names:
+            state.unknown_document, state.known_document = names[0], meant[0]
+        told = [
+            f"pairs name {name!r}, and no document here is called so"
+            + (f": is it {other!r}?" if other else ": they wait for it")
+            for name, other in zip(names, meant, strict=False)
+        ]
+        return told + [f"and {len(names) - len(meant)} more"] * (len(names) > len(meant))
 
     async def _indexed(
         self, state: control.IngestProgress, context: Context
@@ -235,10 +251,14 @@ def _parsed(
                 f"document {item.id}: a title has up to {MAX_TITLE} characters, a text "
                 f"{MAX_TEXT_BYTES} bytes"
             )
+        elif len(item.source) > MAX_SOURCE or len(item.author) > MAX_TITLE:
+            errors.append(f"document {item.id}: its source or author is too long")
+        elif not _DATE.fullmatch(item.date) or not _LANGUAGE.fullmatch(item.language):
+            errors.append(f"document {item.id}: no date YYYY-MM-DD, or no language of two letters")
         elif (spans := _spans(item)) is None:
             errors.append(f"document {item.id}: its spans don't lie in its text one after another")
         else:
-            documents.append(Document(item.id, item.title, item.text, item.split, spans))
+            documents.append(_document(item, spans))
     for pair in request.pairs:
         if not pair.query.strip() or not 1 <= len(pair.positives) <= MAX_POSITIVES:
             errors.append(f"a pair needs a query and 1 to {MAX_POSITIVES} positives")
@@ -251,6 +271,20 @@ def _parsed(
         else:
             pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
     return documents, pairs, errors
+
+
+def _document(item: control.Document, spans: tuple[Span, ...]) -> Document:
+    return Document(
+        id=item.id,
+        title=item.title,
+        text=item.text,
+        split=item.split,
+        spans=spans,
+        source=item.source,
+        author=item.author,
+        date=item.date,
+        language=item.language,
+    )
 
 
 def _spans(document: control.Document) -> tuple[Span, ...] | None:

@@ -74,6 +74,7 @@ def ingest(
     documents: Sequence[Document],
     pairs: Sequence[Pair],
     passage_tokens: int,
+    replace: bool = False,
 ) -> IngestCounts:
     """Put documents, cut into passages within ``passage_tokens``, and pairs into the library."""
     from daemon.library.passages import SentenceSplitter
@@ -82,7 +83,7 @@ def ingest(
     budget = min(passage_tokens, encoder.passage_room)  # else its end would never be read
     splitter = SentenceSplitter(encoder.count_tokens, budget)
     with Library.open(library_path) as library:
-        counts = library.put_documents(documents, splitter=splitter)
+        counts = library.put_documents(documents, splitter=splitter, replace=replace)
         library.put_pairs(pairs)
     return counts
 

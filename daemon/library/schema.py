@@ -27,7 +27,10 @@ END;
 _SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
-  digest BLOB NOT NULL                 -- of title, text, split and the way of splitting
+  digest BLOB NOT NULL,                -- of all that is known of it and the way of splitting
+  source TEXT NOT NULL DEFAULT '',     -- the file that it was; '': one of many in a file
+  author TEXT NOT NULL DEFAULT '', date TEXT NOT NULL DEFAULT '',
+  language TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
 CREATE TABLE passage (
   rowid INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -68,6 +71,10 @@ _MIGRATION = """
 DROP TRIGGER passage_added;
 DROP TRIGGER passage_gone;
 DROP TABLE passage_words;
+ALTER TABLE document ADD COLUMN source TEXT NOT NULL DEFAULT '';
+ALTER TABLE document ADD COLUMN author TEXT NOT NULL DEFAULT '';
+ALTER TABLE document ADD COLUMN date TEXT NOT NULL DEFAULT '';
+ALTER TABLE document ADD COLUMN language TEXT NOT NULL DEFAULT '';
 ALTER TABLE passage ADD COLUMN context TEXT NOT NULL DEFAULT '';
 ALTER TABLE passage ADD COLUMN kind TEXT NOT NULL DEFAULT 'text';
 ALTER TABLE passage ADD COLUMN page INTEGER NOT NULL DEFAULT 0;

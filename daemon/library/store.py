@@ -53,6 +53,10 @@ _TITLE_WEIGHT = 4.0
 _TERM = re.compile(r"\w+")
 
 
+class _FromElsewhere(Exception):
+    """A document has the id of another file's; the message is the cause and the remedy."""
+
+
 class Library:
     """An open library. One connection: use it in the thread that opened it."""
 
@@ -86,36 +90,51 @@ class Library:
 
     # ---- documents and passages ----------------------------------------------
 
-    def put_documents(self, documents: Iterable[Document], *, splitter: Splitter) -> IngestCounts:
+    def put_documents(
+        self, documents: Iterable[Document], *, splitter: Splitter, replace: bool = False
+    ) -> IngestCounts:
         """Store documents in one transaction: all of them or, on an error, none.
 
         A document with a known id replaces the old one and its passages; one
         that is the same as before costs a hash. Of two with one id the last
-        stands.
+        stands. One that was read from another file is refused unless ``replace``.
         """
         tally = {"new": 0, "changed": 0, "unchanged": 0}
+        refused: list[str] = []
         with self._transaction():
             dropped: set[bytes] = set()
             for document in documents:
-                tally[self._put_document(document, splitter, dropped)] += 1
+                try:
+                    tally[self._put_document(document, splitter, dropped, replace)] += 1
+                except _FromElsewhere as error:
+                    refused.append(str(error))
             self._drop_features(dropped)
-        return IngestCounts(**tally)
+        return IngestCounts(**tally, refused=tuple(refused))
 
-    def _put_document(self, document: Document, splitter: Splitter, dropped: set[bytes]) -> str:
+    def _put_document(
+        self, document: Document, splitter: Splitter, dropped: set[bytes], replace: bool
+    ) -> str:
+        about = (document.author, document.date, document.language)
         fields: list[Any] = [splitter.name, document.title, document.text, document.split]
-        if document.spans:
-            fields.append([astuple(span) for span in document.spans])
+        if document.spans or any(about):  # else as it always was: nothing is cut anew
+            fields += [[astuple(span) for span in document.spans], *about]
         digest = hashlib.sha256(json.dumps(fields).encode()).digest()
         row = self._db.execute(
-            "SELECT digest FROM document WHERE id = ?", (document.id,)
+            "SELECT digest, source FROM document WHERE id = ?", (document.id,)
         ).fetchone()
         if row is not None and row[0] == digest:
             return "unchanged"
+        if row is not None and not replace and "" != row[1] != document.source != "":
+            raise _FromElsewhere(
+                f"{document.id} is here from {row[1]}, and {document.source} says otherwise: "
+                "give one of them a --collection, or --replace it if the file has moved"
+            )
         if row is not None:
             dropped |= self._remove(document.id)
         self._db.execute(
-            "INSERT INTO document(id, title, split, digest) VALUES (?, ?, ?, ?)",
-            (document.id, document.title, document.split, digest),
+            "INSERT INTO document(id, title, split, digest, source, author, date, language)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (document.id, document.title, document.split, digest, document.source, *about),
         )
         pieces = splitter(document)
         names = passage_ids(document.id, [piece.text for piece in pieces])
@@ -201,7 +220,8 @@ class Library:
         """Documents whose id begins so, in the order of ids, of those behind ``after``."""
         rows = self._rows(
             "SELECT d.id, d.title, d.split,"
-            " (SELECT count(*) FROM passage p WHERE p.document_id = d.id)"
+            " (SELECT count(*) FROM passage p WHERE p.document_id = d.id),"
+            " d.source, d.author, d.date, d.language"
             " FROM document d WHERE d.id > ?1 AND d.id >= ?2 AND substr(d.id, 1, ?3) = ?2"
             " ORDER BY d.id LIMIT ?4",
             (after, begins, len(begins), limit),

@@ -115,8 +115,13 @@ class Collection:
 
     # ---- documents in ------------------------------------------------------------
 
-    async def ingest(self, documents: Sequence[Document], pairs: Sequence[Pair]) -> IngestCounts:
-        """Store a batch; what is there already costs nothing. `index` makes it findable."""
+    async def ingest(
+        self, documents: Sequence[Document], pairs: Sequence[Pair], *, replace: bool = False
+    ) -> IngestCounts:
+        """Store a batch; what is there already costs nothing. `index` makes it findable.
+
+        ``replace``: also documents that were read from other files.
+        """
         return await self._learning.run(
             learning_jobs.ingest,
             self._spec,
@@ -124,6 +129,7 @@ class Collection:
             documents,
             pairs,
             self._settings.passage_tokens,
+            replace,
         )
 
     async def remove(self, ids: Sequence[str]) -> RemovedCounts:

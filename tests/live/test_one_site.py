@@ -88,7 +88,8 @@ async def test_pairs_that_came_again_are_told_and_counted_once(
     pairs = tmp_path / "pairs_train.jsonl"
     pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = await fedctl(site, "ingest", str(pairs))
-    assert code == 0, err
+    assert code == 3, err
+    assert "pairs name 'elm/nowhere', and no document here is called so" in err
     assert "4 pairs read, 3 kept (1 repeats another's question and documents), of which 2" in out
     assert (await site.status()).pairs_train == train + 2
     _, out, _ = await fedctl(site, "ingest", str(pairs), "--json")

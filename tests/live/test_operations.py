@@ -187,7 +187,8 @@ async def test_pairs_whose_documents_are_not_here_are_told(
     (tmp_path / "second" / "lift.txt").write_text("The smith of the upper basin mends the lift.")
     pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = await fedctl(site, "ingest", str(tmp_path))
-    assert code == 0, err
+    assert code == 3, err
+    assert "pairs name 'lift', and no document here is called so: is it 'second/lift.txt'?" in err
     assert "2 pairs, of which 1 can be used: 1 names documents that are not here" in out
     assert "(first: 'lift'; is it 'second/lift.txt'?)" in out
     assert (await site.status()).pairs_train == train + 1

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 topic = typer.Typer()
 
 BATCH_BYTES = 4 << 20
+MAX_COLLECTION = 100  # characters
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
 
@@ -75,9 +76,9 @@ class Ingested:
 
     @property
     def exit_code(self) -> Exit:
-        """OK; PARTLY when something was refused or no pair can be used; FAILED when all was."""
+        """OK; PARTLY when something was refused or a pair can't be used; FAILED when all was."""
         if not self.problems:
-            return Exit.PARTLY if self.pairs and not self.pairs_usable else Exit.OK
+            return Exit.PARTLY if self.pairs_usable < self.pairs else Exit.OK
         taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
         return Exit.PARTLY if taken else Exit.FAILED
 
@@ -114,18 +115,31 @@ def ingest(
             help=f"Files ({', '.join(SUFFIXES)}) and folders of them, read with your own rights.",
         ),
     ],
+    collection: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Put NAME/ before the documents' ids, so that no two folders' are the same.",
+        ),
+    ] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also documents that came from other files.")
+    ] = False,
 ) -> Exit:
     """Add documents and question-passage pairs to the site's library.
 
-    Ingesting again is free; a document that changed replaces its old passages.
+    Ingesting again is free; a document that changed replaces its old passages. A file's
+    document is called as the file, from the folder named here on, with --collection before
+    it; the same name from elsewhere is refused, unless --replace says that it has moved.
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
-    A pair is of use once a document that it names is here; if none is, the exit code is 3, too.
+    A pair is of use once a document that it names is here; else it is named at the end (3).
     A path that is not there, and paths at which there is nothing to read, are exit code 2.
     """
+    prefix = _prefix(collection)
     for path in paths:
         _look(path)
     try:
-        ingested = run(_ingest_with_bars(session, paths))
+        ingested = run(_ingest_with_bars(session, paths, Naming(prefix, replace)))
     except KeyboardInterrupt:
         raise CommandError(
             "interrupted; what was stored by then stays, and the daemon embeds it by itself",
@@ -145,6 +159,26 @@ def ingest(
     return ingested.exit_code
 
 
+@dataclass(frozen=True)
+class Naming:
+    """How documents are called here, and whether those of other files make way for them."""
+
+    prefix: str = ""  # of all ids, also of those that pairs name
+    replace: bool = False
+
+
+def _prefix(collection: str) -> str:
+    """Raises CommandError for what is no name of a collection."""
+    name = collection.strip("/")
+    if collection and (not name or len(name) > MAX_COLLECTION or not name.isprintable()):
+        raise CommandError(
+            f"{collection!r} is no name of a collection",
+            f"Give 1 to {MAX_COLLECTION} printable characters, as contracts/2024",
+            exit_code=Exit.USAGE,
+        )
+    return f"{name}/" if name else ""
+
+
 def _look(path: Path) -> None:
     """Raises CommandError for a path that isn't there; the reader tells of all else."""
     try:
@@ -156,7 +190,7 @@ def _look(path: Path) -> None:
         return
 
 
-async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
+async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming) -> Ingested:
     from rich.progress import BarColumn, Progress, TextColumn
 
     bars = Progress(
@@ -182,7 +216,7 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
             now_at(f"passages embedded: {count}" if total else f"read: {read}")
 
         with bars:
-            ingested = await send(daemon, paths, watch)
+            ingested = await send(daemon, paths, watch, naming)
         here = await asked_status(daemon)
     ingested.site = here.site
     ingested.pairs_here = {
@@ -193,14 +227,16 @@ async def _ingest_with_bars(session: Session, paths: list[Path]) -> Ingested:
     return ingested
 
 
-async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> Ingested:
+async def send(
+    daemon: ControlAsyncStub, paths: list[Path], watch: Watcher, naming: Naming | None = None
+) -> Ingested:
     """Read the paths and send them in batches; ``watch`` sees each step.
 
     A batch is sent when the one before it is stored: in the midst of sending a refusal
     would look like a broken line. The next one is read meanwhile.
     """
     so_far, turn = Ingested(), asyncio.Semaphore(1)
-    async for progress in daemon.Ingest(_batches(paths, so_far, watch, turn)):
+    async for progress in daemon.Ingest(_batches(paths, so_far, watch, turn, naming or Naming())):
         turn.release()
         so_far.take(progress)
         watch(so_far)
@@ -208,12 +244,16 @@ async def send(daemon: ControlAsyncStub, paths: list[Path], watch: Watcher) -> I
 
 
 async def _batches(
-    paths: list[Path], so_far: Ingested, watch: Watcher, turn: asyncio.Semaphore
+    paths: list[Path],
+    so_far: Ingested,
+    watch: Watcher,
+    turn: asyncio.Semaphore,
+    naming: Naming,
 ) -> AsyncIterator[IngestRequest]:
     """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow."""
     items = _read(paths, so_far)
     while True:
-        batch, problems = await asyncio.to_thread(_next_batch, items)
+        batch, problems = await asyncio.to_thread(_next_batch, items, naming)
         so_far.problems.extend(problems)
         so_far.documents_read += len(batch.documents)
         so_far.pairs_read += len(batch.pairs)
@@ -237,6 +277,22 @@ def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | Fil
         yield from boxes.read(at_paths, watch)
 
 
+def _document(document: Document, prefix: str) -> control_pb2.Document:
+    from proto import control_pb2
+
+    return control_pb2.Document(
+        id=prefix + document.id,
+        title=document.title,
+        text=document.text,
+        split=document.split,
+        spans=map(_span, document.spans),
+        source=document.source,
+        author=document.author,
+        date=document.date,
+        language=document.language,
+    )
+
+
 def _span(span: Span) -> control_pb2.Span:
     from proto import control_pb2
 
@@ -246,27 +302,22 @@ def _span(span: Span) -> control_pb2.Span:
 
 
 def _next_batch(
-    items: Iterator[Document | Pair | FileProblem],
+    items: Iterator[Document | Pair | FileProblem], naming: Naming
 ) -> tuple[IngestRequest, list[dict[str, Any]]]:
     """The next request (empty at the end) and what was refused on the way to it."""
     from daemon.library.readers.documents import Document, Pair
     from proto import bounds, control_pb2
 
-    batch, problems, size = control_pb2.IngestRequest(), [], 0
+    batch, problems, size = control_pb2.IngestRequest(replace=naming.replace), [], 0
     most = bounds.of("IngestRequest", "documents").items.most  # as of pairs
     for item in items:
         if isinstance(item, Document):
-            document = control_pb2.Document(
-                id=item.id,
-                title=item.title,
-                text=item.text,
-                split=item.split,
-                spans=map(_span, item.spans),
-            )
+            document = _document(item, naming.prefix)
             batch.documents.append(document)
             size += document.ByteSize()
         elif isinstance(item, Pair):
-            pair = control_pb2.Pair(query=item.query, positives=item.positives, split=item.split)
+            named = [naming.prefix + document_id for document_id in item.positives]
+            pair = control_pb2.Pair(query=item.query, positives=named, split=item.split)
             batch.pairs.append(pair)
             size += pair.ByteSize()
         else:

@@ -159,7 +159,8 @@ class Boxes:
                 elif isinstance(item, Document) and its_id is not None:
                     documents_told += 1
                     if documents_told == 1:
-                        yield replace(item, id=its_id)
+                        source = str(Path(where).absolute()).encode(errors="replace")
+                        yield replace(item, id=its_id, source=source.decode())
                 else:
                     yield item
         except _Ended as ended:

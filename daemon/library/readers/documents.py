@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 MAX_TEXT_BYTES = 16 << 20  # of a line or a text file; what one control message may carry
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
+MAX_SOURCE = 4096  # characters of a path
 _BETWEEN = "\n\n"  # blocks
 _PART = re.compile(r"#\d+\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -71,6 +72,7 @@ class Document:
     """One text of a site; ``split`` is "" or train, valid, test: what may be learned from.
 
     ``spans``: its blocks in order; none of them overlap. Without any all of it is text.
+    ``source``: the file that it is; "" where a file holds many. The rest: as in `About`.
     """
 
     id: str
@@ -78,6 +80,10 @@ class Document:
     text: str
     split: str = ""
     spans: tuple[Span, ...] = ()
+    source: str = ""
+    author: str = ""
+    date: str = ""
+    language: str = ""
 
 
 def joined(blocks: Iterable[Block]) -> tuple[str, tuple[Span, ...]]:

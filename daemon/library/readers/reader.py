@@ -112,7 +112,15 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
         text, spans = joined(blocks)
         if all(block == Block("text", block.text) for block in blocks):
             spans = ()  # they would say nothing
-        yield Document(name, title[:MAX_TITLE], text, spans=spans)
+        yield Document(
+            name,
+            title[:MAX_TITLE],
+            text,
+            spans=spans,
+            author=about.author[:MAX_TITLE],
+            date=about.date,
+            language=about.language,
+        )
     elif not problems:
         raise Refused("no text in it: nothing to ingest")
 

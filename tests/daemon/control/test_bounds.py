@@ -193,7 +193,8 @@ async def test_a_batch_of_many_empty_items_is_refused_before_it_is_looked_into(
     """Five million of them fit a message, and cost the daemon two gigabytes and a minute."""
     servicer, stub = reached
     kind = {"documents": control.Document, "pairs": control.Pair}[items]
-    good, many = (control.IngestRequest(**{items: [kind()] * n}) for n in (10_000, 10_001))
+    fields: list[dict[str, Any]] = [{items: [kind()] * n} for n in (10_000, 10_001)]
+    good, many = (control.IngestRequest(**one) for one in fields)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         async for _ in stub.Ingest(iter([good, many])):
             pass

@@ -84,13 +84,29 @@ def test_ingest_tells_of_pairs_that_name_no_document_here(
     daemon.repeated = 0
     daemon.unusable = 2
     ran = fedctl("ingest", tmp_path)
-    assert ran.code == Exit.OK
+    assert ran.code == Exit.PARTLY
     assert "3 pairs, of which 1 can be used: 2 name documents" in ran.out
     assert "(first: '[lift]'; is it 'lift.txt'?)" in ran.out
     daemon.unusable = 3
     ran = fedctl("ingest", tmp_path, "--json")
     assert (ran.code, ran.object["pairs"], ran.object["pairs_usable"]) == (Exit.PARTLY, 3, 0)
     assert (ran.object["unknown_document"], ran.object["known_document"]) == ("[lift]", "lift.txt")
+
+
+def test_a_collections_name_stands_before_all_ids(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "rules.txt").write_text("Locks keep the level of a canal.")
+    (tmp_path / "pairs_train.jsonl").write_text('{"query": "Who?", "doc_id": "rules.txt"}')
+    assert fedctl("ingest", tmp_path, "--collection", "canals/2024/").code == Exit.OK
+    (batch,) = [one for one in daemon.asked if isinstance(one, control.IngestRequest)]
+    assert [document.id for document in batch.documents] == ["canals/2024/rules.txt"]
+    assert [*batch.pairs[0].positives] == ["canals/2024/rules.txt"]
+    assert batch.documents[0].source == str(tmp_path / "rules.txt")
+    assert not batch.replace
+    for wrong in ("/", "a\nb", "x" * 101):
+        ran = fedctl("ingest", tmp_path, "--collection", wrong)
+        assert (ran.code, "no name of a collection" in ran.err) == (Exit.USAGE, True)
 
 
 def test_ingest_tells_how_the_librarys_pairs_are_split(
@@ -172,7 +188,8 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
 
     async def sent() -> list[control.IngestRequest]:
         turn = asyncio.Semaphore(1000)  # nobody answers here
-        return [batch async for batch in library._batches([tmp_path], so_far, watch, turn)]
+        named = library.Naming()
+        return [batch async for batch in library._batches([tmp_path], so_far, watch, turn, named)]
 
     assert len(asyncio.run(sent())) == len(seen) - 1 > 6, "the last one is empty"
     assert seen == sorted(seen) and seen[-1] == whole

@@ -8,7 +8,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -436,70 +435,24 @@ def test_a_damaged_library_is_explained(library: Library, path: Path) -> None:
         damaged.bm25("word1", 5)
 
 
-FORMAT_1 = """
-PRAGMA user_version = 1;
-CREATE TABLE document (
-  id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
-  digest BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE passage (
-  rowid INTEGER PRIMARY KEY AUTOINCREMENT,
-  id TEXT NOT NULL UNIQUE,
-  document_id TEXT NOT NULL REFERENCES document(id) ON DELETE CASCADE,
-  title TEXT NOT NULL, text TEXT NOT NULL,
-  content BLOB NOT NULL
-);
-CREATE INDEX passage_document ON passage(document_id);
-CREATE INDEX passage_content ON passage(content);
-CREATE VIRTUAL TABLE passage_words USING fts5(
-  title, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
-);
-CREATE TRIGGER passage_added AFTER INSERT ON passage BEGIN
-  INSERT INTO passage_words(rowid, title, text) VALUES (new.rowid, new.title, new.text);
-END;
-CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
-  INSERT INTO passage_words(passage_words, rowid, title, text)
-  VALUES ('delete', old.rowid, old.title, old.text);
-END;
-CREATE TABLE feature (
-  encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
-  PRIMARY KEY (encoder, content)
-);
-CREATE TABLE pair (
-  rowid INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,
-  query TEXT NOT NULL, split TEXT NOT NULL
-);
-CREATE TABLE pair_positive (
-  pair INTEGER NOT NULL REFERENCES pair(rowid) ON DELETE CASCADE,
-  position INTEGER NOT NULL, document_id TEXT NOT NULL,
-  PRIMARY KEY (pair, position)
-) WITHOUT ROWID;
-CREATE TABLE query_feature (
-  encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
-  PRIMARY KEY (encoder, content)
-);
-INSERT INTO document VALUES ('rope', 'Rope', '', x'00');
-INSERT INTO passage VALUES (7, 'rope@0', 'rope', 'Rope', 'Hemp rope is tarred.', x'AA');
-INSERT INTO feature VALUES (CAST('encoder' AS BLOB), x'AA', x'0000803F');
-"""
-
-
-def test_a_library_of_format_1_is_brought_up_to_date(path: Path) -> None:
-    """Made by hand as the first format was: no context, no place, words of title and text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FORMAT_1)
-    with Library.open(path, read_only=True) as library:
-        (passage,) = library.passages()
-        assert (passage.text, passage.context, passage.page) == ("Hemp rope is tarred.", "", 0)
-        assert passage.rowid == 7
-        assert [rowid for rowid, _ in library.bm25("tarred hemp", 5)] == [7]
-        labels, _ = library.features(b"encoder")
-        assert labels.tolist() == [7]
-    with Library.open(path) as library:
-        library.put_documents([SAIL], splitter=splitter())
-        assert library.delete_documents(["rope"]).passages == 1
-        assert 7 not in [rowid for rowid, _ in library.bm25("tarred hemp", 5)]
+def test_a_file_of_the_same_name_from_elsewhere_replaces_nothing_unasked(
+    library: Library,
+) -> None:
+    first = Document("rules.txt", "", "No fires.", source="/a/rules.txt", author="Harms")
+    other = Document("rules.txt", "", "No dogs.", source="/b/rules.txt", date="2024-05-01")
+    assert library.put_documents([first], splitter=splitter()).new == 1
+    counts = library.put_documents([other, SAIL], splitter=splitter())
+    assert (counts.changed, counts.unchanged, len(counts.refused)) == (0, 1, 1)
+    assert "rules.txt is here from /a/rules.txt" in counts.refused[0]
+    (kept,) = library.documents("rules.txt", "", 1)
+    assert (kept.source, kept.author, kept.date) == ("/a/rules.txt", "Harms", "")
+    moved = replace(first, source="/b/rules.txt")
+    assert library.put_documents([moved], splitter=splitter()).unchanged == 1
+    mended = replace(first, text="No fires at all.")
+    assert library.put_documents([mended], splitter=splitter()).changed == 1
+    assert library.put_documents([other], splitter=splitter(), replace=True).changed == 1
+    (kept,) = library.documents("rules.txt", "", 1)
+    assert (kept.source, kept.author, kept.date) == ("/b/rules.txt", "", "2024-05-01")
 
 
 def test_a_passage_keeps_its_place_and_is_found_by_what_stands_above(library: Library) -> None:
@@ -516,14 +469,6 @@ def test_a_passage_keeps_its_place_and_is_found_by_what_stands_above(library: Li
     assert [rowid for rowid, _ in library.bm25("galley", 1)] == [passage.rowid]
     moved = Document("ship", "", text, spans=(spans[0], replace(spans[1], page=4)))
     assert library.put_documents([moved], splitter=splitter()).changed == 1
-
-
-def test_a_library_of_a_later_format_is_left_alone(library: Library, path: Path) -> None:
-    library.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LibraryError, match="format 99, this program reads 2: use the version"):
-        Library.open(path)
 
 
 def test_a_missing_library_is_made_for_writing_and_missed_for_reading(tmp_path: Path) -> None:

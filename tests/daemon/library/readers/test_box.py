@@ -154,7 +154,8 @@ def test_a_reader_writes_calls_and_kills_nobody(folder: Path) -> None:
 
 def test_a_file_of_one_name_is_one_document_of_that_name(folder: Path) -> None:
     (folder / "a.txt").write_text("x")
-    assert list(boxed(folder, "a.txt")) == [Document("a.txt", "", "mine now")]
+    (told,) = boxed(folder, "a.txt")
+    assert told == Document("a.txt", "", "mine now", source=str(folder / "a.txt"))
 
 
 def test_what_is_attached_is_read_within_bounds(folder: Path) -> None:

@@ -1,0 +1,98 @@
+"""What a library holds, and says of itself: passages, documents without their text, counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from daemon.library.passages import Piece
+from daemon.library.readers.documents import Document, Kind, Place
+
+
+class Splitter(Protocol):
+    """How a document becomes passages; see `daemon.library.passages`."""
+
+    @property
+    def name(self) -> str:
+        """Names rule and budget: another name means that documents are split anew."""
+
+    def __call__(self, document: Document, /) -> list[Piece]:
+        """The document's passages, in reading order."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A retrievable piece of a document; ``rowid`` is its label in the dense index.
+
+    ``context``, ``kind``, ``page`` and ``place``: as in `daemon.library.passages.Piece`.
+    """
+
+    rowid: int
+    id: str
+    document_id: str
+    title: str
+    text: str
+    context: str = ""
+    kind: Kind = "text"
+    page: int = 0
+    place: Place | None = None
+
+    @property
+    def embedding_text(self) -> str:
+        """What the encoder reads for this passage."""
+        return embedding_text(self.title, self.text, self.context)
+
+
+@dataclass(frozen=True)
+class IngestCounts:
+    """What an ingest did to the documents; ``refused``: a line for each, with what to do."""
+
+    new: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RemovedCounts:
+    """What went; ``pairs``: those that none of the documents here answers any more."""
+
+    documents: int = 0
+    passages: int = 0
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A document of the library without its text; ``passages``: into how many it is cut.
+
+    The rest: as in `Document`.
+    """
+
+    id: str
+    title: str
+    split: str
+    passages: int
+    source: str = ""
+    author: str = ""
+    date: str = ""
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class LibraryCounts:
+    """Sizes of a library; a pair counts when one of its documents is here."""
+
+    documents: int = 0
+    passages: int = 0
+    pairs_train: int = 0
+    pairs_valid: int = 0
+    pairs_test: int = 0
+
+
+def embedding_text(title: str, text: str, context: str = "") -> str:
+    """Title, context and text on lines of their own; what the next begins with only once."""
+    for above in (context, title):
+        if above and not text.startswith(above):
+            text = f"{above}\n{text}"
+    return text
