@@ -13,14 +13,72 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.library.readers.documents import Attached, FileProblem, Item
+from daemon.library.readers.documents import Attached, FileProblem, Item, Read
 from daemon.library.readers.reader import Reader, Refused, Source, cause_of
 from daemon.library.readers.records import read_lines, read_packed_lines
-from daemon.library.readers.text import read_markdown, read_plain
+
+# What reads an office file is imported where one is read.
+
+
+def _docx(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.docx import read_docx
+
+    return read_docx(source)
+
+
+def _html(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.html import read_html
+
+    return read_html(source)
+
+
+def _markdown(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.text import read_markdown
+
+    return read_markdown(source)
+
+
+def _plain(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.text import read_plain
+
+    return read_plain(source)
+
+
+def _eml(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.mail import read_eml
+
+    return read_eml(source)
+
+
+def _pptx(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.pptx import read_pptx
+
+    return read_pptx(source)
+
+
+def _csv(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.sheets import read_csv
+
+    return read_csv(source)
+
+
+def _xlsx(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.sheets import read_xlsx
+
+    return read_xlsx(source)
+
 
 READERS = {
-    ".txt": Reader(blocks=read_plain),
-    ".md": Reader(blocks=read_markdown),
+    ".txt": Reader(blocks=_plain),
+    ".md": Reader(blocks=_markdown),
+    ".html": Reader(blocks=_html),
+    ".htm": Reader(blocks=_html),
+    ".docx": Reader(blocks=_docx),
+    ".pptx": Reader(blocks=_pptx),
+    ".xlsx": Reader(blocks=_xlsx),
+    ".csv": Reader(blocks=_csv),
+    ".tsv": Reader(blocks=_csv),
+    ".eml": Reader(blocks=_eml),
     ".jsonl": Reader(records=read_lines),
     ".jsonl.gz": Reader(records=read_packed_lines),
 }

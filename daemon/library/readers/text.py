@@ -1,39 +1,204 @@
-"""Reads .txt and .md: a file is a document."""
+"""Reads .txt and .md in any encoding; what other kinds of text are decoded by."""
 
 from __future__ import annotations
 
+import codecs
+import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import yaml
+from charset_normalizer import from_bytes
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from daemon.library.readers import documents
-from daemon.library.readers.documents import About, Block, Read
-from daemon.library.readers.reader import Refused, Source, decoded
+from daemon.library.readers.blocks import Rows, about, bounded, one_line
+from daemon.library.readers.documents import Block, Read
+from daemon.library.readers.reader import Refused, Source
 
-_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
+_BYTES_A_CHARACTER = 4  # at most, in any encoding
+_LOOKED_AT = 1 << 18  # bytes that an encoding is guessed from
+_MOST_LOST = 0.01  # of characters that may be unreadable
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16's does, so it comes before
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_MAGIC = (
+    (b"%PDF-", "a PDF"),
+    (b"PK\x03\x04", "an office file or a ZIP archive"),
+    (b"\xd0\xcf\x11\xe0", "an old office file"),
+    (b"\x89PNG", "a picture"),
+    (b"\xff\xd8\xff", "a picture"),
+    (b"GIF8", "a picture"),
+    (b"\x1f\x8b", "packed with gzip"),
+    (b"\x7fELF", "a program"),
+)
+# What the web's names mean by https://encoding.spec.whatwg.org/#names-and-labels, where Python
+# takes them more narrowly.
+_MEANT = {
+    **dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "cp1252"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "sjis", "x-sjis"), "cp932"),
+    **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987"), "cp949"),
+    **dict.fromkeys(("iso-8859-9",), "cp1254"),
+    **dict.fromkeys(("iso-8859-11", "tis-620"), "cp874"),
+}
+# Of Python's own encodings, those that a file in the world may say it has.
+_OF_THE_WORLD = re.compile(
+    r"(?:utf-?8|cp\d+|windows-?\d+|iso-?8859-?\d+|iso-2022-[jk][pr]|koi8-[rut]|gb18030|big5"
+    r"(?:-?hkscs)?|euc-?(?:jp|kr)|mac-?\w+|ibm\d+)\Z"
+)
+_FRONT = re.compile(r"\A---[ \t]*\n(.{0,65536}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+def decoded_as(raw: bytes, name: str) -> str | None:
+    """``raw`` by the encoding that it is said to have; None where that can't be."""
+    label = name.strip().lower()
+    meant = _MEANT.get(label, label)
+    if not _OF_THE_WORLD.match(meant) or raw.startswith(tuple(mark for mark, _ in _MARKS)):
+        return None
+    try:
+        return raw.decode(meant)
+    except (UnicodeDecodeError, LookupError):
+        return None
+
+
+def encoding_of(raw: bytes) -> str:
+    """The encoding of a text; Refused for what is no text.
+
+    A byte order mark says it; else it is UTF-8 where it can be, UTF-16 where every other byte
+    is zero, and what charset-normalizer finds most like a language.
+    """
+    for mark, name in _MARKS:
+        if raw.startswith(mark):
+            return name
+    kind = next((kind for magic, kind in _MAGIC if raw.startswith(magic)), "")
+    if kind:
+        raise Refused(f"{kind}, not text: give it its own ending")
+    if b"\0" in raw:
+        for at, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+            zeros, others = raw[at::2].count(0), raw[1 - at :: 2].count(0)
+            if zeros > len(raw) // 5 and not others:
+                return name
+        raise Refused("binary, not text (it has zero bytes): give it its own ending")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        begin = max(0, error.start - _LOOKED_AT // 2)
+        best = from_bytes(raw[begin : begin + _LOOKED_AT]).best()
+        if best is None:
+            raise Refused("binary, or text in no known encoding: save it as UTF-8") from None
+        return "cp1252" if best.encoding == "latin_1" else best.encoding
+    return "utf-8"
+
+
+def text_of(raw: bytes) -> str:
+    """The text of some bytes in any encoding, its lines ended by line feeds alone."""
+    text = raw.decode(encoding_of(raw), errors="replace")
+    if text.count("\ufffd") > _MOST_LOST * len(text):
+        raise Refused("binary, or text in no known encoding: save it as UTF-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def bytes_of(source: Source) -> bytes:
+    """All of a file of text; Refused where it has more than any text of the limit could."""
+    most = _BYTES_A_CHARACTER * documents.MAX_TEXT_BYTES
+    with source.open() as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise Refused(f"longer than {most >> 20} MiB: cut it into several files")
+    return raw
+
+
+def _whole(source: Source) -> str:
+    text = text_of(bytes_of(source))
+    if not text.strip():
+        raise Refused("only white space: nothing to ingest")
+    return text
+
+
+def paragraphs(text: str) -> Iterator[Block]:
+    """What stands between blank lines, as blocks."""
+    yield from (Block("text", part) for part in _BLANK.split(text) if part.strip())
 
 
 def read_plain(source: Source) -> Iterator[Read]:
-    """Text."""
-    yield Block("text", _text(source))
+    """The paragraphs of a text."""
+    yield from bounded(source, paragraphs(_whole(source)))
+
+
+# ---- Markdown ---------------------------------------------------------------
 
 
 def read_markdown(source: Source) -> Iterator[Read]:
-    """Text whose first heading is its title."""
-    text = _text(source)
-    heading = _HEADING.search(text)
-    if heading:
-        yield About(heading.group(1))
-    yield Block("text", text)
+    """What the front matter says, then headings, tables and everything else as it is written."""
+    text = _whole(source)
+    front = _FRONT.match(text)
+    if front:
+        yield from bounded(source, _front(front.group(1)))
+        text = text[front.end() :]
+    yield from bounded(source, _blocks(text))
 
 
-def _text(source: Source) -> str:
-    with source.open() as file:
-        raw = file.read(documents.MAX_TEXT_BYTES + 1)
-    if len(raw) > documents.MAX_TEXT_BYTES:
-        raise Refused(
-            f"longer than {documents.MAX_TEXT_BYTES >> 20} MiB: cut it into several files"
-        )
-    text = decoded(raw).strip()
-    if not text:
-        raise Refused("only white space: nothing to ingest")
-    return text
+def _blocks(text: str) -> Iterator[Block]:
+    """The outermost blocks of Markdown (CommonMark, and the tables of GitHub's)."""
+    # What is inside of lines is left as it is written, so it needn't be parsed.
+    parser = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"])
+    lines = text.split("\n")
+    tokens = parser.parse(text)
+    rows, cells = Rows(), list[str]()
+    for at, token in enumerate(tokens):
+        if token.type == "tr_open":
+            cells = []
+        elif token.type in ("th_close", "td_close"):
+            cells.append(tokens[at - 1].content)
+        elif token.type == "tr_close" and token.level == 2:
+            yield from rows.add(cells)
+        elif token.type == "table_close" and token.level == 0:
+            yield from rows.end()
+        elif token.level == 0 and token.map and token.type != "table_open":
+            yield from _block(token, tokens[at + 1 : at + 2], lines)
+
+
+def _block(token: Token, following: list[Token], lines: list[str]) -> Iterator[Block]:
+    begin, end = token.map or (0, 0)
+    if token.type == "heading_open":
+        yield Block("heading", one_line(following[0].content))
+    elif token.type == "html_block" and lines[begin].lstrip().startswith("<!--"):
+        return  # a comment
+    elif token.type != "hr":
+        yield Block("text", "\n".join(lines[begin:end]))
+
+
+def _front(text: str) -> Iterator[Read]:
+    """Front matter: what it says of the document, and its tags as words to be found by."""
+    try:
+        said = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):  # then it is text like other text
+        yield Block("text", text)
+        return
+    if not isinstance(said, Mapping):
+        yield Block("text", text)
+        return
+    names = {str(key).lower(): value for key, value in said.items() if isinstance(key, str)}
+    author = names.get("author", names.get("authors"))
+    yield from about(
+        _flat(names.get("title")),
+        _flat(author),
+        _flat(names.get("date")),
+        _flat(names.get("lang", names.get("language"))),
+    )
+    if tags := _flat(names.get("tags", names.get("keywords"))):
+        yield Block("text", f"tags: {tags}")
+
+
+def _flat(value: object) -> str:
+    """A plain value, or a list of them, as text; nothing of what is nested further."""
+    many = value if isinstance(value, list) else [value]
+    plain = (str, int, float, datetime.date)  # a moment is a date, too
+    return ", ".join(str(one) for one in many[:100] if isinstance(one, plain))

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from daemon.fedctl.commands import library
 from daemon.fedctl.terminal.output import Exit
+from daemon.library.readers.files import SUFFIXES
 from proto import control_pb2 as control
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
@@ -58,7 +59,7 @@ def test_a_folder_with_nothing_to_read_is_told(
     ran = fedctl("ingest", tmp_path, "--json")
     assert ran.code == Exit.USAGE
     assert ran.object["error"] == f"nothing was read: no files at {tmp_path}"
-    assert ".txt, .md, .jsonl, .jsonl.gz" in ran.object["remedy"]
+    assert ", ".join(SUFFIXES) in ran.object["remedy"]
 
 
 def test_ingest_tells_what_the_daemon_refused(
