@@ -75,6 +75,7 @@ class StatusReply(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     PAIRS_VALID_FIELD_NUMBER: _builtins.int
     AUDIT_BREAKS_FIELD_NUMBER: _builtins.int
+    INDEX_RECALL_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     """this site's id"""
     federation_id: _builtins.str
@@ -131,6 +132,8 @@ class StatusReply(_message.Message):
     """of the federation authority's certificate"""
     pairs_valid: _builtins.int
     """pairs by which this site judges what is trained"""
+    index_recall: _builtins.float
+    """share of the ten nearest passages that the index finds, measured when it was built; 0: none is open yet"""
     @_builtins.property
     def run(self) -> _federation_pb2.Run:
         """the run under way or the last one"""
@@ -177,10 +180,11 @@ class StatusReply(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         pairs_valid: _builtins.int = ...,
         audit_breaks: _abc.Iterable[Global___AuditBreak] | None = ...,
+        index_recall: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_breaks", b"audit_breaks", "audit_entries", b"audit_entries", "audit_head", b"audit_head", "authority_expires_unix_s", b"authority_expires_unix_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "certificate_expires_unix_s", b"certificate_expires_unix_s", "documents", b"documents", "encoder", b"encoder", "federation_id", b"federation_id", "head_round", b"head_round", "index_digest", b"index_digest", "index_recall", b"index_recall", "last_error", b"last_error", "loop_lag_max_ms", b"loop_lag_max_ms", "loop_lag_p50_ms", b"loop_lag_p50_ms", "loop_lag_p99_ms", b"loop_lag_p99_ms", "manifest_version", b"manifest_version", "model_digest", b"model_digest", "pairs_test", b"pairs_test", "pairs_train", b"pairs_train", "pairs_valid", b"pairs_valid", "passages", b"passages", "peers_connected", b"peers_connected", "peers_total", b"peers_total", "phase", b"phase", "resident_bytes", b"resident_bytes", "run", b"run", "site", b"site", "software_version", b"software_version", "uptime_s", b"uptime_s", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -827,6 +831,8 @@ class IngestProgress(_message.Message):
     UNKNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
     KNOWN_DOCUMENT_FIELD_NUMBER: _builtins.int
     PAIRS_REPEATED_FIELD_NUMBER: _builtins.int
+    INDEX_TOTAL_FIELD_NUMBER: _builtins.int
+    INDEX_BUILT_FIELD_NUMBER: _builtins.int
     documents_new: _builtins.int
     """of this call so far"""
     documents_changed: _builtins.int
@@ -849,6 +855,10 @@ class IngestProgress(_message.Message):
     """the id of one that is here and may be meant; empty: none"""
     pairs_repeated: _builtins.int
     """came again in this call: the same question with the same documents"""
+    index_total: _builtins.int
+    """passages of the index that is built; 0: what is new is only added to it"""
+    index_built: _builtins.int
+    """of those"""
     @_builtins.property
     def errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one line each: what was refused and why"""
@@ -868,10 +878,12 @@ class IngestProgress(_message.Message):
         unknown_document: _builtins.str = ...,
         known_document: _builtins.str = ...,
         pairs_repeated: _builtins.int = ...,
+        index_total: _builtins.int = ...,
+        index_built: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "known_document", b"known_document", "pairs", b"pairs", "pairs_repeated", b"pairs_repeated", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents_changed", b"documents_changed", "documents_new", b"documents_new", "documents_unchanged", b"documents_unchanged", "done", b"done", "errors", b"errors", "index_built", b"index_built", "index_total", b"index_total", "known_document", b"known_document", "pairs", b"pairs", "pairs_repeated", b"pairs_repeated", "pairs_usable", b"pairs_usable", "passages_embedded", b"passages_embedded", "passages_total", b"passages_total", "unknown_document", b"unknown_document"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

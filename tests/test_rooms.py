@@ -43,7 +43,7 @@ HOMES = {
         "crypto/identity/trust.py",
     ),
     "dp_accounting": ("crypto/privacy.py",),
-    "hnswlib": ("daemon/library/index.py",),
+    "hnswlib": ("daemon/library/graph.py",),
     "torch": MODELS,
     "transformers": MODELS,
     "peft": ("daemon/learning/",),

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.jobs.answering import Searched
-from daemon.learning.options import EmbeddingProgress
+from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.contents import Passage, StoredDocument
 from daemon.library.readers.documents import (
     KINDS,
@@ -116,9 +116,13 @@ class LibraryCalls(Calls):
     async def _indexed(
         self, state: control.IngestProgress, context: Context
     ) -> AsyncIterator[control.IngestProgress]:
-        async with watched(self._driver.collection.index, EmbeddingProgress) as (steps, work):
+        kinds = (EmbeddingProgress, IndexingProgress)
+        async with watched(self._driver.collection.index, *kinds) as (steps, work):
             async for step in steps:
-                state.passages_total, state.passages_embedded = step.total, step.done
+                if isinstance(step, EmbeddingProgress):
+                    state.passages_total, state.passages_embedded = step.total, step.done
+                elif isinstance(step, IndexingProgress):
+                    state.index_total, state.index_built = step.total, step.done
                 yield _with_errors(state, [])
             await self._answered(context, work)
         state.done = True

@@ -82,6 +82,7 @@ class StatusCalls(Calls):
                 *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
+            index_recall=driver.collection.index_recall,
         )
 
     def _open_breaks(self) -> list[BreakRecord]:

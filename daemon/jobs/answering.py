@@ -30,7 +30,8 @@ from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.contents import LibraryCounts
-from daemon.library.index import load_index
+from daemon.library.engines import Accuracy
+from daemon.library.index_folder import load_index
 from daemon.library.search import Ranked, RankingWeights
 from daemon.library.store import Library
 from daemon.library.titles import Titles
@@ -94,9 +95,10 @@ def open_version(
     model_digest: bytes,
     index_path: Path,
     generator: str = USUAL,
-) -> None:
+) -> Accuracy:
     """Make a model version with its index the one that answers, as the generator writes it.
 
+    Says how much of what it should find that index finds.
     What titles and words count in its answers is found on the site's pairs for validation, of
     which `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
@@ -120,6 +122,7 @@ def open_version(
     if previous is not None:
         previous.library.close()
     _open = _weighed(_open)
+    return index.base.accuracy
 
 
 def ask(question: str, top_k: int) -> Answered:

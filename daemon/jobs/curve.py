@@ -143,12 +143,12 @@ def _hits(
 
         return exact(vectors, *training_data.embedded(library, retriever))
     from daemon.evaluation.rankings import DEPTH
-    from daemon.library import index
+    from daemon.library import index_folder
 
-    path = index.index_path(root, embedded, library.content_digest())
+    path = index_folder.index_path(root, embedded, library.content_digest())
     try:
-        opened = index.load_index(path, embedded)
-    except index.IndexDamaged as error:
+        opened = index_folder.load_index(path, embedded)
+    except index_folder.IndexDamaged as error:
         raise NotIndexed(str(error)) from error
     labels, _ = opened.search(np.ascontiguousarray(vectors), DEPTH)
     return [list(row) for row in labels.tolist()]

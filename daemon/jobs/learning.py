@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from config.recipes import WITH_LORA_SERVER
-from crypto.arrays import Float32
+from crypto.arrays import Float32, Int64
 from crypto.durable import whole
 from crypto.quantize import LOSS_BOUND
 from daemon.evaluation.rankings import held_out
 from daemon.learning.options import (
     EmbeddingProgress,
     EpochProgress,
+    IndexingProgress,
     LearningError,
     RetrieverDescription,
     TrainingError,
@@ -147,27 +148,36 @@ def build_index(
 ) -> Path:
     """Index the library's passages as one model version embeds them; the index's folder.
 
-    A sound index of that version and those passages is left as it is. Raises
-    VersionError when the version is missing or damaged.
+    A sound index of that version and those passages is left as it is; from one of that version
+    and other passages what is still there is taken over. Reports `EmbeddingProgress` and
+    `IndexingProgress`. Raises VersionError when the version is missing or damaged.
     """
-    from daemon.library import index
+    from daemon.library import index, index_folder
 
     retriever = retriever_for(spec)
     layer_of(spec).prepare(spec, retriever, versions, model_digest)
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     with Library.open(library_path) as library:
         content_digest = library.content_digest()
-        path = index.index_path(index_root, embedded, content_digest)
+        path = index_folder.index_path(index_root, embedded, content_digest)
         try:
-            index.load_index(path, embedded, content_digest)
-        except index.IndexDamaged:
+            index_folder.load_index(path, embedded, content_digest)
+        except index_folder.IndexDamaged:
             pass  # missing or damaged: built below
         else:
             return path
         load_serving(spec, retriever, versions, model_digest)
-        labels, vectors = training_data.embedded(library, retriever)
-    built = index.build_index(labels, vectors, threads=spec.threads)
-    return built.save(index_root, embedded, content_digest)
+
+        def embed(labels: Int64) -> Float32:
+            return training_data.embedded(library, retriever, labels.tolist())[1]
+
+        built = index.update_index(
+            index_folder.newest_index(index_root, embedded),
+            index.Wanted(*library.contents(), embed, library.last_removal().hex()),
+            threads=spec.threads,
+            told=lambda done, total: report(IndexingProgress(done, total)),
+        )
+    return index_folder.save_index(built, index_root, embedded, content_digest)
 
 
 def train(

@@ -97,6 +97,13 @@ class EmbeddingProgress(NamedTuple):
     total: int
 
 
+class IndexingProgress(NamedTuple):
+    """Reported while an index is built: passages done, passages in all."""
+
+    done: int
+    total: int
+
+
 class EvaluationProgress(NamedTuple):
     """What an evaluation is at: its step, passages done, passages in all.
 

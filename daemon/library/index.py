@@ -1,86 +1,175 @@
-"""The dense index: nearest passages by cosine, in a graph on disk (hnswlib's only home).
+"""The dense index: nearest passages by cosine, changed in small steps, rebuilt now and then.
 
-An index is a folder of three files: ``index.hnsw``, the same vectors as an array
-(``vectors.npy``), and ``index.json``, which says what these two must be. hnswlib's loader
-trusts its input (with a wrong dimension it reads beyond its memory), so nothing is handed
-to it before one SHA-256 over files and description matches. A folder appears complete or
-not at all: files are written beside it, synced, then renamed.
+An index has three parts, so that a change of the library costs what changed and not what
+is there:
 
-The array is there for exact cosines of chosen passages: the graph gives a vector back in
-some 20 microseconds, the array, of which only what is read comes into memory, in one.
+- the *base*: most passages, found by an engine (`daemon.library.engines`) that takes long to build;
+- the *delta*: passages that came since, compared with one by one;
+- *tombstones*: labels of the base that are gone, and are never found again.
+
+When delta and tombstones are more than `_MOST_CHANGES` of the base, or all of it is quickly
+built, the base is built anew, and what is gone takes no space any more. How all this lies
+on the disk: `daemon.library.index_folder`.
+
+The base's vectors are kept as an array, too, for exact cosines of chosen passages: hnswlib
+gives a vector back in some 20 microseconds, the array, of which only what is read comes into
+memory, in one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from crypto.arrays import Float32, Int64
-from crypto.durable import clear, fsync
+from crypto.arrays import Float32, Int64, UInt8
+from daemon.library.engines import (
+    ENGINES,
+    USUAL_ENGINE,
+    Accuracy,
+    Neighbours,
+    compare_with_all,
+    measured,
+    unit,
+)
 
-if TYPE_CHECKING:
-    import hnswlib
-
-
-_M = 16  # links of a passage in each layer of the graph
-_EF_CONSTRUCTION = 256  # candidates looked at while linking a passage
-_EF_SEARCH = 128  # candidates looked at while searching, at least: more find more, slower
-_SEED = 20
-_GRAPH, _VECTORS, _DESCRIPTION = "index.hnsw", "vectors.npy", "index.json"
-_MAX_DESCRIPTION = 4096  # bytes
-
-
-class IndexDamaged(Exception):
-    """An index is missing, incomplete, altered or of another version: build it again."""
-
-
-@dataclass(frozen=True)
-class IndexDescription:
-    """What ``index.json`` says; digests in hexadecimal."""
-
-    model_digest: str  # of the model version that embedded the passages
-    content_digest: str  # of the library's passages
-    count: int  # passages
-    dimension: int  # of a vector
-    sha256: str = ""  # of the fields above and both files; see `_seal`
+CONTENT_BYTES = 32  # of the SHA-256 of what is embedded for a passage
+# Beyond this share of the base it is built anew. Until then a search compares with at most
+# as many vectors one by one, which takes a millisecond at 10,000 of 384 numbers.
+_MOST_CHANGES = 0.1
+_QUICKLY_BUILT = 1000  # passages: well below a second
 
 
-class DenseIndex:
+class DenseIndex(Protocol):
     """Labels (passage rowids) and their unit vectors, searchable by cosine."""
 
-    def __init__(self, graph: hnswlib.Index, labels: Int64, vectors: Float32) -> None:
-        """``labels`` [n] ascending, and their unit ``vectors`` [n, d], which the graph has too."""
-        self._graph = graph
-        self._labels = labels
-        self._vectors = vectors
-        self.count, self.dimension = vectors.shape
+    @property
+    def count(self) -> int:
+        """How many passages there are."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector."""
 
     def search(self, queries: Float32, k: int) -> tuple[Int64, Float32]:
         """The nearest passages of each query: labels [q, n] and cosines [q, n], best first.
 
-        ``queries`` is float32 [q, d]. n is ``k`` or, in a smaller index, all
-        there are.
+        ``queries`` is float32 [q, d]. n is ``k`` or, in a smaller index, all there are.
         """
+
+    def labels(self) -> Int64:
+        """The labels of all passages [count], ascending."""
+
+    def holds(self, labels: Sequence[int]) -> list[bool]:
+        """Which of these labels are in the index."""
+
+    def vectors(self, labels: Int64) -> Float32:
+        """The unit vectors [n, d] of those labels, which must be in the index."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Passages as one model version embeds them; ``labels`` [n] ascend.
+
+    ``contents`` [n, 32]: SHA-256 of what was embedded. ``vectors`` [n, d] of length 1.
+    """
+
+    labels: Int64
+    contents: UInt8
+    vectors: Float32
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, rows: Int64) -> Embedded:
+        """Those in these rows."""
+        return Embedded(self.labels[rows], self.contents[rows], self.vectors[rows])
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a base lies on the disk, and the SHA-256 of each of its files, in hexadecimal."""
+
+    folder: Path
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The part of an index that is built at once; ``removal`` as in `Library.last_removal`."""
+
+    engine: str
+    neighbours: Neighbours
+    embedded: Embedded
+    accuracy: Accuracy
+    removal: str = ""
+    stored: Stored | None = None  # None: nowhere yet
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an index is to hold: ``labels`` [n] ascending with ``contents`` [n, 32].
+
+    ``embed``: unit vectors [m, d] of those labels. ``removal``: as in `Library.last_removal`.
+    """
+
+    labels: Int64
+    contents: UInt8
+    embed: Callable[[Int64], Float32]
+    removal: str = ""
+
+
+class UpdatableIndex:
+    """A `DenseIndex` of base, delta and tombstones; changed by `update_index` into another."""
+
+    def __init__(self, base: Base, delta: Embedded, gone: Int64) -> None:
+        """``delta``: passages beside the base; ``gone``: labels of the base, ascending.
+
+        A label in both base and delta must be gone from the base.
+        """
+        self.base, self.delta, self.gone = base, delta, gone
+        base.neighbours.hide(gone)
+        live = np.flatnonzero(~np.isin(base.embedded.labels, gone))
+        beside = len(base.embedded) + np.arange(len(delta))
+        labels = np.concatenate([base.embedded.labels[live], delta.labels])
+        order = np.argsort(labels)
+        self._labels = labels[order]
+        self._rows = np.concatenate([live, beside])[order]  # of each: in the base, then the delta
+
+    @property
+    def count(self) -> int:
+        """How many passages there are."""
+        return len(self._labels)
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector."""
+        return int(self.base.embedded.vectors.shape[1])
+
+    def search(self, queries: Float32, k: int) -> tuple[Int64, Float32]:
+        """As `DenseIndex`; the best of base and delta, by their cosines."""
         if queries.ndim != 2 or (self.count and queries.shape[1] != self.dimension):
             raise ValueError(f"expected queries [q, {self.dimension}], got {queries.shape}")
-        n = min(k, self.count)
-        while n > 0:
-            # hnswlib refuses ef < k; and it raises when its graph reaches fewer
-            # than n passages, as it may with many equal vectors: ask for fewer.
-            self._graph.set_ef(max(_EF_SEARCH, n))
-            try:
-                labels, distances = self._graph.knn_query(queries, k=n, num_threads=1)
-            except RuntimeError:
-                n //= 2
-                continue
-            return labels.astype(np.int64), (1.0 - distances).astype(np.float32)
-        return np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32)
+        n = max(0, min(k, self.count))
+        labels, cosines = self._in_base(queries, min(n, self.count - len(self.delta)))
+        if not len(self.delta):
+            return labels, cosines
+        beside = compare_with_all(queries, self.delta.labels, self.delta.vectors, n)
+        labels = np.concatenate([labels, beside[0]], axis=1)
+        cosines = np.concatenate([cosines, beside[1]], axis=1)
+        best = np.argsort(-cosines, axis=1, kind="stable")[:, :n]
+        return np.take_along_axis(labels, best, 1), np.take_along_axis(cosines, best, 1)
+
+    def _in_base(self, queries: Float32, n: int) -> tuple[Int64, Float32]:
+        breadth = self.base.accuracy.breadth
+        found = self.base.neighbours.nearest(queries, n, breadth) if breadth and n else None
+        if found is not None:
+            return found
+        embedded = self.base.embedded
+        return compare_with_all(queries, embedded.labels, embedded.vectors, n, without=self.gone)
 
     def labels(self) -> Int64:
         """The labels of all passages [count], ascending."""
@@ -96,138 +185,120 @@ class DenseIndex:
 
     def vectors(self, labels: Int64) -> Float32:
         """The unit vectors [n, d] of those labels, which must be in the index."""
-        return np.asarray(self._vectors[np.searchsorted(self._labels, labels)])
+        rows = self._rows[np.searchsorted(self._labels, labels)]
+        mine = self.base.embedded
+        if not len(self.delta):
+            return np.asarray(mine.vectors[rows])
+        found = np.empty((len(rows), self.dimension), np.float32)
+        beside = rows >= len(mine)
+        found[~beside] = mine.vectors[rows[~beside]]
+        found[beside] = self.delta.vectors[rows[beside] - len(mine)]
+        return found
 
-    def save(self, root: Path, model_digest: bytes, content_digest: bytes) -> Path:
-        """Write the index under ``root`` atomically; the folder it is in.
-
-        A sound index of the same name is left as it is, a damaged one replaced.
-        """
-        final = index_path(root, model_digest, content_digest)
-        try:
-            load_index(final, model_digest, content_digest)
-        except IndexDamaged:
-            clear(final)
-        else:
-            return final
-        root.mkdir(parents=True, exist_ok=True)
-        # One process writes below root: a leftover is of a crash.
-        temporary = root / f".{final.name}"
-        clear(temporary)
-        temporary.mkdir()
-        graph = temporary / _GRAPH
-        self._graph.save_index(str(graph))
-        np.save(temporary / _VECTORS, self._vectors, allow_pickle=False)
-        description = IndexDescription(
-            model_digest.hex(), content_digest.hex(), self.count, self.dimension
-        )
-        description = replace(description, sha256=_seal(description, temporary))
-        (temporary / _DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
-        for path in (graph, temporary / _VECTORS, temporary / _DESCRIPTION, temporary):
-            fsync(path)
-        temporary.rename(final)
-        fsync(root)
-        return final
+    def contents(self) -> UInt8:
+        """[count, 32] what was embedded for each of `labels`."""
+        both = np.concatenate([self.base.embedded.contents, self.delta.contents])
+        return np.asarray(both[self._rows])
 
 
-def build_index(labels: Int64, vectors: Float32, *, threads: int = 1) -> DenseIndex:
-    """Index unit vectors [n, d] under ``labels`` [n] (passage rowids, unique).
+def build_index(
+    labels: Int64,
+    vectors: Float32,
+    *,
+    contents: UInt8 | None = None,
+    removal: str = "",
+    threads: int = 1,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+    engine: str = USUAL_ENGINE,
+) -> UpdatableIndex:
+    """Index vectors [n, d] under ``labels`` [n] (passage rowids, unique), all in the base.
 
-    With one thread the graph is the same each time. No vectors make an index
-    that finds nothing.
+    No vectors make an index that finds nothing. Without ``contents`` [n, 32] nothing of it
+    is taken over into a later one. ``told``: passages done, and in all. Raises ValueError.
     """
     if vectors.ndim != 2 or labels.shape != (len(vectors),):
         raise ValueError(f"expected labels [n] and vectors [n, d], got {vectors.shape}")
-    if not np.isfinite(vectors).all():
-        raise ValueError("vectors to index must be finite; these have NaN or infinity")
-    count, dimension = len(vectors), max(1, vectors.shape[1])
-    graph = _new_graph(dimension)
-    graph.init_index(
-        max_elements=max(1, count), M=_M, ef_construction=_EF_CONSTRUCTION, random_seed=_SEED
-    )
-    if count:
-        graph.add_items(vectors, labels, num_threads=threads)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if contents is None:
+        contents = np.zeros((len(labels), CONTENT_BYTES), np.uint8)
     order = np.argsort(labels)
-    unit = (vectors / np.where(lengths > 0.0, lengths, 1.0))[order].astype("<f4")
-    return DenseIndex(graph, labels[order], unit.reshape(count, dimension))
+    embedded = Embedded(labels[order], contents[order], unit(vectors)[order])
+    neighbours = ENGINES[engine].build(
+        embedded.labels, embedded.vectors, threads=threads, told=told
+    )
+    accuracy = measured(neighbours, embedded.labels, embedded.vectors)
+    base = Base(engine, neighbours, embedded, accuracy, removal)
+    nothing = np.zeros(0, np.int64)
+    return UpdatableIndex(base, embedded.at(nothing), nothing)
 
 
-def index_path(root: Path, model_digest: bytes, content_digest: bytes) -> Path:
-    """Where the index of that model version and those passages lies."""
-    return root / f"{model_digest.hex()}-{content_digest.hex()[:16]}"
+def update_index(
+    previous: UpdatableIndex | None,
+    wanted: Wanted,
+    *,
+    threads: int = 1,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+    engine: str = USUAL_ENGINE,
+) -> UpdatableIndex:
+    """An index of what is wanted, from an earlier one of the same model version.
 
-
-def load_index(path: Path, model_digest: bytes, content_digest: bytes | None = None) -> DenseIndex:
-    """Open the index in the folder ``path``; raises IndexDamaged unless all of it fits.
-
-    Without ``content_digest`` the passages it was built of are not compared.
+    Only what is new is embedded. A passage is the same where label *and* content are: a
+    library that was restored, or began anew, gives labels a second time. The base is built
+    anew where `_stays` says so. ``previous`` is used up: what is gone, it doesn't find, too.
     """
-    described = _read_description(path)
-    if described.model_digest != model_digest.hex():
-        raise IndexDamaged(f"index {path} is of another model version: build it again")
-    if content_digest is not None and described.content_digest != content_digest.hex():
-        raise IndexDamaged(f"index {path} is of other passages: build it again")
-    try:
-        seal = _seal(described, path)
-    except OSError as error:
-        raise IndexDamaged(f"index {path} can't be read ({error}): build it again") from error
-    if seal != described.sha256:
-        raise IndexDamaged(f"index {path} is damaged (its SHA-256 differs): build it again")
-    graph = _new_graph(described.dimension)
-    try:
-        graph.load_index(str(path / _GRAPH), max_elements=max(1, described.count))
-    except RuntimeError as error:
-        raise IndexDamaged(f"index {path} can't be loaded ({error}): build it again") from error
-    if graph.get_current_count() != described.count:
-        raise IndexDamaged(f"index {path} holds another number of passages: build it again")
-    labels = np.sort(np.array(graph.get_ids_list(), dtype=np.int64))
-    # Sealed, so it is what was saved. It may be removed while it is read: it stays mapped.
-    vectors = np.load(path / _VECTORS, mmap_mode="r", allow_pickle=False)
-    return DenseIndex(graph, labels, vectors)
+    if previous is None:
+        known = np.zeros(len(wanted.labels), bool)
+    else:
+        places = np.searchsorted(previous.labels(), wanted.labels)
+        known = np.array(previous.holds(wanted.labels.tolist()), bool)
+        same = previous.contents()[places[known]] == wanted.contents[known]
+        known[known] = same.all(axis=1)
+    kept, new = wanted.labels[known], wanted.labels[~known]
+    if previous is None or not len(kept):
+        vectors = wanted.embed(wanted.labels)
+    else:
+        fresh = wanted.embed(new) if len(new) else np.zeros((0, previous.dimension), "<f4")
+        added = Embedded(new, wanted.contents[~known], unit(fresh))
+        changed = _with_changes(previous, kept, added)
+        if _stays(changed, wanted, engine):
+            return changed
+        vectors = np.empty((len(wanted.labels), previous.dimension), "<f4")
+        vectors[known], vectors[~known] = previous.vectors(kept), added.vectors
+    return build_index(
+        wanted.labels,
+        vectors,
+        contents=wanted.contents,
+        removal=wanted.removal,
+        threads=threads,
+        told=told,
+        engine=engine,
+    )
 
 
-def remove_other_indexes(root: Path, keep: Collection[Path]) -> None:
-    """Delete the indexes under ``root`` except those at ``keep``."""
-    if not root.is_dir():
-        return
-    for path in root.iterdir():
-        if path.is_dir() and path not in keep:
-            clear(path)
+def _with_changes(previous: UpdatableIndex, kept: Int64, added: Embedded) -> UpdatableIndex:
+    mine, beside = previous.base.embedded.labels, previous.delta
+    in_delta = np.isin(beside.labels, kept)
+    stays = beside.at(np.flatnonzero(in_delta))
+    # A label that is kept in the delta may be in the base, too, with a text that is gone.
+    still = np.isin(mine, np.setdiff1d(kept, stays.labels)) & ~np.isin(mine, previous.gone)
+    joined = Embedded(
+        np.concatenate([stays.labels, added.labels]),
+        np.concatenate([stays.contents, added.contents]),
+        np.concatenate([stays.vectors, added.vectors]),
+    )
+    return UpdatableIndex(
+        previous.base, joined.at(np.argsort(joined.labels)), np.asarray(mine[~still])
+    )
 
 
-def _new_graph(dimension: int) -> hnswlib.Index:
-    # Here, not at the top: the daemon's main process names IndexDamaged and the
-    # paths, and must not load native code that reads files.
-    import hnswlib
+def _stays(index: UpdatableIndex, wanted: Wanted, engine: str) -> bool:
+    """Whether the base goes on. Not where a document was removed from the library since.
 
-    return hnswlib.Index(space="cosine", dim=dimension)
-
-
-def _read_description(path: Path) -> IndexDescription:
-    try:
-        with (path / _DESCRIPTION).open("rb") as file:
-            fields = json.loads(file.read(_MAX_DESCRIPTION))
-        described = IndexDescription(**fields)
-    except OSError as error:
-        raise IndexDamaged(f"no index at {path} ({error.strerror}): build it") from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise IndexDamaged(f"index {path} has a damaged description: build it again") from error
-    texts = (described.model_digest, described.content_digest, described.sha256)
-    numbers = (described.count, described.dimension)
-    if not all(isinstance(text, str) for text in texts) or not all(
-        type(number) is int and number >= 0 for number in numbers
-    ):
-        raise IndexDamaged(f"index {path} has a damaged description: build it again")
-    return described
-
-
-def _seal(described: IndexDescription, folder: Path) -> str:
-    """SHA-256 over what the description says and those of both files."""
-    fields = [described.model_digest, described.content_digest]
-    numbers = [described.count, described.dimension]
-    files = []
-    for name in (_GRAPH, _VECTORS):
-        with (folder / name).open("rb") as file:
-            files.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hashlib.sha256(json.dumps([*fields, *numbers, *files]).encode()).hexdigest()
+    Then its vectors are to be in no file; a tombstone would leave them in the base.
+    """
+    changes = len(index.delta) + len(index.gone)
+    return (
+        changes <= _MOST_CHANGES * len(index.base.embedded)
+        and index.count >= _QUICKLY_BUILT
+        and index.base.removal == wanted.removal
+        and index.base.engine == engine
+    )

@@ -24,6 +24,9 @@ CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
   VALUES ('delete', old.rowid, old.title, old.context, old.text);
 END;
 """
+# Drawn anew whenever documents are removed; one row, or none. What was derived from the
+# library before may hold something of them.
+_REMOVAL = "CREATE TABLE removal (token BLOB NOT NULL);\n"
 _SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
@@ -63,7 +66,7 @@ CREATE TABLE query_feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
-"""
+{_REMOVAL}"""
 
 
 # From format 1, which knew of no context and no place.
@@ -146,7 +149,7 @@ def _migrate(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)) as writing:
         try:
             writing.executescript(
-                f"BEGIN IMMEDIATE; {_MIGRATION} {_WORDS} {_REBUILD}"
+                f"BEGIN IMMEDIATE; {_MIGRATION} {_REMOVAL} {_WORDS} {_REBUILD}"
                 f" PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
             )
         except sqlite3.OperationalError:

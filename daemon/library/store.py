@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from crypto.arrays import Float32, Int64
+from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.contents import (
     IngestCounts,
     LibraryCounts,
@@ -177,6 +177,9 @@ class Library:
                 dropped |= self._remove(document_id)
             self._drop_features(dropped)
             pairs = self._drop_pairs_of(removed)
+            if removed:
+                self._db.execute("DELETE FROM removal")
+                self._db.execute("INSERT INTO removal VALUES (randomblob(16))")
             # It marks words that are gone, and keeps them until its parts are merged.
             self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
         return RemovedCounts(len(removed), passages, pairs)
@@ -398,12 +401,18 @@ class Library:
                 ],
             )
 
-    def features(self, encoder_digest: bytes) -> tuple[Int64, Float32]:
-        """Labels [n] and cached vectors [n, d] of all passages that have one, by rowid."""
+    def features(
+        self, encoder_digest: bytes, rowids: Sequence[int] | None = None
+    ) -> tuple[Int64, Float32]:
+        """Labels [n] and cached vectors [n, d] of all passages that have one, by rowid.
+
+        With ``rowids`` of these alone.
+        """
         rows = self._rows(
             "SELECT p.rowid, f.vector FROM passage p"
-            " JOIN feature f ON f.encoder = ? AND f.content = p.content ORDER BY p.rowid",
-            (encoder_digest,),
+            " JOIN feature f ON f.encoder = ?1 AND f.content = p.content"
+            " WHERE ?2 IS NULL OR p.rowid IN (SELECT value FROM json_each(?2)) ORDER BY p.rowid",
+            (encoder_digest, None if rowids is None else json.dumps(list(rowids))),
         )
         labels = np.array([rowid for rowid, _ in rows], dtype=np.int64)
         return labels, _matrix([vector for _, vector in rows])
@@ -493,14 +502,29 @@ class Library:
         """The labels of all passages, ascending."""
         return [rowid for (rowid,) in self._rows("SELECT rowid FROM passage ORDER BY rowid", ())]
 
+    def contents(self) -> tuple[Int64, UInt8]:
+        """The labels of all passages [n], ascending, and SHA-256 of what is embedded [n, 32]."""
+        rows = self._rows("SELECT rowid, content FROM passage ORDER BY rowid", ())
+        digests = np.frombuffer(b"".join(content for _, content in rows), np.uint8)
+        return np.array([rowid for rowid, _ in rows], np.int64), digests.reshape(len(rows), 32)
+
+    def last_removal(self) -> bytes:
+        """Another one after each removal of documents; empty where there was none."""
+        rows = self._rows("SELECT token FROM removal", ())
+        return bytes(rows[0][0]) if rows else b""
+
     def content_digest(self) -> bytes:
-        """SHA-256 over labels and embedded texts: an index with another one is stale."""
+        """SHA-256 over labels, embedded texts and the last removal.
+
+        An index with another one is stale, or may hold what was removed.
+        """
         digest = hashlib.sha256(b"hanse-library-v1\0")
         with explained(self._path):
             for rowid, content in self._db.execute(
                 "SELECT rowid, content FROM passage ORDER BY rowid"
             ):
                 digest.update(rowid.to_bytes(8, "little") + content)
+        digest.update(self.last_removal())
         return digest.digest()
 
     def _rows(self, query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:

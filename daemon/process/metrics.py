@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from proto.control_pb2 import StatusReply
 
-Unit = Literal["count", "bytes", "seconds", "milliseconds", "unix seconds"]
+Unit = Literal["count", "bytes", "seconds", "milliseconds", "unix seconds", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,14 @@ METRICS = (
         lambda s: s.passages,
         row="library",
         phrase="{} passages",
+    ),
+    Metric(
+        "hanse_index_recall_ratio",
+        "Share of the ten nearest passages that the index finds, measured when it was built.",
+        "ratio",
+        lambda s: s.index_recall,
+        row="index",
+        phrase="recall@10 {}",
     ),
     Metric(
         "hanse_pairs_train",

@@ -13,17 +13,18 @@ Outcome = TypeVar("Outcome")
 
 @asynccontextmanager
 async def watched(
-    begin: Callable[[Callable[[object], None]], Coroutine[Any, Any, Outcome]], kind: type[Step]
+    begin: Callable[[Callable[[object], None]], Coroutine[Any, Any, Outcome]],
+    *kinds: type[Step],
 ) -> AsyncIterator[tuple[AsyncIterator[Step], asyncio.Task[Outcome]]]:
     """Begin, and give it up when the block is left early: steps, and the task that they are of.
 
-    ``begin`` gets who listens; of what it tells, what is of ``kind`` are the steps. They
+    ``begin`` gets who listens; of what it tells, what is of these ``kinds`` are the steps. They
     end when the work does, whose result or refusal is the task's.
     """
     steps: asyncio.Queue[Step | None] = asyncio.Queue()
 
     def listener(item: object) -> None:
-        if isinstance(item, kind):
+        if isinstance(item, kinds):
             steps.put_nowait(item)
 
     work = asyncio.create_task(begin(listener))

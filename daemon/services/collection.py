@@ -31,7 +31,8 @@ from daemon.library.contents import (
     RemovedCounts,
     StoredDocument,
 )
-from daemon.library.index import IndexDamaged
+from daemon.library.engines import LEAST_RECALL
+from daemon.library.index_folder import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
@@ -51,6 +52,13 @@ _LONGEST_RETRY_S = 300.0
 _SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
 # What indexing may fail with; the old version goes on answering.
 _FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
+
+
+_MISSES = (
+    "the index misses nearest passages, so questions look at more of them (breadth; 0: at all) and "
+    "take longer: if that is too long, look for passages that are there many times over, or train "
+    "on: vectors that an untrained model scatters are hard to search"
+)
 
 
 class NotIndexedYet(Exception):
@@ -94,6 +102,7 @@ class Collection:
         self.library_path = state.library
         self.served_digest = b""
         self.served_index: Path | None = None  # its folder; None: none is open yet
+        self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet
         self.last_error = ""
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
@@ -106,6 +115,7 @@ class Collection:
         self._wanted_digest = b""
         self._dirty = asyncio.Event()
         self._settled = asyncio.Event()
+        self._watching: list[Callable[[object], None]] = []  # how an index is made
 
     async def prepare(self) -> None:
         """Make the library where there is none yet."""
@@ -145,7 +155,11 @@ class Collection:
             listener, learning_jobs.embed_passages, self._spec, self.library_path
         )
         self.adopt(self._wanted_digest)
-        await self._settled.wait()
+        self._watching.append(listener)
+        try:
+            await self._settled.wait()
+        finally:
+            self._watching.remove(listener)
         await self.recount()
         self._listeners.changed()
         if self.last_error:
@@ -273,7 +287,8 @@ class Collection:
             _index_at, self._index_root, self.library_path, self._spec, digest
         )
         if not await self._opened(digest, path):
-            path = await self._learning.run(
+            path = await self._learning.run_reporting(
+                self._tell,
                 learning_jobs.build_index,
                 self._spec,
                 self.library_path,
@@ -284,6 +299,10 @@ class Collection:
             await self._open(digest, path)
         await asyncio.to_thread(_remove_others, self._index_root, path)
         log.info("new version answers", model=digest.hex()[:12])
+
+    def _tell(self, step: object) -> None:
+        for listener in self._watching:
+            listener(step)
 
     async def _opened(self, digest: bytes, path: Path) -> bool:
         """Whether a sound index lies there: then nothing waits for the learning worker."""
@@ -297,7 +316,7 @@ class Collection:
         return True
 
     async def _open(self, digest: bytes, path: Path) -> None:
-        await self._answering.run(
+        accuracy = await self._answering.run(
             answering_jobs.open_version,
             self._spec,
             self.library_path,
@@ -306,7 +325,10 @@ class Collection:
             path,
             self._settings.generator,
         )
+        if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
+            log.warning(_MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
         self.served_digest, self.served_index = digest, path
+        self.index_recall = accuracy.recall
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""
@@ -403,7 +425,7 @@ class Collection:
 
 
 def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes) -> Path:
-    from daemon.library.index import index_path
+    from daemon.library.index_folder import index_path
 
     embedded = embedded_by(spec.personal, spec.personal_folder, digest)
 
@@ -412,6 +434,6 @@ def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes
 
 
 def _remove_others(root: Path, keep: Path) -> None:
-    from daemon.library.index import remove_other_indexes
+    from daemon.library.index_folder import remove_other_indexes
 
     remove_other_indexes(root, {keep})

@@ -29,7 +29,7 @@ from daemon.answering.answering import OpenVersion
 from daemon.jobs import answering as jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.index import DenseIndex
+from daemon.library.index import UpdatableIndex
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
 from daemon.library.store import Library
@@ -47,18 +47,17 @@ CONTROL = "scan of all vectors, same words ranking and generator"
 Seconds = NDArray[np.float64]
 
 
-class ScanIndex(DenseIndex):
+class ScanIndex(UpdatableIndex):
     """The control: exact neighbours, by comparing with every vector."""
 
-    def __init__(self, labels: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        self._labels, self._vectors = labels, vectors
-        self.count, self.dimension = vectors.shape
+    def __init__(self, of: UpdatableIndex, vectors: NDArray[np.float32]) -> None:
+        super().__init__(of.base, of.delta, of.gone)
+        self._vectors = vectors  # in memory, by label
 
     def search(
-        self, queries: NDArray[np.float32], k: int, *, ef: int = 0
+        self, queries: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The ``k`` nearest of each query: labels [q, k] and cosines [q, k]."""
-        del ef  # a scan leaves nothing out
         cosines = queries @ self._vectors.T  # [q, n]
         nearest = np.argpartition(-cosines, k, axis=1)[:, :k]
         order = np.take_along_axis(nearest, np.argsort(-np.take_along_axis(cosines, nearest, 1)), 1)
@@ -136,9 +135,10 @@ def _scan() -> OpenVersion:
     global _scanning
     if _scanning is None:
         version = jobs._opened()
-        labels, features = version.library.features(version.retriever.encoder.digest)
+        _, features = version.library.features(version.retriever.encoder.digest)
         vectors = version.retriever.embed_passages([], features)
-        _scanning = replace(version, index=ScanIndex(labels, vectors))
+        assert isinstance(version.index, UpdatableIndex)
+        _scanning = replace(version, index=ScanIndex(version.index, vectors))
     return _scanning
 
 

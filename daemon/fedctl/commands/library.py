@@ -69,6 +69,8 @@ class Ingested:
     pairs_here: dict[str, int] = field(default_factory=dict)  # that the library has, by split
     passages_total: int = 0
     passages_embedded: int = 0
+    index_total: int = 0
+    index_built: int = 0
     done: bool = False
     bytes_read: int = 0
     bytes_total: int = 0
@@ -94,6 +96,7 @@ class Ingested:
         self.known_document = progress.known_document
         self.passages_total = progress.passages_total
         self.passages_embedded = progress.passages_embedded
+        self.index_total, self.index_built = progress.index_total, progress.index_built
         self.done = progress.done
         self.problems.extend(
             {"path": "", "line": None, "page": None, "cause": e} for e in progress.errors
@@ -101,7 +104,13 @@ class Ingested:
 
 
 Watcher = Callable[[Ingested], None]
-_ON_THE_WAY = ("done", "bytes_read", "bytes_total")  # what is no result
+_ON_THE_WAY = (
+    "done",
+    "bytes_read",
+    "bytes_total",
+    "index_total",
+    "index_built",
+)  # what is no result
 
 
 @topic.command("ingest")
@@ -202,6 +211,7 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
     )
     reading = bars.add_task("read", total=None, count="")
     embedding = bars.add_task("passages embedded", total=None, count="")
+    indexing = bars.add_task("passages indexed", total=None, count="", visible=False)
 
     async with connected(socket_path(session)) as daemon, remarks(session) as now_at:
 
@@ -214,6 +224,12 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
             count = f"{done} of {total}" if total else ""
             bars.update(embedding, completed=done, total=total or None, count=count)
             now_at(f"passages embedded: {count}" if total else f"read: {read}")
+            if done_of := so_far.index_total:
+                count = f"{so_far.index_built} of {done_of}"
+                bars.update(
+                    indexing, completed=so_far.index_built, total=done_of, count=count, visible=True
+                )
+                now_at(f"passages indexed: {count}")
 
         with bars:
             ingested = await send(daemon, paths, watch, naming)

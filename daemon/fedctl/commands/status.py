@@ -45,6 +45,7 @@ _WRITTEN: dict[metrics.Unit, Callable[[float], str]] = {
     "seconds": duration,
     "milliseconds": lambda number: f"{number:.1f} ms",
     "unix seconds": lambda number: _expires_in(int(number)),
+    "ratio": lambda number: f"{number:.3f}",
 }
 
 

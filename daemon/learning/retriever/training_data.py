@@ -122,13 +122,18 @@ def embed_missing(library: Library, retriever: Retriever) -> int:
     return len(missing)
 
 
-def embedded(library: Library, retriever: Retriever) -> tuple[Rows, Float32]:
-    """Labels [n] and current vectors [n, d] of every passage."""
+def embedded(
+    library: Library, retriever: Retriever, rowids: Sequence[int] | None = None
+) -> tuple[Rows, Float32]:
+    """Labels [n], ascending, and current vectors [n, d] of every passage, or of these."""
     if retriever.uses_features:
         embed_missing(library, retriever)
-        labels, features = library.features(retriever.encoder.digest)
+        labels, features = library.features(retriever.encoder.digest, rowids)
         return labels, retriever.embed_passages([], features)
-    passages = library.passages()
+    if rowids is None:
+        passages = library.passages()
+    else:
+        passages = sorted(library.passages_by_rowid(rowids).values(), key=lambda one: one.rowid)
     vectors = np.zeros((len(passages), retriever.encoder.dimension), dtype=np.float32)
     for start in range(0, len(passages), _SLICE):
         some = [passage.embedding_text for passage in passages[start : start + _SLICE]]

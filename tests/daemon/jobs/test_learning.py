@@ -25,7 +25,7 @@ from daemon.learning.options import (
 )
 from daemon.learning.retriever import training
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.index import load_index
+from daemon.library.index_folder import load_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs import made

@@ -14,6 +14,7 @@ from crypto.disclosure import BucketTable, Projections
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
 from daemon.library.index import build_index
+from daemon.library.index_folder import save_index
 from daemon.library.passages import Piece
 from daemon.library.readers.documents import Document
 from daemon.library.store import Library
@@ -56,7 +57,7 @@ def shelf(tmp_path: Path) -> Shelf:
         )
         labels = np.array([passage.rowid for passage in library.passages()], dtype=np.int64)
         content = library.content_digest()
-    path = build_index(labels, units(40)).save(tmp_path / "index", DIGEST, content)
+    path = save_index(build_index(labels, units(40)), tmp_path / "index", DIGEST, content)
     return Shelf(tmp_path / "library.sqlite3", path, DIGEST, (), 0.05, BITS, b"s" * 32)
 
 
@@ -123,9 +124,8 @@ def test_noise_belongs_to_what_is_embedded_and_not_to_its_label(tmp_path: Path) 
             library.put_documents((Document(t, "", t, "train") for t in texts), splitter=Whole())
             labels = np.array(list(library.labels("train")), dtype=np.int64)
             same = np.tile(units(1), (2, 1))
-            index = build_index(labels, same).save(
-                tmp_path / f"index{number}", DIGEST, library.content_digest()
-            )
+            root, content = tmp_path / f"index{number}", library.content_digest()
+            index = save_index(build_index(labels, same), root, DIGEST, content)
         sharing._noised.cache_clear()
         tables.append(sharing._noised(Shelf(path, index, DIGEST, (), 0.05, BITS, b"s" * 32)))
     np.testing.assert_array_equal(tables[0], tables[1][::-1])
