@@ -22,6 +22,7 @@ from rich.table import Table
 from tests.benchmarks import (
     bench_ask,
     bench_crypto,
+    bench_index,
     bench_learning_speed,
     bench_masking,
     bench_memory,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "memory": bench_memory.figures,
     "robust": bench_robust.figures,
     "ask": bench_ask.figures,
+    "index": bench_index.figures,
     "learning-speed": bench_learning_speed.figures,
 }
 LONG = ("sums", "memory")  # these say what they are at
