@@ -151,6 +151,7 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     found = holding(b"quaxolith", state)
     assert {name.partition("-")[0] for name in found} == {"library.sqlite3", "made_pairs.jsonl"}
     before = {index.name for index in indexes.iterdir()}
+    assert json.loads(await shown(site, "status", "--json"))["index_recall"] == 1.0
 
     removed = json.loads(await shown(site, "documents", "remove", "vault.md", "--yes", "--json"))
     assert (removed["documents"], removed["pairs"], removed["done"]) == (1, 1, True)

@@ -105,6 +105,7 @@ class CannedDaemon(ControlServicer):
             index_digest=DIGEST,
             documents=40,
             passages=44,
+            index_recall=0.9871,
             pairs_valid=6,
             pairs_test=14,
             peers_connected=1,
@@ -154,6 +155,8 @@ class CannedDaemon(ControlServicer):
             pairs=pairs,
             pairs_repeated=self.repeated,
             passages_total=documents,
+            index_total=documents,
+            index_built=documents,
         )
         so_far.errors.extend(self.ingest_errors)
         yield so_far

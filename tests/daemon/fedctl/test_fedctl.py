@@ -134,6 +134,7 @@ def test_status_for_people(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("status").out
     assert "north of hanse-test" in out
     assert "1 of 2 connected" in out
+    assert "recall@10 0.987" in out
     assert "EXPIRED" in out  # the canned certificate ended in 1970
     assert "none; the last run ended with round 2, by " in out
     daemon.run = federation.Run(run_id="run", target_round=9, requested_by="west")

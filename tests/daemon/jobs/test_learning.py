@@ -23,8 +23,10 @@ from daemon.learning.options import (
     TrainingOptions,
     TrainingResult,
 )
-from daemon.learning.retriever import training
+from daemon.learning.retriever import training, training_data
+from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library import index, index_folder
 from daemon.library.index_folder import load_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
@@ -64,6 +66,11 @@ class Site:
     @property
     def versions(self) -> Path:
         return self.folder / "versions"
+
+    def indexed(self, digest: bytes, folder: str = "index") -> Path:
+        return learning.build_index(
+            self.spec, self.library, self.versions, digest, self.folder / folder
+        )
 
     def train(
         self, parent: bytes, plan: TrainingOptions = PLAN, round: int = 1, site: str = "yard"
@@ -245,9 +252,7 @@ def test_an_update_that_weighs_nothing_is_refused() -> None:
 
 
 def reciprocal_rank(site: Site, digest: bytes) -> float:
-    path = learning.build_index(
-        site.spec, site.library, site.versions, digest, site.folder / "index"
-    )
+    path = site.indexed(digest)
     shape = learning.describe(site.spec).shape_manifest
     retriever = open_retriever(site.spec)
     retriever.load_vector(read_version(site.versions, digest, shape.digest))
@@ -277,20 +282,68 @@ def test_a_version_with_the_update_applied_finds_more(site: Site, adapt: str) ->
 
 def test_an_index_is_built_once_and_again_when_damaged(site: Site) -> None:
     digest = learning.write_initial_version(site.spec, site.versions)
-
-    def build() -> Path:
-        return learning.build_index(
-            site.spec, site.library, site.versions, digest, site.folder / "index"
-        )
-
-    path = build()
+    path = site.indexed(digest)
     assert load_index(path, digest).count == 10
     written = (path / "index.hnsw").stat().st_mtime_ns
-    assert build() == path
+    assert site.indexed(digest) == path
     assert (path / "index.hnsw").stat().st_mtime_ns == written
     (path / "index.hnsw").write_bytes(b"damaged")
-    assert build() == path
+    assert site.indexed(digest) == path
     assert load_index(path, digest).count == 10
+
+
+@pytest.mark.parametrize("adapt", ["head", "lora"])
+def test_a_change_of_the_library_embeds_what_is_new_and_no_more(
+    site: Site, adapt: Literal["head", "lora"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_QUICKLY_BUILT", 1)
+    site = replace(site, spec=replace(site.spec, adapt=adapt))
+    digest = learning.write_initial_version(site.spec, site.versions)
+    before = site.indexed(digest)
+    embedded, asked = training_data.embedded, list[int]()
+
+    def counting(library: Library, retriever: Retriever, rowids: list[int]) -> object:
+        asked.extend(rowids)
+        return embedded(library, retriever, rowids)
+
+    monkeypatch.setattr(training_data, "embedded", counting)
+    keel = Document("yard/keel", "The keel", "Keep it straight, and the keel will serve.")
+    learning.ingest(site.spec, site.library, [keel], [], passage_tokens=40)
+    after = site.indexed(digest)
+    opened = load_index(after, digest)
+    assert asked == opened.delta.labels.tolist() == opened.labels()[-1:].tolist()
+    assert (opened.count, len(opened.gone)) == (11, 0)
+    assert (before / "index.hnsw").stat().st_ino == (after / "index.hnsw").stat().st_ino
+    anew = load_index(site.indexed(digest, "anew"), digest)
+    assert np.allclose(opened.vectors(opened.labels()), anew.vectors(anew.labels()), atol=1e-5)
+
+
+def test_after_a_removal_no_file_has_the_vector_whatever_comes_between(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index isn't made at once here, as after a crash; and a document comes first."""
+    monkeypatch.setattr(index, "_QUICKLY_BUILT", 1)
+    digest = learning.write_initial_version(site.spec, site.versions)
+    opened = load_index(site.indexed(digest), digest)
+    with Library.open(site.library) as library:
+        gone = [p.rowid for p in library.passages() if p.document_id == DOCUMENTS[3].id]
+        _, features = library.features(open_retriever(site.spec).encoder.digest, gone)
+    vectors = [*opened.vectors(np.array(gone)), *features]
+    assert len(vectors) == 2
+
+    def holding() -> list[str]:
+        files = [file for file in site.folder.rglob("*") if file.is_file()]
+        return [f.name for f in files if any(v.tobytes() in f.read_bytes() for v in vectors)]
+
+    assert "vectors.npy" in holding()
+    learning.remove(site.library, [DOCUMENTS[3].id])
+    keel = Document("yard/keel", "The keel", "Keep it straight, and the keel will serve.")
+    learning.ingest(site.spec, site.library, [keel], [], passage_tokens=40)
+    kept = site.indexed(digest)
+    index_folder.remove_other_indexes(kept.parent, [kept])
+    assert holding() == []
+    assert load_index(kept, digest).count == 10
+    assert not len(load_index(kept, digest).gone)
 
 
 def test_held_out_documents_are_never_learned_from(site: Site) -> None:

@@ -14,15 +14,21 @@ from typing import Literal
 import numpy as np
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
+from crypto.durable import clear
 from daemon.jobs import learning
 from daemon.jobs.pairs import PairCounts, PairPlan, PairProgress
 from daemon.learning.options import (
     EvaluationError,
+    IndexingProgress,
     LearningError,
     TrainingOptions,
 )
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.engines import Accuracy
+from daemon.library.index import UpdatableIndex
+from daemon.library.index_folder import load_index, save_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.personal.store import PersonalState, PersonalStore, own_digest
@@ -183,6 +189,39 @@ def there(path: Path) -> bool:
 
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
+
+
+# ---- the index that questions are answered from ---------------------------------------------
+
+
+async def test_who_ingests_is_told_how_far_the_index_is(site: Site) -> None:
+    told: list[object] = []
+    await site.collection.until_served(site.genesis)  # from an index of nothing
+    await site.collection.ingest(DOCUMENTS, [])
+    await site.collection.index(told.append)
+    assert IndexingProgress(8, 8) in told
+    assert site.collection.index_recall == 1.0
+    assert site.collection._watching == []
+
+
+async def test_an_index_that_misses_much_is_warned_of_with_what_to_do(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    path = site.collection.served_index
+    assert path is not None
+    index = load_index(path, site.genesis)
+    poor = replace(index.base, accuracy=Accuracy(512, 0.97, 0.8), stored=None)
+    clear(path)
+    with Library.open(site.collection.library_path, read_only=True) as library:
+        content = library.content_digest()
+    changed = UpdatableIndex(poor, index.delta, index.gone)
+    assert save_index(changed, path.parent, site.genesis, content) == path
+    site.collection.served_index = None  # as after a start
+    with capture_logs() as logs:
+        await site.collection.index(lambda _: None)
+    assert site.collection.index_recall == 0.97
+    (warning,) = [one for one in logs if one["log_level"] == "warning"]
+    assert (warning["usual_recall"], warning["breadth"]) == (0.8, 512)
+    assert "look for passages that are there many times over" in warning["event"]
 
 
 # ---- learning from what was made -----------------------------------------------------------
