@@ -278,8 +278,8 @@ def _with_changes(previous: UpdatableIndex, kept: Int64, added: Embedded) -> Upd
     mine, beside = previous.base.embedded.labels, previous.delta
     in_delta = np.isin(beside.labels, kept)
     stays = beside.at(np.flatnonzero(in_delta))
-    # A label that is kept in the delta may be in the base, too, with a text that is gone.
-    still = np.isin(mine, np.setdiff1d(kept, stays.labels)) & ~np.isin(mine, previous.gone)
+    # What is kept in the delta may have its label in the base, too, with a text that is gone.
+    still = np.isin(mine, np.setdiff1d(kept, stays.labels))
     joined = Embedded(
         np.concatenate([stays.labels, added.labels]),
         np.concatenate([stays.contents, added.contents]),

@@ -416,6 +416,17 @@ def test_the_recall_that_is_measured_is_that_of_other_questions(
     assert index.search(queries, 10)[0].shape == right.shape
 
 
+def test_what_is_gone_is_found_neither_where_all_is_compared_with() -> None:
+    library = Passages(1200)
+    before = update_index(None, library.wanted())
+    scanned = replace(before.base, accuracy=replace(before.base.accuracy, breadth=0))
+    before = UpdatableIndex(scanned, before.delta, before.gone)
+    library.drop(slice(0, 100))
+    after = update_index(before, library.wanted())
+    assert (after.base, len(after.gone)) == (scanned, 100)
+    is_exactly(after, library, k=1100)
+
+
 def test_comparing_with_all_is_exact_and_leaves_out_what_it_must() -> None:
     labels, vectors, queries = labelled(700), unit_vectors(700), unit_vectors(300, seed=4)
     found, cosines = compare_with_all(3 * queries, labels, vectors, 5, without=labels[:650])
