@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.engines import (
@@ -245,18 +246,16 @@ def update_index(
     library that was restored, or began anew, gives labels a second time. The base is built
     anew where `_stays` says so. ``previous`` is used up: what is gone, it doesn't find, too.
     """
-    if previous is None:
-        known = np.zeros(len(wanted.labels), bool)
-    else:
-        places = np.searchsorted(previous.labels(), wanted.labels)
-        known = np.array(previous.holds(wanted.labels.tolist()), bool)
-        same = previous.contents()[places[known]] == wanted.contents[known]
-        known[known] = same.all(axis=1)
+    known = np.zeros(len(wanted.labels), bool) if previous is None else _known(previous, wanted)
     kept, new = wanted.labels[known], wanted.labels[~known]
     if previous is None or not len(kept):
         vectors = wanted.embed(wanted.labels)
     else:
         fresh = wanted.embed(new) if len(new) else np.zeros((0, previous.dimension), "<f4")
+        if fresh.shape != (len(new), previous.dimension):
+            raise ValueError(
+                f"expected vectors [{len(new)}, {previous.dimension}], got {fresh.shape}"
+            )
         added = Embedded(new, wanted.contents[~known], unit(fresh))
         changed = _with_changes(previous, kept, added)
         if _stays(changed, wanted, engine):
@@ -272,6 +271,14 @@ def update_index(
         told=told,
         engine=engine,
     )
+
+
+def _known(previous: UpdatableIndex, wanted: Wanted) -> NDArray[np.bool_]:
+    """Which of the wanted passages [n] an index has, with the same content."""
+    known = np.array(previous.holds(wanted.labels.tolist()), bool)
+    places = np.searchsorted(previous.labels(), wanted.labels[known])
+    known[known] = (previous.contents()[places] == wanted.contents[known]).all(axis=1)
+    return known
 
 
 def _with_changes(previous: UpdatableIndex, kept: Int64, added: Embedded) -> UpdatableIndex:

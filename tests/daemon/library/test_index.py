@@ -329,6 +329,16 @@ def test_an_index_that_says_of_no_passage_what_it_is_gives_nothing_on() -> None:
     assert library.embedded == library.labels.tolist()
 
 
+def test_of_new_passages_each_must_have_a_vector_of_the_indexs_kind() -> None:
+    library = Passages(1200)
+    before = update_index(None, library.wanted())
+    library.add(5)
+    for few in (unit_vectors(4), unit_vectors(5, 23)):
+        wanted = replace(library.wanted(), embed=lambda _: few)  # noqa: B023  called at once
+        with pytest.raises(ValueError, match=r"expected vectors \[5, 24\]"):
+            update_index(before, wanted)
+
+
 def test_all_may_go_and_come_back() -> None:
     library = Passages(1100)
     index = update_index(None, library.wanted())
