@@ -518,6 +518,34 @@ def test_one_process_reads_while_another_writes(library: Library, path: Path) ->
     assert len(states) > 1
 
 
+def test_each_removal_changes_the_token_and_what_an_index_is_named_by(library: Library) -> None:
+    labels, contents = library.contents()
+    assert labels.tolist() == library.rowids()
+    assert dict(zip(labels.tolist(), map(bytes, contents), strict=True)).items() >= (
+        library.labels("train").items()
+    )
+    seen = [(library.last_removal(), library.content_digest())]
+    assert seen[0][0] == b""
+    for names in (["rope"], ["nothing"], ["rope"]):
+        library.delete_documents(names)
+        seen.append((library.last_removal(), library.content_digest()))
+        library.put_documents([Document("empty", "", "")], splitter=splitter())
+    assert len(seen[1][0]) == 16
+    assert seen[1] == seen[2] == seen[3], "nothing was removed"
+    library.delete_documents(["empty"])  # a document without a passage may have had some before
+    assert library.last_removal() != seen[1][0]
+    assert library.content_digest() != seen[1][1]
+
+
+def test_features_of_chosen_passages_alone(library: Library) -> None:
+    labels = library.rowids()
+    vectors = np.arange(3 * len(labels), dtype=np.float32).reshape(len(labels), 3)
+    library.put_features(ENCODER, labels, vectors)
+    found, features = library.features(ENCODER, [labels[-1], 10_000])
+    assert (found.tolist(), features.tolist()) == ([labels[-1]], [vectors[-1].tolist()])
+    assert library.features(ENCODER, [])[0].tolist() == []
+
+
 _BATCH = 50
 
 
