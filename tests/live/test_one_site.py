@@ -145,7 +145,7 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     pair = {"query": "where does the quaxolith lie?", "positives": ["vault.md"]}
     (tmp_path / "pairs_train.jsonl").write_text(json.dumps(pair) + "\n")
     await shown(site, "ingest", str(tmp_path))
-    await shown(site, "pairs", "build", "--how", "title")
+    await shown(site, "pairs", "build", "--how", "titles")
     assert "vault.md" in await shown(site, "ask", "where does the quaxolith lie?")
     assert "It is gilded each winter." in await shown(site, "documents", "show", "vault.md")
     found = holding(b"quaxolith", state)
