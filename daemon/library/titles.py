@@ -96,6 +96,9 @@ class Titles:
         A title is taken whole while there is room; of the last one its first passages.
         """
         matching = np.flatnonzero(shares > 0.0)
+        if len(matching) > most:  # a title has a passage: no more than so many can be taken
+            greatest = np.argpartition(-shares[matching], most - 1)[:most]
+            matching = np.sort(matching[greatest])
         order = matching[np.argsort(-shares[matching], kind="stable")]
         before = np.cumsum(self._sizes[order]) - self._sizes[order]
         chosen = [self._labels[place] for place in order[before < most].tolist()]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from crypto.arrays import Float32
-from daemon.evaluation.rankings import Found, Questions, found_by, judged_rankings, weigh
+from daemon.evaluation.rankings import Questions, Retrieved, found_by, judged_rankings, weigh
 from daemon.jobs import learning
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -95,7 +95,7 @@ def measured(corpus: Corpus, cache: Path, spec: RetrieverSpec) -> list[str]:
         labels, vectors = library.features(encoder.digest)
         index, titles = build_index(labels, vectors), Titles(library.titles())
 
-        def found(pairs: Sequence[Pair]) -> Found:
+        def found(pairs: Sequence[Pair]) -> Retrieved:
             return found_by(library, index, titles, pairs, _embedded(encoder, pairs))
 
         met = found(corpus.chosen_on)
@@ -113,7 +113,7 @@ def measured(corpus: Corpus, cache: Path, spec: RetrieverSpec) -> list[str]:
 
 
 def _figures(
-    library: Library, pairs: Sequence[Pair], found: Found, chosen: RankingWeights
+    library: Library, pairs: Sequence[Pair], found: Retrieved, chosen: RankingWeights
 ) -> Iterator[str]:
     def judged(weights: RankingWeights) -> Callable[[str], float]:
         return judged_rankings(library, pairs, Questions(found, None, weights))["fused"].mean
