@@ -30,9 +30,9 @@ _BLOCK = 1 << 14  # passages whose vectors are in memory at a time
 # (`daemon.evaluation.rankings.weigh`), of these. The usual ones are where there are none to
 # choose by (docs/decisions/0019 and 0029).
 WORDS_WEIGHTS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.0)
-TITLE_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5)
+TITLE_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 USUAL_WORDS_WEIGHT = 0.1
-USUAL_TITLE_WEIGHT = 0.2
+USUAL_TITLE_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)

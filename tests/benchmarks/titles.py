@@ -4,7 +4,7 @@ FinanceBench's filings, each by its gold pages and ``--pages`` others drawn at r
 its 65 development questions; the questions of every other company choose the weight and
 the rest judge it. And institutions of MedQuAD, whose own validation questions choose.
 
-    python -m tests.benchmarks.titles --data DATA [--cache FOLDER] [--pages 40]
+    python -m tests.benchmarks.titles --data DATA [--cache FOLDER] [--pages 24]
 
 Embedding takes some minutes the first time; what is embedded is kept in the cache.
 """
@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What titles bring to search.")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "hanse" / "titles")
-    parser.add_argument("--pages", type=int, default=40, help="of a filing, besides gold ones")
+    parser.add_argument("--pages", type=int, default=24, help="of a filing, besides gold ones")
     parser.add_argument("--sites", nargs="*", default=SITES, help="institutions of MedQuAD")
     asked = parser.parse_args()
     asked.cache.mkdir(parents=True, exist_ok=True)
