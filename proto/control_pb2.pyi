@@ -1238,22 +1238,30 @@ class SearchRequest(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """1 character .. 16 KiB"""
     top_k: _builtins.int
     """passages to retrieve; 0: the configured number"""
     explain: _builtins.bool
     """say how each passage came to its place"""
+    begins: _builtins.str
+    """only of documents whose id begins so; empty: of any"""
+    title: _builtins.str
+    """only of documents whose title has all of these words; empty: of any"""
     def __init__(
         self,
         *,
         question: _builtins.str = ...,
         top_k: _builtins.int = ...,
         explain: _builtins.bool = ...,
+        begins: _builtins.str = ...,
+        title: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain", "question", b"question", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "explain", b"explain", "question", b"question", "title", b"title", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

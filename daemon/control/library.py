@@ -202,7 +202,14 @@ class LibraryCalls(Calls):
         collection = self._driver.collection
         try:
             searched = await self._answered(
-                context, collection.search(request.question, request.top_k, request.explain)
+                context,
+                collection.search(
+                    request.question,
+                    request.top_k,
+                    request.explain,
+                    request.begins,
+                    request.title,
+                ),
             )
             outcome, passages = "answered", len(searched.passages)
         finally:

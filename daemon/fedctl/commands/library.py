@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         IngestProgress,
         IngestRequest,
         SearchReply,
+        SearchRequest,
     )
     from proto.control_pb2_grpc import ControlAsyncStub
 
@@ -437,6 +438,21 @@ def search(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how each passage came to its place.")
     ] = False,
+    below: Annotated[
+        str,
+        typer.Option(
+            "--below",
+            "--begins",
+            metavar="BEGINNING",
+            help="Only documents whose id begins so, as `manuals/` does.",
+        ),
+    ] = "",
+    title: Annotated[
+        str,
+        typer.Option(
+            "--title", metavar="WORDS", help="Only documents whose title has all of these words."
+        ),
+    ] = "",
 ) -> None:
     """Find passages for a question in this site's documents, without an answer.
 
@@ -444,16 +460,18 @@ def search(
     meaning (cosine, and the share of the question that its title has) and by words (BM25),
     what both add to its score, and the words that matched.
     """
-    reply = run(_search(session, question, top_k, explain))
+    from proto.control_pb2 import SearchRequest
+
+    asked = SearchRequest(
+        question=question, top_k=top_k, explain=explain, begins=below, title=title
+    )
+    reply = run(_search(session, asked))
     session.result(
         {"question": question, **as_plain(reply)}, lambda console: _show_found(console, reply)
     )
 
 
-async def _search(session: Session, question: str, top_k: int, explain: bool) -> SearchReply:
-    from proto.control_pb2 import SearchRequest
-
-    request = SearchRequest(question=question, top_k=top_k, explain=explain)
+async def _search(session: Session, request: SearchRequest) -> SearchReply:
     async with connected(socket_path(session)) as daemon:
         return await daemon.Search(request, timeout=ASK_WITHIN_S)
 
