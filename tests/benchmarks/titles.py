@@ -28,11 +28,11 @@ from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.index import build_index
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.readers.files import read
 from daemon.library.search import TITLE_WEIGHTS, USUAL_WEIGHTS, RankingWeights
 from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import retriever_for
+from tests.daemon.library.readers.unboxed import read
 
 SITES = ("mplus_topics", "cancergov")
 SEED = 7
