@@ -28,14 +28,15 @@ class Drawn:
 
     rules: list[Rule] = field(default_factory=list)
     images: list[_Box] = field(default_factory=list)  # left, top, right, bottom; within the page
-    uprights: int = 0
+    uprights: int = 0  # how many lines run down
+    levels: int = 0  # and how many across, as far as can be told without looking into each path
     paths: int = 0
     pixels: int = 0  # that the largest image claims to have
 
     @property
     def grid(self) -> bool:
         """Whether lines run down as well as across, as many as two columns of two rows have."""
-        return self.uprights >= 3 and len(self.rules) >= 3
+        return self.uprights >= 3 and self.levels >= 3
 
 
 def drawn_on(page: pdfium.PdfPage, frame: Frame) -> Drawn:
@@ -114,6 +115,7 @@ def _add_lines(drawn: Drawn, path: ctypes.c_void_p, box: _Box) -> None:
     if y1 - y0 <= _THIN:
         if x1 - x0 >= _LONG:
             drawn.rules.append(Rule(x0, x1, (y0 + y1) / 2))
+            drawn.levels += 1
         return
     if y1 - y0 < _LONG:
         return
@@ -124,7 +126,9 @@ def _add_lines(drawn: Drawn, path: ctypes.c_void_p, box: _Box) -> None:
     if raw.FPDFPath_GetDrawMode(path, fill, stroke) and stroke.value:
         drawn.rules += [Rule(x0, x1, y0), Rule(x0, x1, y1)]
         # A grid may be one path: two points a line, and a curve has more of them.
-        drawn.uprights += 2 + max(0, raw.FPDFPath_CountSegments(path) - 5) // 4
+        more = max(0, raw.FPDFPath_CountSegments(path) - 5) // 4
+        drawn.uprights += 2 + more
+        drawn.levels += 2 + more
 
 
 def _joined(rules: list[Rule]) -> list[Rule]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from daemon.library.readers.documents import Block, Kind, Place
 from daemon.library.readers.pdf.tables import Rule, tables_of
@@ -40,7 +41,7 @@ class Style:
             if len(self.words) < _MOST_WORDS_SEEN:
                 self.words.add(word.text.strip(".,;:()\"“”'’").lower())
         rows = rows_of(words)
-        for above, below in zip(rows, rows[1:], strict=False):
+        for above, below in pairwise(rows):
             self.pitches[5 * round(20 * (below.middle - above.middle) / below.size)] += 1
 
     @property

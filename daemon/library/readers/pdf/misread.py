@@ -17,7 +17,12 @@ _STRANGE = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff]{1,2}")  # lines and blots, 
 _FEW = 0.05  # of an image's letters: it is not Chinese or Japanese
 _GROUPED = re.compile(r"\(?[$€£]?\(?\d{1,3}(?:,\d{3})+\)?")
 _POINTED = re.compile(r"\(?[$€£]?\(?\d{1,3}(?:[.,]\d{3})+\)?")
-_MANY = 6  # grouped numbers in an image, to call it a rule
+_SLASHED = re.compile(r"(?<=\d)/(?=\d{3}\))")
+_OPENED, _CLOSED = (
+    re.compile(r"\$?\(\$?\d{1,3}"),
+    re.compile(r"\d{3}\)"),
+)  # two halves of one number
+_MANY = 4  # grouped numbers in an image, to call it a rule
 _MOST_ODD = 0.25  # of the numbers in groups of three: more with a full stop are meant
 _DOLLAR_ALONE = re.compile(r"[S§s]?\$[§S]?\$?\.?|[§S][§S$]?\.?")
 _DOLLAR_BEFORE = re.compile(r"(\(?)[S§s]\$?(?=\(?\d)")
@@ -60,7 +65,12 @@ def _row(row: Sequence[Word], *, commas: bool, dollars: bool) -> list[Word]:
             text = "$"
         elif dollars:
             text = _DOLLAR_BEFORE.sub(r"\1$", text)
+        last = made[-1] if made else None
+        if commas and last and _OPENED.fullmatch(last.text) and _CLOSED.fullmatch(text):
+            made[-1] = last._replace(text=f"{last.text},{text}", x1=word.x1)
+            continue
         if commas:
+            text = _SLASHED.sub(",", text)
             text = _BEFORE_NUMBER.sub("", text)
             if _POINTED.fullmatch(short := _AFTER_NUMBER.sub("", text)):
                 text = short.replace(".", ",")

@@ -17,7 +17,7 @@ from daemon.library.readers.pdf.drawn import Drawn, drawn_on
 from daemon.library.readers.pdf.figures import Figure, figures_of, is_image, read_words
 from daemon.library.readers.pdf.layout import Style, blocks_of, box_of, place_of, regions_of
 from daemon.library.readers.pdf.pages import about, opened
-from daemon.library.readers.pdf.ruled import Ruled, RuledTable
+from daemon.library.readers.pdf.ruled import Ruled
 from daemon.library.readers.pdf.running import Running
 from daemon.library.readers.pdf.tables import tables_of
 from daemon.library.readers.pdf.words import Frame, Word, frame_of, rows_of, words_of
@@ -64,10 +64,10 @@ class _Reader:
     def read(self) -> Iterator[Read]:
         """All pages; where many in a row are damaged, the rest is one problem."""
         self._look_ahead()
-        damaged, blocks = 0, 0
+        damaged, told = 0, 0
         for number in range(1, self._pages + 1):
             items = self._page(number)
-            blocks += sum(isinstance(item, Block) for item in items)
+            told += len(items)
             yield from items
             self._tell(number)
             is_damaged = any(
@@ -82,7 +82,7 @@ class _Reader:
             yield FileProblem(
                 self._path, f"images on {_named(self._waiting)} are not read: {ocr.INSTALL}"
             )
-        elif not blocks and not damaged:
+        elif not told:
             yield FileProblem(self._path, "no text on any page: nothing to ingest")
 
     def _tell(self, number: int) -> None:
@@ -207,8 +207,7 @@ def _heading_above(blocks: Sequence[Block], place: Place) -> str:
 
 def _insert(blocks: list[Block], new: Block) -> None:
     """Put a block before the first one that begins below it in the same part of the page."""
-    assert new.place is not None
-    left, top, right, _ = new.place
+    left, top, right, _ = new.place or (0.0, 0.0, 1.0, 1.0)
     for at, block in enumerate(blocks):
         place = block.place
         if place and place[1] >= top and place[0] < right and left < place[2]:

@@ -58,10 +58,7 @@ class Ruled:
             if page > len(self._file.pages):
                 return []
             shown = self._file.pages[page - 1]
-            grids = [
-                [[cell for cell in row.cells] for row in table.rows]
-                for table in shown.find_tables()
-            ]
+            grids = [[list(row.cells) for row in table.rows] for table in shown.find_tables()]
             shown.close()
         except (PdfminerException, MalformedPDFException):
             return []

@@ -85,6 +85,7 @@ class Column:
     x0: float
     x1: float
     rows: set[int] = field(default_factory=set)
+    has_value: bool = True  # otherwise it is words that do not stand below values
 
     def overlap(self, x0: float, x1: float) -> float:
         """Points that are shared; negative: how far off."""
@@ -212,9 +213,9 @@ def _columns(cells: list[list[Cell]], first: int, end: int) -> list[Column]:
         over = [column for column in columns if column.overlap(cell.x0, cell.x1) > 0]
         if not over:
             if not is_first or cell.x0 > min(column.x0 for column in columns):
-                columns.append(Column(cell.x0, cell.x1, {at}))
+                columns.append(Column(cell.x0, cell.x1, {at}, not is_text))
         elif len(over) == 1:
-            if not is_text:
+            if not is_text or not over[0].has_value:
                 over[0].take(cell, at)
         elif not is_text and sum(len(one.rows) for one in over) == len(
             set().union(*(one.rows for one in over))
@@ -225,7 +226,10 @@ def _columns(cells: list[list[Cell]], first: int, end: int) -> list[Column]:
                 over[0].x0, over[0].x1 = min(over[0].x0, other.x0), max(over[0].x1, other.x1)
                 over[0].rows |= other.rows
             over[0].take(cell, at)
-    return sorted(columns, key=lambda column: column.x0)
+    return sorted(
+        (column for column in columns if column.has_value or len(column.rows) > 1),
+        key=lambda column: column.x0,
+    )
 
 
 def _is_table(columns: list[Column]) -> bool:
@@ -270,7 +274,7 @@ class _Maker:
                 break
             over = [cell for cell in self._cells[at] if self._is_over(cell)]
             beside = [cell for cell in self._cells[at] if cell not in over]
-            if len(beside) > 1 or any(cell.x1 > self._left for cell in beside):
+            if any(cell.x1 > self._left for cell in beside):
                 break
             if not over:  # a subheading or a unit: the header may go on above it
                 if top - at > 2:

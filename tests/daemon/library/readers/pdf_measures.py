@@ -80,17 +80,22 @@ def plain(label: str) -> str:
     return re.sub(r"\W+", " ", label).strip().lower()
 
 
+def same_label(one: str, other: str) -> bool:
+    return SequenceMatcher(None, plain(one), plain(other), autojunk=False).ratio() > 0.93
+
+
 def has_cell(blocks: Iterable[Block], row: str, section: str, column: str, expected: str) -> bool:
     """Whether a table has a value in the row and under the column that are named.
 
-    ``section``: a label alone in its row, somewhere above; "" for any.
+    ``section``: a label alone in its row, somewhere above; "" for any. A letter of a label may
+    be misread, as on a scan; none of the value and of the header.
     """
     for table in tables(blocks):
         below = ""
         for line in table[1:]:
             if not any(line[1:]):
                 below = line[0]
-            if plain(line[0]) != plain(row) or (section and plain(section) != plain(below)):
+            if not same_label(line[0], row) or (section and not same_label(below, section)):
                 continue
             for head, cell in zip(table[0][1:], line[1:], strict=True):
                 wanted = set(column.lower().split()) <= set(head.lower().split())
