@@ -373,6 +373,9 @@ def _found(searched: Searched, explain: bool) -> list[control.FoundPassage]:
             title=passage.title,
             text=passage.text,
             score=ranked.score,
+            context=passage.context,
+            kind=passage.kind,
+            page=passage.page,
         )
         if explain and ranked.explanation is not None:
             found.explanation.CopyFrom(

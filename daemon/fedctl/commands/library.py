@@ -192,12 +192,13 @@ def _look(path: Path) -> None:
 
 
 async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming) -> Ingested:
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[count]}"),
+        TimeRemainingColumn(),
         console=session.notes,
         transient=True,
     )
@@ -411,7 +412,8 @@ def show_answer(console: Console, reply: AskReply) -> None:
         console.print()
     for citation in reply.citations:
         title = citation.title or citation.document_id
-        where = visible(f"{title} ({citation.passage_id})").replace("\n", " ")
+        page = f", page {citation.page}" if citation.page else ""
+        where = visible(f"{title} ({citation.passage_id}{page})").replace("\n", " ")
         line = f"[{citation.number}] {where}: {citation.text}"
         console.print(plain_text(line), soft_wrap=True)
     _show_retrieved(console, reply)
@@ -479,7 +481,8 @@ async def _search(session: Session, request: SearchRequest) -> SearchReply:
 def _show_found(console: Console, reply: SearchReply) -> None:
     for number, passage in enumerate(reply.passages, start=1):
         title = visible(passage.title or passage.document_id).replace("\n", " ")
-        head = f"{number}. {title} ({visible(passage.document_id)})"
+        page = f", page {passage.page}" if passage.page else ""
+        head = f"{number}. {title} ({visible(passage.document_id)}{page})"
         console.print(plain_text(head), style="bold", soft_wrap=True)
         if passage.HasField("explanation"):
             for line in _explained(passage):
