@@ -66,16 +66,20 @@ def _read(source: Source, letter: Message) -> Iterator[Read]:
 def _parts(part: Message) -> Iterator[Message]:
     """What is in a letter or a part of it; of several forms of the same, the one that is read."""
     kind = part.get_content_type()
-    inner = part.get_payload()
-    if kind in _ENCRYPTED or kind == "message/rfc822" or not isinstance(inner, list):
+    if kind in _ENCRYPTED or kind == "message/rfc822" or not part.is_multipart():
         yield part
     elif kind == "multipart/alternative":
-        forms = [[*_parts(one)] for one in inner if isinstance(one, Message)]
+        forms = [[*_parts(one)] for one in _inner(part)]
         yield from next((form for form in forms if _has_plain(form)), forms[-1] if forms else ())
     else:
-        for one in inner:
-            if isinstance(one, Message):
-                yield from _parts(one)
+        for one in _inner(part):
+            yield from _parts(one)
+
+
+def _inner(part: Message) -> list[Message]:
+    """The parts of a part that has some, or the letter in it."""
+    inner = part.get_payload() if part.is_multipart() else []
+    return [one for one in inner if isinstance(one, Message)]
 
 
 def _has_plain(parts: list[Message]) -> bool:
@@ -120,10 +124,8 @@ def _page(part: Message) -> Iterator[Read]:
 
 def _content(part: Message) -> bytes:
     """The file that is attached; a letter in a letter as it would be saved."""
-    inner = part.get_payload()
-    if part.get_content_type() == "message/rfc822" and isinstance(inner, list) and inner:
-        first = inner[0]
-        return first.as_bytes() if isinstance(first, Message) else b""
+    if part.get_content_type() == "message/rfc822" and (inner := _inner(part)):
+        return inner[0].as_bytes()
     return _payload(part)
 
 
