@@ -52,10 +52,11 @@ def _read(source: Source, letter: Message) -> Iterator[Read]:
             yield FileProblem(str(source.path), "its text is encrypted: save it decrypted")
         elif _is_attached(part):
             attached.append(part)
-        elif kind == "text/html":
-            yield from (item for item in _page(part) if isinstance(item, Block))
         elif kind.startswith("text/"):
-            yield from paragraphs(_text(part))
+            try:
+                yield from _page(part) if kind == "text/html" else paragraphs(_text(part))
+            except Refused as refusal:
+                yield FileProblem(str(source.path), f"a part of its text: {refusal}")
     for number, part in enumerate(attached[:_MOST_ATTACHED], 1):
         yield Attached(_name(part, number), _content(part))
     if len(attached) > _MOST_ATTACHED:
@@ -84,7 +85,9 @@ def _inner(part: Message) -> list[Message]:
 
 def _has_plain(parts: list[Message]) -> bool:
     return any(
-        part.get_content_type() == "text/plain" and not _is_attached(part) and _text(part).strip()
+        part.get_content_type() == "text/plain"
+        and not _is_attached(part)
+        and _payload(part).strip()
         for part in parts
     )
 
@@ -116,10 +119,11 @@ def _text(part: Message) -> str:
     return text_of(raw) if text is None else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _page(part: Message) -> Iterator[Read]:
+def _page(part: Message) -> Iterator[Block]:
     raw = _payload(part)
-    if raw.strip():
-        yield from blocks_of(raw, _charset(part))
+    if raw.strip():  # what a page says of itself is said of the letter by its header
+        items = blocks_of(raw, _charset(part))
+        yield from (item for item in items if isinstance(item, Block))
 
 
 def _content(part: Message) -> bytes:

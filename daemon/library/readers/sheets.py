@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,7 @@ from daemon.library.readers import documents
 from daemon.library.readers.documents import Block, FileProblem, Read
 from daemon.library.readers.package import Package, opened
 from daemon.library.readers.reader import Refused, Rows, Source, bounded, one_line
-from daemon.library.readers.text import bytes_of, encoding_of
+from daemon.library.readers.text import bytes_of, text_of
 
 _MOST_SHEETS = 1000
 _MOST_CELLS = 20_000_000  # in all sheets
@@ -33,7 +32,7 @@ _MOST_STRINGS = 5_000_000
 _LONGEST_REGION = 1 << 20  # characters held until it is known which columns are empty
 _DELIMITERS = ",;\t|"
 _LOOKED_AT = 100  # lines that a delimiter is found by
-_SEP = re.compile(r"\Asep=(.)\r?\n", re.IGNORECASE)  # how Excel says it
+_SEP = re.compile(r"\Asep=(.)\n", re.IGNORECASE)  # how Excel says it
 _FIXED = re.compile(r"[#,]*0(?:\.(0+))?(%?)\Z")  # number formats of fixed decimals
 _REFERENCE = re.compile(r"([A-Z]{1,3})\d+\Z")
 _DIGITS = 15  # of a number that a double holds exactly, and that Excel shows
@@ -330,19 +329,19 @@ def _length(cells: dict[int, str]) -> int:
 
 def read_csv(source: Source) -> Iterator[Read]:
     """The rows of a .csv or .tsv as one table; its encoding and its delimiter are found."""
-    raw = bytes_of(source)
-    text = io.TextIOWrapper(
-        io.BytesIO(raw), encoding=encoding_of(raw), errors="replace", newline=""
-    )
-    said = _SEP.match(text.readline())
-    if not said:
-        text.seek(0)
-    lines = list(islice(text, _LOOKED_AT))
-    delimiter = said.group(1) if said else _delimiter(lines)
-    text.seek(0)
-    if said:
-        text.readline()
-    yield from bounded(source, _table(csv.reader(text, delimiter=delimiter)))
+    text = text_of(bytes_of(source))
+    said = _SEP.match(text)
+    begin = said.end() if said else 0
+    delimiter = said.group(1) if said else _delimiter(list(islice(_lines(text), _LOOKED_AT)))
+    yield from bounded(source, _table(csv.reader(_lines(text, begin), delimiter=delimiter)))
+
+
+def _lines(text: str, begin: int = 0) -> Iterator[str]:
+    """Its lines with their ends, none held but the one that is read."""
+    while end := text.find("\n", begin) + 1:
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
 
 
 def _table(reader: Iterable[list[str]]) -> Iterator[Block]:

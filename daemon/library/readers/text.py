@@ -28,7 +28,16 @@ from daemon.library.readers.reader import (
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
 _BYTES_A_CHARACTER = 4  # at most, in any encoding
 _LOOKED_AT = 1 << 18  # bytes that an encoding is guessed from
-_MOST_LOST = 0.01  # of characters that may be unreadable
+_MOST_LOST = 0.02  # the part of a text's characters that may be unreadable
+_NO_TEXT = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\ufffd]+")
+_ALMOST = 0.03  # of charset-normalizer's measure of what is odd, from 0 to 1
+# The encodings that are met, the more usual of two that may be meant first.
+_COMMON = (
+    *("cp1252", "cp1251", "gb18030", "cp932", "cp949", "big5", "cp1250", "cp1254", "cp1253"),
+    *("cp1256", "cp1255", "cp1257", "cp874", "cp1258", "euc_jis_2004", "iso2022_jp", "koi8_r"),
+    *("iso8859_2", "iso8859_15", "iso8859_5", "iso8859_7", "iso8859_8", "iso8859_6", "koi8_u"),
+    *("mac_roman", "cp437", "cp850", "cp852", "cp866", "latin_1"),
+)
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16's does, so it comes before
@@ -101,7 +110,7 @@ def decoded_as(raw: bytes, name: str) -> str | None:
         return None
 
 
-def encoding_of(raw: bytes) -> str:
+def _encoding_of(raw: bytes) -> str:
     """The encoding of a text; Refused for what is no text.
 
     A byte order mark says it; else it is UTF-8 where it can be, UTF-16 where every other byte
@@ -123,17 +132,29 @@ def encoding_of(raw: bytes) -> str:
         raw.decode()
     except UnicodeDecodeError as error:
         begin = max(0, error.start - _LOOKED_AT // 2)
-        best = from_bytes(raw[begin : begin + _LOOKED_AT]).best()
-        if best is None:
-            raise Refused("binary, or text in no known encoding: save it as UTF-8") from None
-        return "cp1252" if best.encoding == "latin_1" else best.encoding
+        return _guessed(raw[begin : begin + _LOOKED_AT])
     return "utf-8"
+
+
+def _guessed(raw: bytes) -> str:
+    """Of the encodings by which little is odd, the one that is most like a language.
+
+    The least oddity alone would take Japanese in Shift-JIS for Korean, and of those that are
+    alike in a short text one that nobody uses.
+    """
+    matches = list(from_bytes(raw, cp_isolation=list(_COMMON)))
+    if not matches:
+        raise Refused("binary, or text in no known encoding: save it as UTF-8")
+    least = min(match.chaos for match in matches)
+    likely = [match for match in matches if match.chaos <= least + _ALMOST]
+    likely.sort(key=lambda match: _COMMON.index(match.encoding))
+    return max(likely, key=lambda match: match.coherence).encoding
 
 
 def text_of(raw: bytes) -> str:
     """The text of some bytes in any encoding, its lines ended by line feeds alone."""
-    text = raw.decode(encoding_of(raw), errors="replace")
-    if text.count("\ufffd") > _MOST_LOST * len(text) + 1:
+    text = raw.decode(_encoding_of(raw), errors="replace")
+    if sum(map(len, _NO_TEXT.findall(text))) > _MOST_LOST * len(text):
         raise Refused("binary, or text in no known encoding: save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

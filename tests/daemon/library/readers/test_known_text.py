@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.library.readers.docx import read_docx
 from daemon.library.readers.documents import About
+from daemon.library.readers.docx import read_docx
 from daemon.library.readers.html import read_html
 from daemon.library.readers.mail import read_eml
 from daemon.library.readers.pptx import read_pptx
