@@ -140,14 +140,18 @@ class _Page:
 
     def _of_shapes(self, shapes: Iterable[BaseShape], frame: _Frame) -> Iterator[Block]:
         placed = [(shape, frame.place(shape)) for shape in shapes]
-
-        def order(one: tuple[BaseShape, Place | None]) -> tuple[bool, int, float]:
-            shape, place = one
-            left, top = place[:2] if place else (0.0, 1.0)
-            return _kind_of(shape) not in _TITLES, int(top / _BAND), left
-
-        for shape, place in sorted(placed, key=order):
-            yield from self._of_shape(shape, place, frame)
+        # Python sorts stably: what has no place stays in its order, at the end.
+        placed.sort(key=lambda one: one[1][1] if one[1] else 1.0)
+        lines: list[tuple[float, list[tuple[BaseShape, Place | None]]]] = []
+        for shape, place in placed:
+            top = place[1] if place else 1.0
+            title = _kind_of(shape) in _TITLES
+            if title or not lines or top > lines[-1][0] + _BAND:
+                lines.insert(0 if title else len(lines), (-1.0 if title else top, []))
+            lines[0 if title else -1][1].append((shape, place))
+        for _, line in lines:
+            for shape, place in sorted(line, key=lambda one: one[1][0] if one[1] else 0.0):
+                yield from self._of_shape(shape, place, frame)
 
     def _of_shape(self, shape: BaseShape, place: Place | None, frame: _Frame) -> Iterator[Block]:
         kind = _kind_of(shape)

@@ -36,7 +36,7 @@ _COMMON = (
     *("cp1252", "cp1251", "gb18030", "cp932", "cp949", "big5", "cp1250", "cp1254", "cp1253"),
     *("cp1256", "cp1255", "cp1257", "cp874", "cp1258", "euc_jis_2004", "iso2022_jp", "koi8_r"),
     *("iso8859_2", "iso8859_15", "iso8859_5", "iso8859_7", "iso8859_8", "iso8859_6", "koi8_u"),
-    *("mac_roman", "cp437", "cp850", "cp852", "cp866", "latin_1"),
+    *("cp437", "cp850", "cp852", "cp866", "latin_1"),
 )
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -71,6 +71,8 @@ _OF_THE_WORLD = re.compile(
     r"(?:-?hkscs)?|euc-?(?:jp|kr)|mac-?\w+|ibm\d+)\Z"
 )
 _FRONT = re.compile(r"\A---[ \t]*\n(.{0,65536}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_PIECE = 1 << 16  # characters of Markdown that are parsed at once, at least
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
@@ -203,8 +205,35 @@ def _blocks(text: str) -> Iterator[Block]:
     """The outermost blocks of Markdown (CommonMark, and the tables of GitHub's)."""
     # What is inside of lines is left as it is written, so it needn't be parsed.
     parser = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"])
-    lines = text.split("\n")
-    tokens = parser.parse(text)
+    for lines in _pieces(text.split("\n")):
+        yield from _blocks_of(parser.parse("\n".join(lines)), lines)
+
+
+def _pieces(lines: list[str]) -> Iterator[list[str]]:
+    """A long text bit by bit, as its tokens take a hundred times its room.
+
+    It is cut where no block goes on, but for a long list: behind a blank line, before one
+    that is not further in, outside of code.
+    """
+    begin = length = 0
+    fence = ""
+    for at, line in enumerate(lines):
+        found = _FENCE.match(line)
+        if found:
+            mark = found.group(1)
+            if not fence:
+                fence = mark
+            elif mark.startswith(fence):
+                fence = ""
+        ends = length > _PIECE and not fence and not found and not lines[at - 1].strip()
+        if ends and line[:1].strip():
+            yield lines[begin:at]
+            begin, length = at, 0
+        length += len(line) + 1
+    yield lines[begin:]
+
+
+def _blocks_of(tokens: list[Token], lines: list[str]) -> Iterator[Block]:
     rows, cells = Rows(), list[str]()
     for at, token in enumerate(tokens):
         if token.type == "tr_open":

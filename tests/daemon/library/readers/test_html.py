@@ -96,6 +96,11 @@ def test_a_page_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert shown(page, tmp_path) == [("table", "a\tb\nc\td")]
 
 
+def test_elements_that_are_never_closed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="nested too deeply"):
+        read_bytes(read_html, tmp_path, b"<b>" * 11_000 + b"</i>" * 11_000)
+
+
 def test_cells_that_claim_a_thousand_columns_cost_nothing(tmp_path: Path) -> None:
     page = "<table>" + "<tr>" + "<td colspan=1000 rowspan=65534>x" * 2000 + "</table>"
     (text,) = texts(read_bytes(read_html, tmp_path, page.encode()))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.library.readers import documents
+from daemon.library.readers import documents, text
 from daemon.library.readers.documents import About, Block
 from daemon.library.readers.reader import Refused
 from daemon.library.readers.text import read_markdown, read_plain, text_of
@@ -24,7 +24,7 @@ CHINESE = "灯塔管理员在日落前一小时点亮灯火,并把时间写进�
 
 
 @pytest.mark.parametrize(
-    ("text", "encoding"),
+    ("content", "encoding"),
     [
         (GERMAN, "utf-8"),
         (GERMAN, "utf-8-sig"),
@@ -40,10 +40,10 @@ CHINESE = "灯塔管理员在日落前一小时点亮灯火,并把时间写进�
         (CHINESE, "gb18030"),
     ],
 )
-def test_a_text_is_read_whatever_its_encoding(text: str, encoding: str, tmp_path: Path) -> None:
+def test_a_text_is_read_whatever_its_encoding(content: str, encoding: str, tmp_path: Path) -> None:
     if encoding == "utf-16-be":
-        text = f"Log 17: {'no entry. ' * 30}{text}"  # without a mark only its zeros tell
-    assert texts(read_bytes(read_plain, tmp_path, text.encode(encoding))) == [text.strip()]
+        content = f"Log 17: {'no entry. ' * 30}{content}"  # without a mark only its zeros tell
+    assert texts(read_bytes(read_plain, tmp_path, content.encode(encoding))) == [content.strip()]
 
 
 def test_paragraphs_are_what_blank_lines_divide(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_long_text_is_read_up_to_the_limit(
     monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 1 << 20)
     raw = b"\n\n".join([b"x" * (400 << 10)] * 4)
     items = read_bytes(read_plain, tmp_path, raw)
-    assert len(texts(items)) == 2
+    assert [len(text) >> 10 for text in texts(items)] == [400, 400, 223]
     assert problems(items) == [
         "more than 1 MiB of text, read up to there: cut it into several files"
     ]
@@ -139,6 +139,14 @@ def test_markdown_is_headings_tables_and_text(tmp_path: Path) -> None:
         Block("table", "Lamp\tOil\nnorth | old\t2"),
         Block("text", "Last."),
     ]
+
+
+def test_long_markdown_is_read_as_short_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = PAGE.partition("---\n# ")[2] * 5 + "\n~~~\na\n\nb\n```\n\nc\n~~~\n\nEnd.\n"
+    whole = read_bytes(read_markdown, tmp_path, body.encode())
+    monkeypatch.setattr(text, "_PIECE", 1)
+    assert read_bytes(read_markdown, tmp_path, body.encode()) == whole
+    assert texts(whole)[-2:] == ["~~~\na\n\nb\n```\n\nc\n~~~", "End."]
 
 
 @pytest.mark.parametrize(
