@@ -139,17 +139,17 @@ class _Page:
                 yield Block("text", _text_of(notes), self._number)
 
     def _of_shapes(self, shapes: Iterable[BaseShape], frame: _Frame) -> Iterator[Block]:
-        placed = [(shape, frame.place(shape)) for shape in shapes]
-        # Python sorts stably: what has no place stays in its order, at the end.
-        placed.sort(key=lambda one: one[1][1] if one[1] else 1.0)
-        lines: list[tuple[float, list[tuple[BaseShape, Place | None]]]] = []
-        for shape, place in placed:
-            top = place[1] if place else 1.0
-            title = _kind_of(shape) in _TITLES
-            if title or not lines or top > lines[-1][0] + _BAND:
-                lines.insert(0 if title else len(lines), (-1.0 if title else top, []))
-            lines[0 if title else -1][1].append((shape, place))
-        for _, line in lines:
+        def top(one: tuple[BaseShape, Place | None]) -> float:
+            if _kind_of(one[0]) in _TITLES:
+                return -1.0
+            return one[1][1] if one[1] else 1.0
+
+        lines: list[list[tuple[BaseShape, Place | None]]] = []
+        for one in sorted(((shape, frame.place(shape)) for shape in shapes), key=top):
+            if not lines or top(one) > top(lines[-1][0]) + _BAND:
+                lines.append([])
+            lines[-1].append(one)
+        for line in lines:
             for shape, place in sorted(line, key=lambda one: one[1][0] if one[1] else 0.0):
                 yield from self._of_shape(shape, place, frame)
 

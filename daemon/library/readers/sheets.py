@@ -1,7 +1,7 @@
 """Reads .xlsx, .csv and .tsv: what stands in cells, as tables.
 
 The XML of a sheet goes by bit by bit (ECMA-376 part 1, 18), and of its rows no more is held
-than a table's block. openpyxl takes four times as long and makes room up to the column that a
+than a table's block. openpyxl takes about twice as long and makes room up to the column that a
 cell says it is in, calamine for all cells between the first and the last: a cell in a far corner
 costs gigabytes. What a number format means is openpyxl's to say.
 """
