@@ -127,8 +127,8 @@ def regions_of(words: Sequence[Word], width: float) -> list[list[Row]]:
     while at < len(rows):
         end, gutter = _band(rows, masks, at, width)
         inside = [word for row in rows[at:end] for word in row.words]
-        left = [word for word in inside if word.x1 <= gutter]
-        right = [word for word in inside if word.x0 >= gutter]
+        left = [word for word in inside if word.x0 + word.x1 < 2 * gutter]
+        right = [word for word in inside if word.x0 + word.x1 >= 2 * gutter]
         if not (_is_text(left) and _is_text(right)):
             plain.append(rows[at])
             at += 1

@@ -151,7 +151,7 @@ class _Reader:
         words = self._running.without(number, words, frame)
         turned = [word for word in words if word.turned]
         words = [word for word in words if not word.turned]
-        ruled = self._ruled.tables(number, frame, words) if drawn.grid else []
+        ruled = self._ruled.tables(number, frame, words, drawn)
         inside = {id(word) for table in ruled for word in table.words}
         words = [word for word in words if id(word) not in inside]
         for figure in figures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import shutil
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def problems(path: Path) -> list[FileProblem]:
 def without_an_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine where none is installed; what is found is remembered."""
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(ocr.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     ocr.engine.cache_clear()
     yield
     monkeypatch.undo()
@@ -280,7 +281,8 @@ def test_a_page_is_drawn_within_bounds(tmp_path: Path, monkeypatch: pytest.Monke
     path = made(tmp_path / "a.pdf", lambda canvas: lines(canvas, [SENTENCE]))
     shown = Image.open(io.BytesIO(page_image(path, 1, 300)))
     assert shown.format == "PNG"
-    assert shown.size == (300, pytest.approx(300 * HEIGHT / WIDTH, abs=1))
+    assert shown.width == 300
+    assert shown.height == pytest.approx(300 * HEIGHT / WIDTH, abs=1)
     wide = Image.open(io.BytesIO(page_image(path, 1, 10**9)))
     assert 900_000 < wide.width * wide.height < 1_010_000
     endless = Image.open(io.BytesIO(page_image(endless_page(tmp_path / "b.pdf"), 1, 1000)))
