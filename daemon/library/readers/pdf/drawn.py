@@ -75,8 +75,14 @@ def drawn_on(page: pdfium.PdfPage, frame: Frame) -> Drawn:
 
 def _objects(page: pdfium.PdfPage) -> Iterator[tuple[ctypes.c_void_p, _Matrix]]:
     """A page's objects with the matrix of the form they are part of, in the page's order."""
-    for index in range(raw.FPDFPage_CountObjects(page)):
-        yield from _with_parts(raw.FPDFPage_GetObject(page, index), _SAME, 0)
+    handle = page.raw
+    for index in range(min(raw.FPDFPage_CountObjects(handle), MAX_OBJECTS)):
+        item = raw.FPDFPage_GetObject(handle, index)
+        kind = raw.FPDFPageObj_GetType(item)
+        if kind == raw.FPDF_PAGEOBJ_FORM:
+            yield from _with_parts(item, _SAME, 0)
+        elif kind != raw.FPDF_PAGEOBJ_TEXT:  # most are letters
+            yield item, _SAME
 
 
 def _with_parts(

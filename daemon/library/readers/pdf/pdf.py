@@ -8,6 +8,7 @@ than a page is held beyond the open file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pypdfium2 as pdfium
 
@@ -20,10 +21,18 @@ from daemon.library.readers.pdf.pages import about, opened
 from daemon.library.readers.pdf.ruled import Ruled
 from daemon.library.readers.pdf.running import Running
 from daemon.library.readers.pdf.tables import tables_of
-from daemon.library.readers.pdf.words import Frame, Word, frame_of, rows_of, words_of
+from daemon.library.readers.pdf.words import (
+    Frame,
+    Word,
+    frame_of,
+    quarters_to_upright,
+    rows_of,
+    turned_back,
+    words_of,
+)
 from daemon.library.readers.reader import Refused, Source
 
-_MOST_LEARNED, _AT_ONCE = 96, 4  # pages looked at beforehand, and how many of them in a row
+_MOST_LEARNED, _AT_ONCE = 32, 4  # pages looked at beforehand, and how many of them in a row
 _MOST_DAMAGED = 25  # pages one after the other; a broken page tree may claim a million
 _DAMAGED = "damaged page: print the file to a new PDF"
 
@@ -133,7 +142,11 @@ class _Reader:
 
     def _read_page(self, number: int, page: pdfium.PdfPage) -> list[Read]:
         frame = frame_of(page)
-        words, drawn = words_of(page, frame), drawn_on(page, frame)
+        words = words_of(page, frame)
+        if quarters := quarters_to_upright(words):  # a wide table, as it lies in a bound report
+            frame = frame.turned(quarters)
+            words = words_of(page, frame)
+        drawn = drawn_on(page, frame)
         problems: list[Read] = []
         figures: list[Figure] = []
         style = self._style
@@ -144,7 +157,7 @@ class _Reader:
                 words = read_words(page, drawn, self._engine)
                 style = Style()  # an engine measures letters otherwise
                 style.learn(words)
-        else:
+        elif not quarters:
             figures = figures_of(words, drawn, frame)
         if style is self._style:
             self._learn(number, words, frame)
@@ -170,6 +183,12 @@ class _Reader:
         if turned:
             text = " ".join(word.text for word in turned)
             blocks.append(Block("text", text, number, place_of(frame, box_of(rows_of(turned)))))
+        if quarters:
+            blocks = [
+                replace(block, place=turned_back(block.place, quarters))
+                for block in blocks
+                if block.place
+            ]
         return [*blocks, *problems]
 
     def _figure(

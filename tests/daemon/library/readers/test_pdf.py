@@ -161,6 +161,25 @@ def test_a_turned_page_reads_as_it_is_shown(tmp_path: Path) -> None:
     assert block.place[0] == pytest.approx(100 / WIDTH, abs=0.01)
 
 
+@pytest.mark.parametrize(("angle", "to"), [(90, (0, -WIDTH)), (-90, (-HEIGHT, 0))])
+def test_a_table_laid_sideways_is_read_upright(
+    tmp_path: Path, angle: int, to: tuple[float, float]
+) -> None:
+    rows = [["", "2022", "2021"], ["North", "1,204", "9,871"], ["South", "3,512", "4,444"]]
+
+    def draw(canvas: Canvas) -> None:
+        canvas.rotate(angle)
+        canvas.translate(*to)
+        aligned_table(canvas, rows, 400, [300, 400])
+
+    (table,) = blocks(made(tmp_path / "a.pdf", draw))
+    assert [line.split("\t") for line in table.text.split("\n")] == rows
+    assert table.place is not None
+    left, top, right, bottom = table.place
+    assert bottom - top == pytest.approx((400 - 72) / HEIGHT, abs=0.02)
+    assert right - left < 0.1
+
+
 # ---- tables
 
 
