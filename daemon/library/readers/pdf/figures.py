@@ -13,7 +13,6 @@ from daemon.library.readers.pdf.misread import put_right
 from daemon.library.readers.pdf.ocr import Engine, cleaned
 from daemon.library.readers.pdf.pages import drawn_image
 from daemon.library.readers.pdf.words import Frame, Row, Word, rows_of
-from daemon.library.readers.reader import Refused
 
 _FEW_LETTERS = 40  # of a page: a scan may have its number and a stamp as text
 _MOST_OF_PAGE, _PART_OF_PAGE = 0.8, 0.1  # an image behind text; one that may hold a page's text
@@ -21,7 +20,6 @@ _OUTLINES = 100  # shapes on a page without letters: they may be letters
 _LEAST_SIDE, _LEAST_PART = 60.0, 0.02  # points, and of the page: smaller images are ornaments
 _NEAR = 3.0  # em between a figure and its caption
 _SIZE = 1.2  # type to its tallest letters; an engine measures ink
-_MOST_PIXELS = 150_000_000  # of an image as the file claims: it is unpacked whole to be drawn
 
 _CAPTION = re.compile(
     r"(?:figure|fig\.|chart|exhibit|graph|diagram|image|plate|abb(?:ildung|\.)|bild|tafel)\b",
@@ -119,18 +117,11 @@ def _touch(one: Box, other: Box) -> bool:
     return (across > -1 and down > 1) or (down > -1 and across > 1)
 
 
-def read_words(
-    page: pdfium.PdfPage, drawn: Drawn, engine: Engine, box: Box | None = None
-) -> list[Word]:
+def read_words(page: pdfium.PdfPage, engine: Engine, box: Box | None = None) -> list[Word]:
     """Words that are read in a page's image, or in that of a part of it; places in points.
 
     Raises Refused and OcrFailed where that can't be done.
     """
-    if drawn.pixels > _MOST_PIXELS:
-        raise Refused(
-            f"has an image of {drawn.pixels / 1e6:.0f} million pixels, more than are read "
-            f"({_MOST_PIXELS / 1e6:.0f}): scan it less finely"
-        )
     image = cleaned(drawn_image(page, engine.dpi, box))
     left, top, right, _ = box or (0.0, 0.0, page.get_width(), 0.0)
     scale = (right - left) / image.width

@@ -14,7 +14,7 @@ import pypdfium2 as pdfium
 
 from daemon.library.readers.documents import Block, FileProblem, Place, Read
 from daemon.library.readers.pdf import ocr
-from daemon.library.readers.pdf.drawn import Drawn, drawn_on
+from daemon.library.readers.pdf.drawn import drawn_on
 from daemon.library.readers.pdf.figures import Figure, figures_of, is_image, read_words
 from daemon.library.readers.pdf.layout import Style, blocks_of, box_of, place_of, regions_of
 from daemon.library.readers.pdf.pages import about, opened
@@ -154,7 +154,7 @@ class _Reader:
             if self._engine is None:
                 self._waiting.append(number)
             else:
-                words = read_words(page, drawn, self._engine)
+                words = read_words(page, self._engine)
                 style = Style()  # an engine measures letters otherwise
                 style.learn(words)
         elif not quarters:
@@ -176,7 +176,7 @@ class _Reader:
             _insert(blocks, Block("table", table.text, number, place_of(frame, table.box)))
         for figure in figures:
             try:
-                for block in self._figure(figure, page, drawn, blocks, number):
+                for block in self._figure(figure, page, blocks, number):
                     _insert(blocks, block)
             except (ocr.OcrFailed, Refused) as failed:
                 problems.append(FileProblem(self._path, str(failed), page=number))
@@ -192,13 +192,13 @@ class _Reader:
         return [*blocks, *problems]
 
     def _figure(
-        self, figure: Figure, page: pdfium.PdfPage, drawn: Drawn, blocks: list[Block], number: int
+        self, figure: Figure, page: pdfium.PdfPage, blocks: list[Block], number: int
     ) -> list[Block]:
         """A figure with its caption and what is read in it; a table where it is one's image."""
         frame = frame_of(page)
         words: list[Word] = []
         if self._engine is not None:
-            words = read_words(page, drawn, self._engine, figure.box)
+            words = read_words(page, self._engine, figure.box)
         elif number not in self._waiting:
             self._waiting.append(number)
         rows = rows_of(word for word in words if not word.turned)

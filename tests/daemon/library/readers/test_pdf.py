@@ -290,9 +290,12 @@ def test_a_page_that_is_damaged_does_not_stop_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(ocr.engine() is None, reason="no engine for OCR is installed")
 def test_an_image_that_claims_too_many_pixels_is_not_drawn(tmp_path: Path) -> None:
-    (problem,) = problems(huge_image(tmp_path / "a.pdf", 30_000))
+    path = huge_image(tmp_path / "a.pdf", 30_000)
+    (problem,) = problems(path)
     assert problem.page == 1
     assert "900 million pixels" in problem.cause
+    with pytest.raises(Refused, match="900 million pixels"):
+        page_image(path, 1, 300)
 
 
 def test_a_page_is_drawn_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
