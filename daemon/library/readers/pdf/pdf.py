@@ -28,6 +28,7 @@ from daemon.library.readers.pdf.words import (
     quarters_to_upright,
     rows_of,
     turned_back,
+    turned_words,
     words_of,
 )
 from daemon.library.readers.reader import Refused, Source
@@ -143,9 +144,6 @@ class _Reader:
     def _read_page(self, number: int, page: pdfium.PdfPage) -> list[Read]:
         frame = frame_of(page)
         words = words_of(page, frame)
-        if quarters := quarters_to_upright(words):  # a wide table, as it lies in a bound report
-            frame = frame.turned(quarters)
-            words = words_of(page, frame)
         drawn = drawn_on(page, frame)
         problems: list[Read] = []
         figures: list[Figure] = []
@@ -157,8 +155,12 @@ class _Reader:
                 words = read_words(page, self._engine)
                 style = Style()  # an engine measures letters otherwise
                 style.learn(words)
-        elif not quarters:
+        else:
             figures = figures_of(words, drawn, frame)
+        if quarters := quarters_to_upright(words):  # a wide table, as it lies in a bound report
+            words = turned_words(words, frame.width, frame.height, quarters)
+            frame = frame.turned(quarters)
+            drawn, figures = drawn_on(page, frame), []
         if style is self._style:
             self._learn(number, words, frame)
         words = self._running.without(number, words, frame)

@@ -88,6 +88,24 @@ def turned_back(place: Place, quarters: int) -> Place:
     return round(x0, 4), round(top, 4), round(x1, 4), round(bottom, 4)
 
 
+def turned_words(words: Iterable[Word], width: float, height: float, quarters: int) -> list[Word]:
+    """Words on a page of this size, on that page turned clockwise."""
+    found = list(words)
+    for _ in range(quarters):
+        found = [
+            word._replace(
+                x0=height - word.bottom,
+                top=word.x0,
+                x1=height - word.top,
+                bottom=word.x1,
+                turned=(word.turned + 1) % 4 if word.turned < 4 else 4,
+            )
+            for word in found
+        ]
+        width, height = height, width
+    return found
+
+
 def quarters_to_upright(words: Sequence[Word]) -> int:
     """How a page is to be turned, clockwise, so that most of its letters are upright."""
     letters = Counter[int]()

@@ -332,7 +332,8 @@ def scan(path: Path, turn: float = 0) -> Path:
     texts += [(100, 360, "South"), (600, 360, "3,512"), (900, 360, "4,444")]
     texts += [(100, 420, "Total"), (600, 420, "4,716"), (890, 420, "14,315")]
     image = picture(texts, (1240, 1754), turn)
-    return made(path, lambda canvas: put_picture(canvas, image, 0, 0, WIDTH, HEIGHT))
+    height = WIDTH * image.height / image.width
+    return made(path, lambda canvas: put_picture(canvas, image, 0, 0, WIDTH, height))
 
 
 def test_without_an_engine_the_file_says_once_what_waits(
@@ -348,7 +349,7 @@ def test_without_an_engine_the_file_says_once_what_waits(
 
 @pytest.mark.slow
 @pytest.mark.skipif(ocr.engine() is None, reason="no engine for OCR is installed")
-@pytest.mark.parametrize("turn", [0, 1.5])
+@pytest.mark.parametrize("turn", [0, 1.5, 90, -90])
 def test_a_scanned_table_keeps_rows_and_columns(tmp_path: Path, turn: float) -> None:
     found = blocks(scan(tmp_path / "a.pdf", turn))
     (table,) = (block for block in found if block.kind == "table")
@@ -356,6 +357,18 @@ def test_a_scanned_table_keeps_rows_and_columns(tmp_path: Path, turn: float) -> 
     rows = [line.split("\t") for line in table.text.split("\n")]
     assert ["North", "1,204", "9,871"] in rows
     assert ["Total", "4,716", "14,315"] in rows
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec("rapidocr"), reason="the extra ocr is not installed"
+)
+def test_the_other_engine_reads_words_with_their_places() -> None:
+    image = picture([(100, 100, "Alarm plan"), (600, 300, "1,204")], (900, 500))
+    plan = {word.text: word for word in ocr.RapidOcr().read(image, sparse=False)}
+    assert {"Alarm", "plan", "1,204"} <= set(plan)
+    assert plan["1,204"].x0 == pytest.approx(600, abs=15)
+    assert plan["Alarm"].x1 <= plan["plan"].x0
 
 
 @pytest.mark.slow
