@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,23 +134,35 @@ class RapidOcr:
         """See `Engine`; it finds words wherever they are, so ``sparse`` changes nothing."""
         del sparse
         if self._reader is None:
-            from rapidocr import RapidOCR
-
-            options = "EngineConfig.onnxruntime"
-            self._reader = RapidOCR(
-                params={
-                    "Global.log_level": "critical",
-                    "Global.text_score": _LEAST_SCORE,
-                    "Global.max_side_len": 4000,
-                    f"{options}.intra_op_num_threads": 1,
-                    f"{options}.inter_op_num_threads": 1,
-                }
-            )
+            self._reader = _rapidocr()
         told = self._reader(np.asarray(image.convert("RGB")), return_word_box=True)
         words: list[Word] = []
         for line in told.word_results or ():
             words += [_rapid_word(text, box) for text, _, box in line if text.strip()]
         return words
+
+
+def _rapidocr() -> Any:
+    """The reader with the weights that its package carries.
+
+    It is told where they lie: left to itself it would fetch those that it misses.
+    """
+    import rapidocr
+
+    models = Path(rapidocr.__file__).parent / "models"
+    found = {part: next(models.glob(f"*_{part}_*.onnx"), None) for part in ("det", "rec", "cls")}
+    if None in found.values():
+        raise OcrFailed("rapidocr's package lacks its weights: install the extra `ocr` again")
+    return rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "critical",
+            "Global.text_score": _LEAST_SCORE,
+            "Global.max_side_len": 4000,
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            **{f"{part.title()}.model_path": str(path) for part, path in found.items()},
+        }
+    )
 
 
 def _rapid_word(text: str, box: Any) -> Word:
