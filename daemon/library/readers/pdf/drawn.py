@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from daemon.library.readers.pdf.words import Frame
 
 MAX_OBJECTS = 20_000  # of a page; a map may have a million
 _MAX_DEPTH = 3  # of forms in forms
+_MOST_LINES = 2_000  # each way, of the tables of a page
 _THIN = 2.5  # points: a rectangle no thicker is a line
 _LONG = 8.0  # points: a line no longer is none of a table
 
@@ -30,13 +32,17 @@ class Drawn:
     images: list[_Box] = field(default_factory=list)  # left, top, right, bottom; within the page
     uprights: int = 0  # how many lines run down
     levels: int = 0  # and how many across, as far as can be told without looking into each path
+    lined: _Box = (math.inf, math.inf, -math.inf, -math.inf)  # around all that run down
     paths: int = 0
     pixels: int = 0  # that the largest image claims to have
 
     @property
     def grid(self) -> bool:
-        """Whether lines run down as well as across, as many as two columns of two rows have."""
-        return self.uprights >= 3 and self.levels >= 3
+        """Whether lines run down as well as across, as many as two columns of two rows have.
+
+        Not where they are more than a table's: a drawing, in which looking for cells has no end.
+        """
+        return all(3 <= count <= _MOST_LINES for count in (self.uprights, self.levels))
 
 
 def drawn_on(page: pdfium.PdfPage, frame: Frame) -> Drawn:
@@ -69,8 +75,14 @@ def drawn_on(page: pdfium.PdfPage, frame: Frame) -> Drawn:
 
 def _objects(page: pdfium.PdfPage) -> Iterator[tuple[ctypes.c_void_p, _Matrix]]:
     """A page's objects with the matrix of the form they are part of, in the page's order."""
-    for index in range(raw.FPDFPage_CountObjects(page)):
-        yield from _with_parts(raw.FPDFPage_GetObject(page, index), _SAME, 0)
+    handle = page.raw
+    for index in range(min(raw.FPDFPage_CountObjects(handle), MAX_OBJECTS)):
+        item = raw.FPDFPage_GetObject(handle, index)
+        kind = raw.FPDFPageObj_GetType(item)
+        if kind == raw.FPDF_PAGEOBJ_FORM:
+            yield from _with_parts(item, _SAME, 0)
+        elif kind != raw.FPDF_PAGEOBJ_TEXT:  # most are letters
+            yield item, _SAME
 
 
 def _with_parts(
@@ -121,6 +133,7 @@ def _add_lines(drawn: Drawn, path: ctypes.c_void_p, box: _Box) -> None:
         return
     if x1 - x0 <= _THIN:
         drawn.uprights += 1
+        drawn.lined = _around(drawn.lined, box)
         return
     fill, stroke = ctypes.c_int(), ctypes.c_int()
     if raw.FPDFPath_GetDrawMode(path, fill, stroke) and stroke.value:
@@ -129,6 +142,11 @@ def _add_lines(drawn: Drawn, path: ctypes.c_void_p, box: _Box) -> None:
         more = max(0, raw.FPDFPath_CountSegments(path) - 5) // 4
         drawn.uprights += 2 + more
         drawn.levels += 2 + more
+        drawn.lined = _around(drawn.lined, box)
+
+
+def _around(one: _Box, other: _Box) -> _Box:
+    return (*map(min, one[:2], other[:2]), *map(max, one[2:], other[2:]))
 
 
 def _joined(rules: list[Rule]) -> list[Rule]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pypdfium2 as pdfium
+from PIL import Image
 
 from daemon.library.readers.pdf.drawn import Drawn
 from daemon.library.readers.pdf.misread import put_right
-from daemon.library.readers.pdf.ocr import Engine, cleaned
+from daemon.library.readers.pdf.ocr import Engine, cleaned, is_sideways
 from daemon.library.readers.pdf.pages import drawn_image
-from daemon.library.readers.pdf.words import Frame, Row, Word, rows_of
-from daemon.library.readers.reader import Refused
+from daemon.library.readers.pdf.words import Frame, Row, Word, rows_of, turned_words
 
 _FEW_LETTERS = 40  # of a page: a scan may have its number and a stamp as text
 _MOST_OF_PAGE, _PART_OF_PAGE = 0.8, 0.1  # an image behind text; one that may hold a page's text
@@ -21,7 +21,6 @@ _OUTLINES = 100  # shapes on a page without letters: they may be letters
 _LEAST_SIDE, _LEAST_PART = 60.0, 0.02  # points, and of the page: smaller images are ornaments
 _NEAR = 3.0  # em between a figure and its caption
 _SIZE = 1.2  # type to its tallest letters; an engine measures ink
-_MOST_PIXELS = 150_000_000  # of an image as the file claims: it is unpacked whole to be drawn
 
 _CAPTION = re.compile(
     r"(?:figure|fig\.|chart|exhibit|graph|diagram|image|plate|abb(?:ildung|\.)|bild|tafel)\b",
@@ -119,27 +118,47 @@ def _touch(one: Box, other: Box) -> bool:
     return (across > -1 and down > 1) or (down > -1 and across > 1)
 
 
-def read_words(
-    page: pdfium.PdfPage, drawn: Drawn, engine: Engine, box: Box | None = None
-) -> list[Word]:
+def read_words(page: pdfium.PdfPage, engine: Engine, box: Box | None = None) -> list[Word]:
     """Words that are read in a page's image, or in that of a part of it; places in points.
 
     Raises Refused and OcrFailed where that can't be done.
     """
-    if drawn.pixels > _MOST_PIXELS:
-        raise Refused(
-            f"has an image of {drawn.pixels / 1e6:.0f} million pixels, more than are read "
-            f"({_MOST_PIXELS / 1e6:.0f}): scan it less finely"
-        )
-    image = cleaned(drawn_image(page, engine.dpi, box))
+    image = drawn_image(page, engine.dpi, box)
     left, top, right, _ = box or (0.0, 0.0, page.get_width(), 0.0)
     scale = (right - left) / image.width
-    rows = rows_of(engine.read(image, sparse=box is not None))
+    return [
+        word._replace(
+            x0=left + word.x0 * scale,
+            top=top + word.top * scale,
+            x1=left + word.x1 * scale,
+            bottom=top + word.bottom * scale,
+            size=word.size * scale,
+        )
+        for word in _read(image, engine, sparse=box is not None)
+    ]
+
+
+def _read(image: Image.Image, engine: Engine, *, sparse: bool) -> list[Word]:
+    """Words in pixels; a page that was scanned sideways is read from both its sides."""
+    if sparse or not is_sideways(image):
+        return _read_upright(image, engine, sparse=sparse)
+    left = _read_upright(image.transpose(Image.Transpose.ROTATE_90), engine, sparse=False)
+    right = _read_upright(image.transpose(Image.Transpose.ROTATE_270), engine, sparse=False)
+    if _letters(left) > _letters(right):  # upright after a turn against the clock
+        return turned_words(left, image.height, image.width, 1)
+    return turned_words(right, image.height, image.width, 3)
+
+
+def _letters(words: Sequence[Word]) -> int:
+    """How much of what is read looks like words; upside down, little does."""
+    return sum(len(word.text) for word in words if len(word.text) > 3 and word.text.isalpha())
+
+
+def _read_upright(image: Image.Image, engine: Engine, *, sparse: bool) -> list[Word]:
+    rows = rows_of(engine.read(cleaned(image), sparse=sparse))
     words: list[Word] = []
     for row in put_right([row.words for row in rows]):
         heights = sorted(word.bottom - word.top for word in row)
-        for word in row:
-            x0, y0, x1, y1 = (side * scale for side in word[:4])
-            size = _SIZE * scale * heights[len(heights) * 4 // 5]
-            words.append(Word(left + x0, top + y0, left + x1, top + y1, word.text, size))
+        size = _SIZE * heights[len(heights) * 4 // 5]
+        words += [word._replace(size=size) for word in row]
     return words

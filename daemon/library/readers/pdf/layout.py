@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
 from daemon.library.readers.documents import Block, Kind, Place
@@ -13,6 +14,7 @@ from daemon.library.readers.pdf.tables import Rule, tables_of
 from daemon.library.readers.pdf.words import Frame, Row, Word, rows_of
 
 _BINS = 256  # across a page, to look for what is empty between two columns
+_LEAST_ROWS = 4  # of a column of text
 _GUTTER = 0.9  # em that are empty between two columns of text
 _MOST_WORDS_SEEN = 50_000  # of a file, to tell a broken word from two joined by a hyphen
 _MANY = 0.12  # of a file's lines
@@ -122,23 +124,40 @@ def regions_of(words: Sequence[Word], width: float) -> list[list[Row]]:
     rows = rows_of(words)
     masks = [_covered(row, width) for row in rows]
     regions: list[list[Row]] = []
-    plain: list[Row] = []
-    at = 0
+    begun = at = tried = 0  # where the plain rows begin; the rows of a band that had no columns
     while at < len(rows):
         end, gutter = _band(rows, masks, at, width)
-        inside = [word for row in rows[at:end] for word in row.words]
-        left = [word for word in inside if word.x1 <= gutter]
-        right = [word for word in inside if word.x0 >= gutter]
-        if not (_is_text(left) and _is_text(right)):
-            plain.append(rows[at])
+        # A table's rows are a band as well: not tried again before much of it has gone by.
+        if end - at < _LEAST_ROWS or (tried and end - at > 0.75 * tried):
             at += 1
             continue
-        if plain:
-            regions.append(plain)
-            plain = []
+        left, right = _sides(rows[at:end], gutter)
+        if not (_is_text(left) and _is_text(right)):
+            tried = end - at
+            at += 1
+            continue
+        while at > begun and not (masks[at - 1] >> int(gutter / width * _BINS)) & 1:
+            if not (tried and _is_lettered(rows[at - 1])):
+                break
+            at -= 1
+        left, right = _sides(rows[at:end], gutter)
+        regions += [rows[begun:at]] if at > begun else []
         regions += regions_of(left, width) + regions_of(right, width)
-        at = end
-    return [*regions, plain] if plain else regions
+        begun, at, tried = end, end, 0
+    return [*regions, rows[begun:]] if begun < len(rows) else regions
+
+
+def _sides(rows: Iterable[Row], gutter: float) -> tuple[list[Word], list[Word]]:
+    """Words to the left and to the right of a gutter."""
+    words = [word for row in rows for word in row.words]
+    left = [word for word in words if word.x0 + word.x1 < 2 * gutter]
+    return left, [word for word in words if word.x0 + word.x1 >= 2 * gutter]
+
+
+def _is_lettered(row: Row) -> bool:
+    """Whether most words of a row are none of a table's numbers."""
+    numbers = sum(_NUMBERS.fullmatch(word.text) is not None for word in row.words)
+    return numbers < 0.3 * len(row.words)
 
 
 def _covered(row: Row, width: float) -> int:
@@ -173,6 +192,7 @@ def _one_sided(union: int) -> bool:
     return union.bit_length() < 0.55 * _BINS or low > 0.45 * _BINS
 
 
+@lru_cache(maxsize=4096)
 def _widest_gap(union: int) -> tuple[int, int] | None:
     """First and past-last bit of the widest run of zeros between ones, in the page's middle."""
     best: tuple[int, int] | None = None
@@ -188,7 +208,7 @@ def _widest_gap(union: int) -> tuple[int, int] | None:
 def _is_text(words: Sequence[Word]) -> bool:
     """Whether words are lines of a text, as a column has them, and not a table's cells."""
     rows = rows_of(words)
-    if len(rows) < 4:
+    if len(rows) < _LEAST_ROWS:
         return False
     counts = sorted(len(row.words) for row in rows)
     wide = max(row.x1 for row in rows) - min(row.x0 for row in rows)

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ _LEAST_SCORE = 0.5  # of 1: RapidOCR's own measure
 _MOST_LANGUAGES = 4  # of those that are installed: each takes its time
 _NOT_LANGUAGES = ("osd", "equ", "snum")
 _STEEPEST, _STEP = 5.0, 0.1  # degrees by which a scan may be skewed, and to which it is measured
+_SIDEWAYS = 1.5  # times as clear from the side
+_LEAST_INK, _MOST_INK = 100, 60_000  # dark pixels of a small copy
 _LEVEL = 0.15  # degrees: no need to turn it
 _DARK, _SPECK, _AROUND = 200, 9, 17  # of 255; pixels at 300 dpi: a speck, and what is empty around
 _NOISY = 0.0002  # of an image are specks, above which they are taken out
@@ -131,23 +134,35 @@ class RapidOcr:
         """See `Engine`; it finds words wherever they are, so ``sparse`` changes nothing."""
         del sparse
         if self._reader is None:
-            from rapidocr import RapidOCR
-
-            options = "EngineConfig.onnxruntime"
-            self._reader = RapidOCR(
-                params={
-                    "Global.log_level": "critical",
-                    "Global.text_score": _LEAST_SCORE,
-                    "Global.max_side_len": 4000,
-                    f"{options}.intra_op_num_threads": 1,
-                    f"{options}.inter_op_num_threads": 1,
-                }
-            )
+            self._reader = _rapidocr()
         told = self._reader(np.asarray(image.convert("RGB")), return_word_box=True)
         words: list[Word] = []
         for line in told.word_results or ():
             words += [_rapid_word(text, box) for text, _, box in line if text.strip()]
         return words
+
+
+def _rapidocr() -> Any:
+    """The reader with the weights that its package carries.
+
+    It is told where they lie: left to itself it would fetch those that it misses.
+    """
+    import rapidocr
+
+    models = Path(rapidocr.__file__).parent / "models"
+    found = {part: next(models.glob(f"*_{part}_*.onnx"), None) for part in ("det", "rec", "cls")}
+    if None in found.values():
+        raise OcrFailed("rapidocr's package lacks its weights: install the extra `ocr` again")
+    return rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "critical",
+            "Global.text_score": _LEAST_SCORE,
+            "Global.max_side_len": 4000,
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            **{f"{part.title()}.model_path": str(path) for part, path in found.items()},
+        }
+    )
 
 
 def _rapid_word(text: str, box: Any) -> Word:
@@ -194,19 +209,28 @@ def _sums(mask: np.ndarray, side: int) -> np.ndarray:
     return found + sums[:-side, :-side]
 
 
+def is_sideways(grey: Image.Image) -> bool:
+    """Whether lines of text run down a page: they are then told more clearly from its side."""
+    aside = grey.transpose(Image.Transpose.TRANSPOSE)
+    return _leveled(aside)[1] > _SIDEWAYS * _leveled(grey)[1]
+
+
 def skew_of(grey: Image.Image) -> float:
-    """Degrees by which lines fall to the right: where lines and gaps differ most.
+    """Degrees by which lines fall to the right; 0 where there are none to be seen."""
+    return _leveled(grey)[0]
+
+
+def _leveled(grey: Image.Image) -> tuple[float, float]:
+    """The angle at which lines and gaps differ most, and how much they do.
 
     The usual profile of projections (Postl 1986), on a small copy.
     """
     small = grey.copy()
     small.thumbnail((1000, 1000))
-    ink = (np.asarray(small) < 128).astype(np.float32)
-    ys, xs = np.nonzero(ink)
-    if len(ys) < 100:
-        return 0.0
-    if len(ys) > 60_000:  # a dark picture: no lines to be seen, and a long time to look for them
-        return 0.0
+    ys, xs = np.nonzero(np.asarray(small) < 128)
+    # Few points are no lines, and most of a dark picture would take long and tell nothing.
+    if not _LEAST_INK < len(ys) < _MOST_INK:
+        return 0.0, 0.0
 
     def sharpness(angle: float) -> float:
         rows = np.round(ys - xs * math.tan(math.radians(angle))).astype(np.int64)
@@ -214,5 +238,5 @@ def skew_of(grey: Image.Image) -> float:
         return float(np.square(np.diff(profile)).sum())
 
     coarse = max(np.arange(-_STEEPEST, _STEEPEST + 0.01, 0.5), key=sharpness)
-    fine = np.arange(coarse - 0.5, coarse + 0.51, _STEP)
-    return float(max(fine, key=sharpness))
+    fine = max(np.arange(coarse - 0.5, coarse + 0.51, _STEP), key=sharpness)
+    return float(fine), sharpness(fine)

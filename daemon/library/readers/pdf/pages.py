@@ -16,9 +16,12 @@ import pypdfium2.raw as raw
 from PIL import Image
 
 from daemon.library.readers.documents import MAX_TITLE, About
+from daemon.library.readers.pdf.drawn import drawn_on
+from daemon.library.readers.pdf.words import frame_of
 from daemon.library.readers.reader import Refused
 
 MAX_PIXELS = 20_000_000  # of a page that is drawn: A4 at 300 dpi has 9 million
+_MOST_PIXELS = 150_000_000  # of an image as the file claims: it is unpacked whole to be drawn
 _MAX_SIDE = 20_000  # pixels
 _WIDEST = 4000  # pixels that a viewer may ask for
 _POINTS_AN_INCH = 72
@@ -101,12 +104,26 @@ def drawn_image(
     x0, top, x1, bottom = box or (0.0, 0.0, width, height)
     scale = _bounded(dpi / _POINTS_AN_INCH, x1 - x0, bottom - top)
     crop = (x0, height - bottom, width - x1, top)  # left, bottom, right, top: what is cut off
+    drawn: Image.Image = _rendered(page, scale, crop).convert("L")
+    return drawn
+
+
+def _rendered(
+    page: pdfium.PdfPage, scale: float, crop: tuple[float, float, float, float] = (0, 0, 0, 0)
+) -> Image.Image:
+    """A page at ``scale`` pixels a point. Raises Refused where it can't or may not be drawn."""
+    pixels = drawn_on(page, frame_of(page)).pixels
+    if pixels > _MOST_PIXELS:
+        raise Refused(
+            f"has an image of {pixels / 1e6:.0f} million pixels, more than are drawn "
+            f"({_MOST_PIXELS / 1e6:.0f}): scan it less finely"
+        )
     try:
-        bitmap = page.render(scale=scale, crop=crop, grayscale=True)
+        bitmap = page.render(scale=scale, crop=crop)
     except (pdfium.PdfiumError, ValueError) as error:
         raise Refused(f"can't be drawn ({error}): print it to a new PDF") from None
     try:
-        drawn: Image.Image = bitmap.to_pil().convert("L")
+        drawn: Image.Image = bitmap.to_pil().convert("RGB")
         return drawn
     finally:
         bitmap.close()
@@ -133,10 +150,6 @@ def page_image(path: Path, page: int, width: int) -> bytes:
             raise Refused("damaged page: print the file to a new PDF") from None
         across, down = shown.get_size()
         scale = _bounded(min(max(width, 1), _WIDEST) / max(across, 1.0), across, down)
-        try:
-            bitmap = shown.render(scale=scale)
-        except (pdfium.PdfiumError, ValueError) as error:
-            raise Refused(f"can't be drawn ({error}): print it to a new PDF") from None
         packed = io.BytesIO()
-        bitmap.to_pil().convert("RGB").save(packed, "PNG")
+        _rendered(shown, scale).save(packed, "PNG")
         return packed.getvalue()

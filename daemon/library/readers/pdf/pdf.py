@@ -8,22 +8,32 @@ than a page is held beyond the open file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pypdfium2 as pdfium
 
 from daemon.library.readers.documents import Block, FileProblem, Place, Read
 from daemon.library.readers.pdf import ocr
-from daemon.library.readers.pdf.drawn import Drawn, drawn_on
+from daemon.library.readers.pdf.drawn import drawn_on
 from daemon.library.readers.pdf.figures import Figure, figures_of, is_image, read_words
 from daemon.library.readers.pdf.layout import Style, blocks_of, box_of, place_of, regions_of
 from daemon.library.readers.pdf.pages import about, opened
 from daemon.library.readers.pdf.ruled import Ruled
 from daemon.library.readers.pdf.running import Running
 from daemon.library.readers.pdf.tables import tables_of
-from daemon.library.readers.pdf.words import Frame, Word, frame_of, rows_of, words_of
+from daemon.library.readers.pdf.words import (
+    Frame,
+    Word,
+    frame_of,
+    quarters_to_upright,
+    rows_of,
+    turned_back,
+    turned_words,
+    words_of,
+)
 from daemon.library.readers.reader import Refused, Source
 
-_MOST_LEARNED, _AT_ONCE = 96, 4  # pages looked at beforehand, and how many of them in a row
+_MOST_LEARNED, _AT_ONCE = 32, 4  # pages looked at beforehand, and how many of them in a row
 _MOST_DAMAGED = 25  # pages one after the other; a broken page tree may claim a million
 _DAMAGED = "damaged page: print the file to a new PDF"
 
@@ -133,7 +143,8 @@ class _Reader:
 
     def _read_page(self, number: int, page: pdfium.PdfPage) -> list[Read]:
         frame = frame_of(page)
-        words, drawn = words_of(page, frame), drawn_on(page, frame)
+        words = words_of(page, frame)
+        drawn = drawn_on(page, frame)
         problems: list[Read] = []
         figures: list[Figure] = []
         style = self._style
@@ -141,17 +152,21 @@ class _Reader:
             if self._engine is None:
                 self._waiting.append(number)
             else:
-                words = read_words(page, drawn, self._engine)
+                words = read_words(page, self._engine)
                 style = Style()  # an engine measures letters otherwise
                 style.learn(words)
         else:
             figures = figures_of(words, drawn, frame)
+        if quarters := quarters_to_upright(words):  # a wide table, as it lies in a bound report
+            words = turned_words(words, frame.width, frame.height, quarters)
+            frame = frame.turned(quarters)
+            drawn, figures = drawn_on(page, frame), []
         if style is self._style:
             self._learn(number, words, frame)
         words = self._running.without(number, words, frame)
         turned = [word for word in words if word.turned]
         words = [word for word in words if not word.turned]
-        ruled = self._ruled.tables(number, frame, words) if drawn.grid else []
+        ruled = self._ruled.tables(number, frame, words, drawn)
         inside = {id(word) for table in ruled for word in table.words}
         words = [word for word in words if id(word) not in inside]
         for figure in figures:
@@ -163,23 +178,29 @@ class _Reader:
             _insert(blocks, Block("table", table.text, number, place_of(frame, table.box)))
         for figure in figures:
             try:
-                for block in self._figure(figure, page, drawn, blocks, number):
+                for block in self._figure(figure, page, blocks, number):
                     _insert(blocks, block)
             except (ocr.OcrFailed, Refused) as failed:
                 problems.append(FileProblem(self._path, str(failed), page=number))
         if turned:
             text = " ".join(word.text for word in turned)
             blocks.append(Block("text", text, number, place_of(frame, box_of(rows_of(turned)))))
+        if quarters:
+            blocks = [
+                replace(block, place=turned_back(block.place, quarters))
+                for block in blocks
+                if block.place
+            ]
         return [*blocks, *problems]
 
     def _figure(
-        self, figure: Figure, page: pdfium.PdfPage, drawn: Drawn, blocks: list[Block], number: int
+        self, figure: Figure, page: pdfium.PdfPage, blocks: list[Block], number: int
     ) -> list[Block]:
         """A figure with its caption and what is read in it; a table where it is one's image."""
         frame = frame_of(page)
         words: list[Word] = []
         if self._engine is not None:
-            words = read_words(page, drawn, self._engine, figure.box)
+            words = read_words(page, self._engine, figure.box)
         elif number not in self._waiting:
             self._waiting.append(number)
         rows = rows_of(word for word in words if not word.turned)

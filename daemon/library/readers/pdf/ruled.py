@@ -6,7 +6,9 @@ which lines cross.
 
 from __future__ import annotations
 
+import logging
 import re
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +18,20 @@ import pdfplumber
 from pdfplumber.pdf import PDF
 from pdfplumber.utils.exceptions import MalformedPDFException, PdfminerException
 
+from daemon.library.readers.pdf.drawn import Drawn
 from daemon.library.readers.pdf.tables import cells_of, is_number, tables_of
 from daemon.library.readers.pdf.words import Frame, Word, rows_of
 
+# It tells on the log of each oddity of a file, which is not ours.
+logging.getLogger("pdfminer").setLevel(logging.CRITICAL)
+
+# It translates some of what a damaged file leads it to, and lets through what else its code
+# stumbles over. Each `try` below holds its calls alone, so that no mistake of ours is caught.
+_DAMAGED = (
+    *(PdfminerException, MalformedPDFException),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError),
+    *(RecursionError, OSError, zlib.error),
+)
 _LEAST_FILLED = 0.4  # of the cells: a page's frame and boxes around text have few
 
 _SIGN = re.compile(r"[$€£¥%()]+")
@@ -39,38 +52,67 @@ class Ruled:
         self._path = path
         self._stack = ExitStack()
         self._file: PDF | None = None
+        self._is_broken = False
 
     def close(self) -> None:
         """Let go of the file."""
         self._stack.close()
 
-    def tables(self, page: int, frame: Frame, words: Sequence[Word]) -> list[RuledTable]:
-        """The tables of a page, from 1 on; none on a page that is turned.
+    def tables(
+        self, page: int, frame: Frame, words: Sequence[Word], drawn: Drawn
+    ) -> list[RuledTable]:
+        """The tables of a page, from 1 on; none where lines draw none, or the page is turned.
 
         What pdfplumber can't read has none either: its tables are then found by how their
         words are aligned, as those without lines.
         """
-        if frame.turns:
+        if frame.turns or self._is_broken or not drawn.grid:
+            return []
+        aligned = _aligned(words)
+        if _are_statements(words, drawn, aligned):
             return []
         try:
             if self._file is None:
-                self._file = self._stack.enter_context(pdfplumber.open(self._path))
-            if page > len(self._file.pages):
-                return []
-            shown = self._file.pages[page - 1]
-            grids = [[list(row.cells) for row in table.rows] for table in shown.find_tables()]
-            shown.close()
-        except (PdfminerException, MalformedPDFException):
+                # A stream of ours: closing pdfplumber's own reads a damaged file once more.
+                self._file = pdfplumber.open(self._stack.enter_context(self._path.open("rb")))
+            all_pages = self._file.pages
+        except _DAMAGED:
+            self._is_broken = True
             return []
-        rows = rows_of(words)
-        aligned = {
-            id(word)
-            for table in tables_of(rows)
-            for row in rows[table.first : table.end]
-            for word in row.words
-        }
+        if page > len(all_pages):
+            return []
+        shown = all_pages[page - 1]
+        try:
+            grids = [[list(row.cells) for row in table.rows] for table in shown.find_tables()]
+        except _DAMAGED:
+            return []
+        finally:
+            shown.flush_cache()
         made = [_table(grid, frame, words, aligned) for grid in grids]
         return [table for table in made if table is not None]
+
+
+def _aligned(words: Sequence[Word]) -> set[int]:
+    """Ids of the words that alignment alone makes a table of."""
+    rows = rows_of(words)
+    return {
+        id(word)
+        for table in tables_of(rows)
+        for row in rows[table.first : table.end]
+        for word in row.words
+    }
+
+
+def _are_statements(words: Sequence[Word], drawn: Drawn, aligned: set[int]) -> bool:
+    """Whether what lies between the lines is mostly figures that alignment finds as well.
+
+    Many programs part the cells of statements by shades and gaps that nobody sees as lines.
+    """
+    x0, top, x1, bottom = drawn.lined
+    between = [w for w in words if x0 < w.x1 and w.x0 < x1 and top < w.middle < bottom]
+    numbers = sum(is_number(word.text) for word in between)
+    covered = sum(id(word) in aligned for word in between)
+    return covered > 0.6 * len(between) and numbers > 0.2 * len(between)
 
 
 _Cell = tuple[float, float, float, float]

@@ -46,36 +46,19 @@ class Rule(NamedTuple):
     y: float
 
 
-@dataclass
 class Cell:
     """Words of a row that belong together."""
 
-    words: list[Word]
+    __slots__ = ("is_value", "middle", "text", "words", "x0", "x1")
 
-    @property
-    def text(self) -> str:
-        """Its words, without the dots that lead to the next cell."""
-        return _LEADER_AFTER.sub("", " ".join(word.text for word in self.words))
-
-    @property
-    def x0(self) -> float:
-        """Its left edge."""
-        return self.words[0].x0
-
-    @property
-    def x1(self) -> float:
-        """Its right edge."""
-        return max(word.x1 for word in self.words)
-
-    @property
-    def middle(self) -> float:
-        """Halfway between its edges."""
-        return (self.x0 + self.x1) / 2
-
-    @property
-    def is_value(self) -> bool:
-        """Whether it is a number or stands for one."""
-        return _VALUE.fullmatch(self.text) is not None
+    def __init__(self, words: list[Word]) -> None:
+        self.words = words
+        # Without the dots that lead to the next cell.
+        self.text = _LEADER_AFTER.sub("", " ".join(word.text for word in words))
+        self.x0 = words[0].x0
+        self.x1 = max(word.x1 for word in words)
+        self.middle = (self.x0 + self.x1) / 2
+        self.is_value = _VALUE.fullmatch(self.text) is not None  # a number, or stands for one
 
 
 @dataclass
@@ -116,23 +99,22 @@ def cells_of(row: Row) -> list[Cell]:
     cells: list[Cell] = []
     sign: list[Word] = []  # a currency's, close behind the cell before its own
     for part in row.parts(CELL_GAP):
-        cell = Cell([*sign, *part.words])
-        sign = []
-        if len(cell.words) > 1 and _MONEY.fullmatch(cell.words[-1].text):
-            sign = [cell.words.pop()]
+        words = [*sign, *part.words]
+        sign = [words.pop()] if len(words) > 1 and _MONEY.fullmatch(words[-1].text) else []
+        cell = Cell(words)
         if _LEADER.fullmatch(cell.text) or not cell.text:
             continue
         last = cells[-1] if cells else None
-        opens = last is not None and (
-            _MONEY.fullmatch(last.text) or (len(cells) == 1 and _MARK.fullmatch(last.text))
-        )
-        closes = last is not None and last.is_value and _TAIL.fullmatch(cell.text)
-        if last is not None and (opens or closes):
-            last.words.extend(cell.words)
+        if last is not None and (
+            _MONEY.fullmatch(last.text)
+            or (len(cells) == 1 and _MARK.fullmatch(last.text))
+            or (last.is_value and _TAIL.fullmatch(cell.text))
+        ):
+            cells[-1] = Cell([*last.words, *words])
         else:
             cells.append(cell)
     if sign and cells:
-        cells[-1].words.extend(sign)
+        cells[-1] = Cell([*cells[-1].words, *sign])
     return cells
 
 

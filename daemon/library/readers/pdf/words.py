@@ -8,12 +8,15 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pypdfium2 as pdfium
 import pypdfium2.raw as raw
+
+from daemon.library.readers.documents import Place
 
 MAX_CHARS = 200_000  # of a page; a dense newspaper page has 30,000
 _BOLD_NAMES = (b"bold", b"black", b"heavy", b"demi")
@@ -28,7 +31,8 @@ _UPRIGHT = math.radians(20)  # of a letter's turn: what is turned further is a l
 class Word(NamedTuple):
     """Letters without a space between them; ``size``: their line's height in points.
 
-    ``turned``: not upright, as a label along an axis or a mark across the page.
+    ``turned``: by how many quarters, clockwise, as a label along an axis is; 4: by something
+    else, as a mark across the page.
     """
 
     x0: float
@@ -38,7 +42,7 @@ class Word(NamedTuple):
     text: str
     size: float
     bold: bool = False
-    turned: bool = False
+    turned: int = 0
 
     @property
     def middle(self) -> float:
@@ -67,6 +71,48 @@ class Frame:
         if self.turns == 3:
             return self.width - y1, self.height - x1, self.width - y0, self.height - x0
         return x0, self.height - y1, x1, self.height - y0
+
+    def turned(self, quarters: int) -> Frame:
+        """That of the page turned clockwise."""
+        width, height = self.width, self.height
+        if quarters % 2:
+            width, height = height, width
+        return Frame(self.left, self.bottom, width, height, (self.turns + quarters) % 4)
+
+
+def turned_back(place: Place, quarters: int) -> Place:
+    """A place on a page that was turned clockwise, on the page as it is shown."""
+    x0, top, x1, bottom = place
+    for _ in range(quarters):
+        x0, top, x1, bottom = top, 1 - x1, bottom, 1 - x0
+    return round(x0, 4), round(top, 4), round(x1, 4), round(bottom, 4)
+
+
+def turned_words(words: Iterable[Word], width: float, height: float, quarters: int) -> list[Word]:
+    """Words on a page of this size, on that page turned clockwise."""
+    found = list(words)
+    for _ in range(quarters):
+        found = [
+            word._replace(
+                x0=height - word.bottom,
+                top=word.x0,
+                x1=height - word.top,
+                bottom=word.x1,
+                turned=(word.turned + 1) % 4 if word.turned < 4 else 4,
+            )
+            for word in found
+        ]
+        width, height = height, width
+    return found
+
+
+def quarters_to_upright(words: Sequence[Word]) -> int:
+    """How a page is to be turned, clockwise, so that most of its letters are upright."""
+    letters = Counter[int]()
+    for word in words:
+        letters[word.turned % 4] += len(word.text)
+    most = max(letters, key=letters.__getitem__, default=0)
+    return -most % 4 if letters[most] > 0.6 * letters.total() else 0
 
 
 def frame_of(page: pdfium.PdfPage) -> Frame:
@@ -171,7 +217,8 @@ def _word(text_page: pdfium.PdfTextPage, frame: Frame, run: _Run) -> Word:
     lefts, bottoms, rights, tops = zip(*boxes, strict=True)
     x0, top, x1, bottom = frame.shown(min(lefts), min(bottoms), max(rights), max(tops))
     angle = raw.FPDFText_GetCharAngle(text_page.raw, first) + frame.turns * math.pi / 2
-    turned = abs(math.remainder(angle, 2 * math.pi)) > _UPRIGHT
+    quarters = round(angle / (math.pi / 2))
+    turned = quarters % 4 if abs(angle - quarters * math.pi / 2) < _UPRIGHT else 4
     text = letters.translate(_CLEAN)
     return Word(x0, top, x1, bottom, text, bottom - top, _is_bold(text_page, first), turned)
 
@@ -197,10 +244,10 @@ class Row:
     def __init__(self, words: Iterable[Word]) -> None:
         self.words = sorted(words)
         self.x0 = self.words[0].x0
-        self.x1 = max(word.x1 for word in self.words)
-        self.top = min(word.top for word in self.words)
-        self.bottom = max(word.bottom for word in self.words)
-        sizes = sorted(word.size for word in self.words)
+        self.x1 = max([word.x1 for word in self.words])
+        self.top = min([word.top for word in self.words])
+        self.bottom = max([word.bottom for word in self.words])
+        sizes = sorted([word.size for word in self.words])
         self.size = sizes[len(sizes) // 2]
 
     @property
@@ -235,13 +282,13 @@ def rows_of(words: Iterable[Word]) -> list[Row]:
     """Upright words as lines from top to bottom; a raised note stays in its line."""
     rows: list[list[Word]] = []
     middle = size = 0.0
-    for word in sorted(words, key=lambda word: word.middle):
+    for twice, word in sorted((word.top + word.bottom, word) for word in words):
         height = word.bottom - word.top
-        if not rows or word.middle - middle > 0.45 * min(max(size, height), 2 * height):
+        tall = size if size > height else height
+        if not rows or twice / 2 - middle > 0.45 * (tall if tall < 2 * height else 2 * height):
             rows.append([])
-            middle, size = word.middle, height
+            middle, size = twice / 2, height
         rows[-1].append(word)
-        count = len(rows[-1])
-        middle += (word.middle - middle) / count
-        size = max(size, height)
+        middle += (twice / 2 - middle) / len(rows[-1])
+        size = tall if len(rows[-1]) > 1 else height
     return [Row(row) for row in rows]

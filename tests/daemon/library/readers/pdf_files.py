@@ -82,7 +82,8 @@ def picture(
     font = ImageFont.load_default(40)
     for x, y, text in texts:
         ImageDraw.Draw(image).text((x, y), text, 0, font)
-    return image.rotate(turn, Image.Resampling.BICUBIC, fillcolor=255) if turn else image
+    expand = abs(turn) == 90
+    return image.rotate(turn, Image.Resampling.BICUBIC, expand=expand, fillcolor=255)
 
 
 def put_picture(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import shutil
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def problems(path: Path) -> list[FileProblem]:
 def without_an_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine where none is installed; what is found is remembered."""
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(ocr.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     ocr.engine.cache_clear()
     yield
     monkeypatch.undo()
@@ -158,6 +159,25 @@ def test_a_turned_page_reads_as_it_is_shown(tmp_path: Path) -> None:
     assert block.text == "upper lower"
     assert block.place is not None
     assert block.place[0] == pytest.approx(100 / WIDTH, abs=0.01)
+
+
+@pytest.mark.parametrize(("angle", "to"), [(90, (0, -WIDTH)), (-90, (-HEIGHT, 0))])
+def test_a_table_laid_sideways_is_read_upright(
+    tmp_path: Path, angle: int, to: tuple[float, float]
+) -> None:
+    rows = [["", "2022", "2021"], ["North", "1,204", "9,871"], ["South", "3,512", "4,444"]]
+
+    def draw(canvas: Canvas) -> None:
+        canvas.rotate(angle)
+        canvas.translate(*to)
+        aligned_table(canvas, rows, 400, [300, 400])
+
+    (table,) = blocks(made(tmp_path / "a.pdf", draw))
+    assert [line.split("\t") for line in table.text.split("\n")] == rows
+    assert table.place is not None
+    left, top, right, bottom = table.place
+    assert bottom - top == pytest.approx((400 - 72) / HEIGHT, abs=0.02)
+    assert right - left < 0.1
 
 
 # ---- tables
@@ -270,9 +290,12 @@ def test_a_page_that_is_damaged_does_not_stop_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(ocr.engine() is None, reason="no engine for OCR is installed")
 def test_an_image_that_claims_too_many_pixels_is_not_drawn(tmp_path: Path) -> None:
-    (problem,) = problems(huge_image(tmp_path / "a.pdf", 30_000))
+    path = huge_image(tmp_path / "a.pdf", 30_000)
+    (problem,) = problems(path)
     assert problem.page == 1
     assert "900 million pixels" in problem.cause
+    with pytest.raises(Refused, match="900 million pixels"):
+        page_image(path, 1, 300)
 
 
 def test_a_page_is_drawn_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +303,8 @@ def test_a_page_is_drawn_within_bounds(tmp_path: Path, monkeypatch: pytest.Monke
     path = made(tmp_path / "a.pdf", lambda canvas: lines(canvas, [SENTENCE]))
     shown = Image.open(io.BytesIO(page_image(path, 1, 300)))
     assert shown.format == "PNG"
-    assert shown.size == (300, pytest.approx(300 * HEIGHT / WIDTH, abs=1))
+    assert shown.width == 300
+    assert shown.height == pytest.approx(300 * HEIGHT / WIDTH, abs=1)
     wide = Image.open(io.BytesIO(page_image(path, 1, 10**9)))
     assert 900_000 < wide.width * wide.height < 1_010_000
     endless = Image.open(io.BytesIO(page_image(endless_page(tmp_path / "b.pdf"), 1, 1000)))
@@ -308,7 +332,8 @@ def scan(path: Path, turn: float = 0) -> Path:
     texts += [(100, 360, "South"), (600, 360, "3,512"), (900, 360, "4,444")]
     texts += [(100, 420, "Total"), (600, 420, "4,716"), (890, 420, "14,315")]
     image = picture(texts, (1240, 1754), turn)
-    return made(path, lambda canvas: put_picture(canvas, image, 0, 0, WIDTH, HEIGHT))
+    height = WIDTH * image.height / image.width
+    return made(path, lambda canvas: put_picture(canvas, image, 0, 0, WIDTH, height))
 
 
 def test_without_an_engine_the_file_says_once_what_waits(
@@ -324,7 +349,7 @@ def test_without_an_engine_the_file_says_once_what_waits(
 
 @pytest.mark.slow
 @pytest.mark.skipif(ocr.engine() is None, reason="no engine for OCR is installed")
-@pytest.mark.parametrize("turn", [0, 1.5])
+@pytest.mark.parametrize("turn", [0, 1.5, 90, -90])
 def test_a_scanned_table_keeps_rows_and_columns(tmp_path: Path, turn: float) -> None:
     found = blocks(scan(tmp_path / "a.pdf", turn))
     (table,) = (block for block in found if block.kind == "table")
@@ -332,6 +357,18 @@ def test_a_scanned_table_keeps_rows_and_columns(tmp_path: Path, turn: float) -> 
     rows = [line.split("\t") for line in table.text.split("\n")]
     assert ["North", "1,204", "9,871"] in rows
     assert ["Total", "4,716", "14,315"] in rows
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec("rapidocr"), reason="the extra ocr is not installed"
+)
+def test_the_other_engine_reads_words_with_their_places() -> None:
+    image = picture([(100, 100, "Alarm plan"), (600, 300, "1,204")], (900, 500))
+    plan = {word.text: word for word in ocr.RapidOcr().read(image, sparse=False)}
+    assert {"Alarm", "plan", "1,204"} <= set(plan)
+    assert plan["1,204"].x0 == pytest.approx(600, abs=15)
+    assert plan["Alarm"].x1 <= plan["plan"].x0
 
 
 @pytest.mark.slow
