@@ -37,9 +37,9 @@ from daemon.library.contents import (
     StoredDocument,
     embedding_text,
 )
+from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.readers.files import FILE_ENDINGS
 from daemon.library.schema import LibraryError, explained, open_database
 
 _PASSAGES = (

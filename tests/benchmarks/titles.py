@@ -32,7 +32,7 @@ from daemon.library.search import TITLE_WEIGHTS, USUAL_WEIGHTS, RankingWeights
 from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import retriever_for
-from tests.daemon.library.readers.unboxed import read
+from tests.daemon.library.unboxed import read
 
 SITES = ("mplus_topics", "cancergov")
 SEED = 7

@@ -24,7 +24,7 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
-from daemon.library.readers.files import SUFFIXES
+from daemon.library.files import SUFFIXES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -267,8 +267,8 @@ async def _batches(
 
 
 def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.readers.box import Boxes
-    from daemon.library.readers.files import Found, found
+    from daemon.library.box import Boxes
+    from daemon.library.files import Found, found
 
     def watch(count: int) -> None:
         so_far.bytes_read += count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import math
 import re
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from daemon.library.readers.reader import Refused
 MAX_PIXELS = 20_000_000  # of a page that is drawn: A4 at 300 dpi has 9 million
 _MOST_PIXELS = 150_000_000  # of an image as the file claims: it is unpacked whole to be drawn
 _MAX_SIDE = 20_000  # pixels
-_WIDEST = 4000  # pixels that a viewer may ask for
 _POINTS_AN_INCH = 72
 _HEAD = 1024  # bytes in which "%PDF-" must stand, as readers of PDF have it
 
@@ -134,22 +132,3 @@ def _bounded(scale: float, width: float, height: float) -> float:
     if not (math.isfinite(width) and math.isfinite(height) and width > 0 and height > 0):
         raise Refused("has a size that no page has: print it to a new PDF")
     return min(scale, math.sqrt(MAX_PIXELS / (width * height)), _MAX_SIDE / max(width, height))
-
-
-def page_image(path: Path, page: int, width: int) -> bytes:
-    """A page, from 1 on, as a PNG of about ``width`` pixels, less where it would be huge.
-
-    Raises OSError, and Refused for a file or a page that can't be shown.
-    """
-    with opened(path) as document:
-        if not 1 <= page <= len(document):
-            raise Refused(f"has {len(document)} pages: ask for one of them")
-        try:
-            shown = document[page - 1]
-        except pdfium.PdfiumError:
-            raise Refused("damaged page: print the file to a new PDF") from None
-        across, down = shown.get_size()
-        scale = _bounded(min(max(width, 1), _WIDEST) / max(across, 1.0), across, down)
-        packed = io.BytesIO()
-        _rendered(shown, scale).save(packed, "PNG")
-        return packed.getvalue()

@@ -16,7 +16,7 @@ from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from pptx.util import Inches
 
-from daemon.library.readers import documents, reader, sheets
+from daemon.library.readers import blocks, documents, sheets
 from daemon.library.readers.documents import Block
 from daemon.library.readers.docx import read_docx
 from daemon.library.readers.pptx import read_pptx
@@ -119,7 +119,7 @@ def test_headings_are_known_by_their_outline_and_contents_left_out(tmp_path: Pat
 def test_a_long_table_goes_on_below_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_LONGEST_TABLE", 30)
+    monkeypatch.setattr(blocks, "_LONGEST_TABLE", 30)
     rows = "a,b\n" + "\n".join(f"row {n},{n}" for n in range(6))
     assert texts(read_bytes(read_csv, tmp_path, rows.encode())) == [
         "a\tb\nrow 0\t0\nrow 1\t1\nrow 2\t2",

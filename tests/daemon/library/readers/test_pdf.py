@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from reportlab.pdfgen.canvas import Canvas
 
 from daemon.library.readers.documents import About, Block, FileProblem, Read
-from daemon.library.readers.pdf import ocr, pages
-from daemon.library.readers.pdf.pages import page_image
+from daemon.library.readers.pdf import ocr
 from daemon.library.readers.pdf.pdf import read_pdf
 from daemon.library.readers.reader import Refused, Source
 from tests.daemon.library.readers.pdf_files import (
@@ -23,7 +20,6 @@ from tests.daemon.library.readers.pdf_files import (
     WIDTH,
     Draw,
     aligned_table,
-    endless_page,
     heading,
     huge_image,
     lines,
@@ -294,23 +290,6 @@ def test_an_image_that_claims_too_many_pixels_is_not_drawn(tmp_path: Path) -> No
     (problem,) = problems(path)
     assert problem.page == 1
     assert "900 million pixels" in problem.cause
-    with pytest.raises(Refused, match="900 million pixels"):
-        page_image(path, 1, 300)
-
-
-def test_a_page_is_drawn_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "MAX_PIXELS", 1_000_000)  # as large as is drawn quickly
-    path = made(tmp_path / "a.pdf", lambda canvas: lines(canvas, [SENTENCE]))
-    shown = Image.open(io.BytesIO(page_image(path, 1, 300)))
-    assert shown.format == "PNG"
-    assert shown.width == 300
-    assert shown.height == pytest.approx(300 * HEIGHT / WIDTH, abs=1)
-    wide = Image.open(io.BytesIO(page_image(path, 1, 10**9)))
-    assert 900_000 < wide.width * wide.height < 1_010_000
-    endless = Image.open(io.BytesIO(page_image(endless_page(tmp_path / "b.pdf"), 1, 1000)))
-    assert endless.width <= 1001
-    with pytest.raises(Refused, match="has 1 pages"):
-        page_image(path, 2, 300)
 
 
 def test_reading_tells_of_every_byte_once(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from daemon.library.files import Found, read_file, reader_of
 from daemon.library.readers import documents
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.files import Found, read_file, reader_of
 from daemon.library.readers.reader import STEP
 
 _MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
