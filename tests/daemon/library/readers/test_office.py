@@ -16,10 +16,12 @@ from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from pptx.util import Inches
 
-from daemon.library.readers import blocks, documents, sheets
+from daemon.library.readers import blocks as shared
+from daemon.library.readers import documents, sheets
 from daemon.library.readers.documents import Block
 from daemon.library.readers.docx import read_docx
 from daemon.library.readers.pptx import read_pptx
+from daemon.library.readers.reader import Refused
 from daemon.library.readers.sheets import read_csv, read_xlsx
 from tests.daemon.library.readers.known_text import blocks, problems, read_bytes, texts
 
@@ -119,7 +121,7 @@ def test_headings_are_known_by_their_outline_and_contents_left_out(tmp_path: Pat
 def test_a_long_table_goes_on_below_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_LONGEST_TABLE", 30)
+    monkeypatch.setattr(shared, "_LONGEST_TABLE", 30)
     rows = "a,b\n" + "\n".join(f"row {n},{n}" for n in range(6))
     assert texts(read_bytes(read_csv, tmp_path, rows.encode())) == [
         "a\tb\nrow 0\t0\nrow 1\t1\nrow 2\t2",
@@ -132,7 +134,7 @@ def test_a_paragraph_without_an_end_is_not_held(
 ) -> None:
     raw = document(f"<w:p>{run('x' * 5000) * 3}</w:p>")
     monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 10_000)
-    with pytest.raises(reader.Refused, match="a paragraph or a row longer"):
+    with pytest.raises(Refused, match="a paragraph or a row longer"):
         read_bytes(read_docx, tmp_path, raw)
 
 
