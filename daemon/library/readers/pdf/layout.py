@@ -16,7 +16,7 @@ from daemon.library.readers.pdf.words import Frame, Row, Word, rows_of
 
 _BINS = 256  # across a page, to look for what is empty between two columns
 _ONE_SIDE = 0.7  # of a region's width: what covers less leaves room for another column
-_LEAST_ROWS = 4  # of a column of text
+_LEAST_ROWS, _LEAST_BESIDE = 4, 2  # of a column of text, and of the one that ends it on a last page
 _GUTTER = 0.9  # em that are empty between two columns of text
 _MOST_WORDS_SEEN = 50_000  # of a file, to tell a broken word from two joined by a hyphen
 _MANY = 0.12  # of a file's lines
@@ -134,7 +134,7 @@ def regions_of(words: Sequence[Word], width: float) -> list[list[Row]]:
             at += 1
             continue
         left, right = _sides(rows[at:end], gutter)
-        if not (_is_text(left) and _is_text(right)):
+        if not (_is_text(left, _LEAST_ROWS) and _is_text(right, _LEAST_BESIDE)):
             tried = end - at
             at += 1
             continue
@@ -214,10 +214,10 @@ def _widest_gap(union: int) -> tuple[int, int] | None:
     return best
 
 
-def _is_text(words: Sequence[Word]) -> bool:
-    """Whether words are lines of a text, as a column has them, and not a table's cells."""
+def _is_text(words: Sequence[Word], least: int) -> bool:
+    """Whether words are ``least`` lines of a text, as a column has them, and no table's cells."""
     rows = rows_of(words)
-    if len(rows) < _LEAST_ROWS:
+    if len(rows) < least:
         return False
     counts = sorted(len(row.words) for row in rows)
     wide = max(row.x1 for row in rows) - min(row.x0 for row in rows)

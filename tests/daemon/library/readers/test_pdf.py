@@ -103,6 +103,28 @@ def test_columns_are_read_one_after_the_other(tmp_path: Path) -> None:
     assert order == sorted(order)
 
 
+def test_columns_keep_their_tables_and_headings_to_themselves(tmp_path: Path) -> None:
+    """Their gutter is narrower than the heading's type, and than the gaps of the table."""
+    rows = [["Item", "2022", "2021"], ["Beds", "1,204", "987"], ["Total", "1,239", "1,018"]]
+
+    def draw(canvas: Canvas) -> None:
+        aligned_table(canvas, rows, 80, [160, 220])
+        lines(canvas, numbered("L", 9), x=72, top=140)
+        lines(canvas, numbered("M", 5), x=258, top=84)
+        canvas.setFont("Helvetica-Bold", 18)
+        canvas.drawString(258, HEIGHT - 170, "A heading")
+        lines(canvas, numbered("R", 5), x=258, top=196)
+
+    found = blocks(made(tmp_path / "a.pdf", draw))
+    assert [(block.kind, block.text[:9]) for block in found] == [
+        ("table", "Item\t2022"),
+        ("text", "L0 stands"),
+        ("text", "M0 stands"),
+        ("heading", "A heading"),
+        ("text", "R0 stands"),
+    ]
+
+
 def test_headings_are_told_by_their_size_or_weight(tmp_path: Path) -> None:
     def draw(canvas: Canvas) -> None:
         heading(canvas, "Large", 90, bold=False)
