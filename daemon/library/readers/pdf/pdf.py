@@ -8,7 +8,7 @@ than a page is held beyond the open file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pypdfium2 as pdfium
 
@@ -52,6 +52,15 @@ def read_pdf(source: Source) -> Iterator[Read]:
             reader.close()
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """An open page, and what stands on it."""
+
+    page: pdfium.PdfPage
+    words: list[Word]
+    frame: Frame
+
+
 class _Reader:
     """One file on its way."""
 
@@ -66,9 +75,13 @@ class _Reader:
         self._engine = ocr.engine()
         self._waiting: list[int] = []  # pages with something that no engine is there to read
         self._learned = set[int]()
+        # Pages that were looked at beforehand, open: to open one is half of reading it.
+        self._seen = dict[int, _Seen]()
 
     def close(self) -> None:
         """Let go of what was opened on the way."""
+        for seen in self._seen.values():
+            seen.page.close()
         self._ruled.close()
 
     def read(self) -> Iterator[Read]:
@@ -108,18 +121,10 @@ class _Reader:
             last = self._pages * (group + 1) // groups
             for number in range(first + 1, min(last, first + _AT_ONCE) + 1):
                 try:
-                    with_words = self._words(number)
+                    self._seen[number] = _seen(self._document[number - 1])
                 except pdfium.PdfiumError:
                     continue  # told when its turn comes
-                self._learn(number, *with_words)
-
-    def _words(self, number: int) -> tuple[list[Word], Frame]:
-        page = self._document[number - 1]
-        try:
-            frame = frame_of(page)
-            return words_of(page, frame), frame
-        finally:
-            page.close()
+                self._learn(number, self._seen[number].words, self._seen[number].frame)
 
     def _learn(self, number: int, words: Sequence[Word], frame: Frame) -> None:
         if number not in self._learned and words:
@@ -129,21 +134,20 @@ class _Reader:
 
     def _page(self, number: int) -> list[Read]:
         try:
-            page = self._document[number - 1]
+            seen = self._seen.pop(number, None) or _seen(self._document[number - 1])
         except pdfium.PdfiumError:
             return [FileProblem(self._path, _DAMAGED, page=number)]
         try:
-            return self._read_page(number, page)
+            return self._read_page(number, seen)
         except pdfium.PdfiumError:
             return [FileProblem(self._path, _DAMAGED, page=number)]
         except (ocr.OcrFailed, Refused) as failed:
             return [FileProblem(self._path, str(failed), page=number)]
         finally:
-            page.close()
+            seen.page.close()
 
-    def _read_page(self, number: int, page: pdfium.PdfPage) -> list[Read]:
-        frame = frame_of(page)
-        words = words_of(page, frame)
+    def _read_page(self, number: int, seen: _Seen) -> list[Read]:
+        page, words, frame = seen.page, seen.words, seen.frame
         drawn = drawn_on(page, frame)
         problems: list[Read] = []
         figures: list[Figure] = []
@@ -235,6 +239,15 @@ def _insert(blocks: list[Block], new: Block) -> None:
             blocks.insert(at, new)
             return
     blocks.append(new)
+
+
+def _seen(page: pdfium.PdfPage) -> _Seen:
+    try:
+        frame = frame_of(page)
+        return _Seen(page, words_of(page, frame), frame)
+    except pdfium.PdfiumError:
+        page.close()
+        raise
 
 
 def _named(pages: Sequence[int]) -> str:
