@@ -37,9 +37,9 @@ from daemon.library.contents import (
     StoredDocument,
     embedding_text,
 )
+from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.readers.files import FILE_ENDINGS
 from daemon.library.schema import LibraryError, explained, open_database
 
 _PASSAGES = (
@@ -445,19 +445,23 @@ class Library:
 
     # ---- words ---------------------------------------------------------------------
 
-    def bm25(self, query: str, k: int) -> list[tuple[int, float]]:
+    def bm25(
+        self, query: str, k: int, among: Sequence[int] | None = None
+    ) -> list[tuple[int, float]]:
         """The ``k`` best passages by BM25 over title and text: (rowid, score), best first.
 
-        Greater scores are better. Any text is a valid query; one without a word
-        finds nothing.
+        Greater scores are better. Any text is a valid query; one without a word finds
+        nothing. With ``among``: of these rowids.
         """
         expression = words_query(query)
         if not expression or k < 1:
             return []
         rows = self._rows(
-            "SELECT rowid, -bm25(passage_words, ?, 1.0, 1.0) AS score FROM passage_words"
-            " WHERE passage_words MATCH ? ORDER BY score DESC, rowid LIMIT ?",
-            (_TITLE_WEIGHT, expression, k),
+            "SELECT rowid, -bm25(passage_words, ?1, 1.0, 1.0) AS score FROM passage_words"
+            # The plus keeps SQLite from matching once for each rowid.
+            " WHERE passage_words MATCH ?2 AND (?4 IS NULL OR +rowid IN"
+            " (SELECT value FROM json_each(?4))) ORDER BY score DESC, rowid LIMIT ?3",
+            (_TITLE_WEIGHT, expression, k, None if among is None else json.dumps(list(among))),
         )
         return [(int(rowid), float(score)) for rowid, score in rows]
 
