@@ -43,7 +43,7 @@ HOMES = {
         "crypto/identity/trust.py",
     ),
     "dp_accounting": ("crypto/privacy.py",),
-    "hnswlib": ("daemon/library/graph.py",),
+    "hnswlib": ("daemon/library/dense/graph.py",),
     "pypdfium2": ("daemon/library/readers/pdf/",),
     "pdfplumber": ("daemon/library/readers/pdf/ruled.py",),
     "rapidocr": ("daemon/library/readers/pdf/ocr.py",),

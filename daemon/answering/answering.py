@@ -12,7 +12,7 @@ from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
-    from daemon.library.index import DenseIndex
+    from daemon.library.dense.index import DenseIndex
     from daemon.library.store import Library
     from daemon.library.titles import Titles
 

@@ -23,7 +23,7 @@ import numpy as np
 from crypto.arrays import Float32, Int64
 from daemon.evaluation.evaluation import Judged, judge
 from daemon.learning.options import EvaluationError
-from daemon.library.index import DenseIndex
+from daemon.library.dense.index import DenseIndex
 from daemon.library.readers.documents import Pair
 from daemon.library.search import (
     FUSION_DEPTH,

@@ -30,8 +30,8 @@ from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.contents import LibraryCounts
-from daemon.library.engines import Accuracy
-from daemon.library.index_folder import load_index
+from daemon.library.dense.engines import Accuracy
+from daemon.library.dense.folder import load_index
 from daemon.library.search import Ranked, RankingWeights
 from daemon.library.store import Library
 from daemon.library.titles import Titles

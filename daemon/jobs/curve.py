@@ -143,7 +143,7 @@ def _hits(
 
         return exact(vectors, *training_data.embedded(library, retriever))
     from daemon.evaluation.rankings import DEPTH
-    from daemon.library import index_folder
+    from daemon.library.dense import folder as index_folder
 
     path = index_folder.index_path(root, embedded, library.content_digest())
     try:

@@ -152,7 +152,8 @@ def build_index(
     and other passages what is still there is taken over. Reports `EmbeddingProgress` and
     `IndexingProgress`. Raises VersionError when the version is missing or damaged.
     """
-    from daemon.library import index, index_folder
+    from daemon.library.dense import folder as index_folder
+    from daemon.library.dense import index
 
     retriever = retriever_for(spec)
     layer_of(spec).prepare(spec, retriever, versions, model_digest)

@@ -24,7 +24,7 @@ import numpy as np
 
 from crypto.arrays import Float32, Int64, UInt8
 from crypto.disclosure import PrefixTable, Projections, chance_from, noisy
-from daemon.library.index_folder import load_index
+from daemon.library.dense.folder import load_index
 from daemon.library.store import Library
 from daemon.process.workers import reads
 

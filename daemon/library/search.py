@@ -15,7 +15,7 @@ import numpy as np
 
 from crypto.arrays import Float32, Int64
 from daemon.library.contents import Passage
-from daemon.library.index import DenseIndex
+from daemon.library.dense.index import DenseIndex
 from daemon.library.store import Library
 from daemon.library.titles import Titles, title_words
 

@@ -6,7 +6,7 @@
 
 A point stands at every boundary between two effects of the driver
 (daemon/rounds/driver.py) and between two steps of a write (daemon/state/versions.py,
-daemon/library/index_folder.py): what a
+daemon/library/dense/folder.py): what a
 power cut can fall between. The names are ``<effect>:before`` and
 ``<effect>:after``; `points` gives them all, and a name that is not there is
 refused at the start, so that no test passes because it misspelt one.

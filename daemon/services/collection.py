@@ -31,8 +31,8 @@ from daemon.library.contents import (
     RemovedCounts,
     StoredDocument,
 )
-from daemon.library.engines import LEAST_RECALL
-from daemon.library.index_folder import IndexDamaged
+from daemon.library.dense.engines import LEAST_RECALL
+from daemon.library.dense.folder import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
@@ -427,7 +427,7 @@ class Collection:
 
 
 def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes) -> Path:
-    from daemon.library.index_folder import index_path
+    from daemon.library.dense.folder import index_path
 
     embedded = embedded_by(spec.personal, spec.personal_folder, digest)
 
@@ -436,6 +436,6 @@ def _index_at(root: Path, library_path: Path, spec: RetrieverSpec, digest: bytes
 
 
 def _remove_others(root: Path, keep: Path) -> None:
-    from daemon.library.index_folder import remove_other_indexes
+    from daemon.library.dense.folder import remove_other_indexes
 
     remove_other_indexes(root, {keep})

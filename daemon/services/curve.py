@@ -20,7 +20,7 @@ import structlog
 from daemon.jobs import curve
 from daemon.learning.options import EvaluationError, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.index_folder import IndexDamaged
+from daemon.library.dense.folder import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed

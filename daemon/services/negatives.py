@@ -26,7 +26,7 @@ from crypto.arrays import Float32
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
 from daemon.learning.retriever.peer_negatives import Disclosed, PeerAnswers
-from daemon.library.index_folder import IndexDamaged
+from daemon.library.dense.folder import IndexDamaged
 from daemon.library.schema import LibraryError
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection

@@ -29,7 +29,7 @@ from daemon.answering.answering import OpenVersion
 from daemon.jobs import answering as jobs
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.index import UpdatableIndex
+from daemon.library.dense.index import UpdatableIndex
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
 from daemon.library.search import search

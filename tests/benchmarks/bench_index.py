@@ -21,10 +21,10 @@ import hnswlib
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.library import graph
-from daemon.library.engines import USUAL_BREADTH
-from daemon.library.index import UpdatableIndex, Wanted, update_index
-from daemon.library.index_folder import load_index, newest_index, save_index
+from daemon.library.dense import graph
+from daemon.library.dense.engines import USUAL_BREADTH
+from daemon.library.dense.folder import load_index, newest_index, save_index
+from daemon.library.dense.index import UpdatableIndex, Wanted, update_index
 
 PASSAGES, DIMENSION, CLUSTERS = 20_000, 384, 200
 CHANGE = 100  # passages

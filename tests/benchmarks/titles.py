@@ -26,7 +26,7 @@ from daemon.evaluation.rankings import Questions, Retrieved, found_by, judged_ra
 from daemon.jobs import learning
 from daemon.learning.retriever.encoder import Encoder
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.index import build_index
+from daemon.library.dense.index import build_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.search import TITLE_WEIGHTS, USUAL_WEIGHTS, RankingWeights
 from daemon.library.store import Library

@@ -19,7 +19,7 @@ import pytest
 
 from daemon.jobs import learning
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library import index_folder
+from daemon.library.dense import folder as index_folder
 from daemon.library.readers.documents import Block, Document, joined
 from daemon.library.store import Library
 from daemon.personal.serving import retriever_for

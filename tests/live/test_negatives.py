@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 
 from crypto.disclosure import Projections
-from daemon.library.index_folder import load_index
+from daemon.library.dense.folder import load_index
 from daemon.library.store import Library
 from peers.link.transport import Transport
 from peers.wire.errors import PeerRefused

@@ -23,7 +23,7 @@ from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.contents import LibraryCounts, Passage
-from daemon.library.index_folder import IndexDamaged
+from daemon.library.dense.folder import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.search import USUAL_WEIGHTS, Candidates, Ranked

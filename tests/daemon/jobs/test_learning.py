@@ -26,8 +26,9 @@ from daemon.learning.options import (
 from daemon.learning.retriever import training, training_data
 from daemon.learning.retriever.retriever import Retriever
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library import index, index_folder
-from daemon.library.index_folder import load_index
+from daemon.library.dense import folder as index_folder
+from daemon.library.dense import index
+from daemon.library.dense.folder import load_index
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs import made

@@ -13,8 +13,8 @@ from crypto.arrays import Float32, UInt8
 from crypto.disclosure import BucketTable, Projections
 from daemon.jobs import sharing
 from daemon.jobs.sharing import Shelf
-from daemon.library.index import build_index
-from daemon.library.index_folder import save_index
+from daemon.library.dense.folder import save_index
+from daemon.library.dense.index import build_index
 from daemon.library.passages import Piece
 from daemon.library.readers.documents import Document
 from daemon.library.store import Library

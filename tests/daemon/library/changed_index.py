@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.library.index import Wanted, update_index
-from daemon.library.index_folder import newest_index, save_index
+from daemon.library.dense.folder import newest_index, save_index
+from daemon.library.dense.index import Wanted, update_index
 
 MODEL, BEFORE, AFTER = b"m" * 32, b"b" * 32, b"a" * 32
 COUNT, MORE, DIMENSION = 1200, 20, 6

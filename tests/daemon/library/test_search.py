@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daemon.library.index import DenseIndex, build_index
+from daemon.library.dense.index import DenseIndex, build_index
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
 from daemon.library.search import (

@@ -26,9 +26,9 @@ from daemon.learning.options import (
     TrainingOptions,
 )
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.engines import Accuracy
-from daemon.library.index import UpdatableIndex
-from daemon.library.index_folder import load_index, save_index
+from daemon.library.dense.engines import Accuracy
+from daemon.library.dense.folder import load_index, save_index
+from daemon.library.dense.index import UpdatableIndex
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.personal.store import PersonalState, PersonalStore, own_digest

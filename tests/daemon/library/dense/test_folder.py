@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon.library.engines import ENGINES
-from daemon.library.index import UpdatableIndex, Wanted, build_index, update_index
-from daemon.library.index_folder import (
+from daemon.library.dense.engines import ENGINES
+from daemon.library.dense.folder import (
     IndexDamaged,
     index_path,
     load_index,
@@ -22,10 +21,11 @@ from daemon.library.index_folder import (
     remove_other_indexes,
     save_index,
 )
+from daemon.library.dense.index import UpdatableIndex, Wanted, build_index, update_index
 from daemon.process import faultpoints
 from tests.daemon.library import changed_index
 from tests.daemon.library.changed_index import AFTER, BEFORE, COUNT, MORE, save_both, wanted
-from tests.daemon.library.test_index import contents_of, index_of, labelled, unit_vectors
+from tests.daemon.library.dense.test_index import contents_of, index_of, labelled, unit_vectors
 
 MODEL, CONTENT = b"m" * 32, b"c" * 32
 FILES = ["index.hnsw", "vectors.npy", "passages.npy", "delta.npy", "tombstones.npy"]
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_leaves_the_old_index(tmp_path: Path) -> None:
     before = update_index(None, wanted(0, COUNT))
     first = save_index(before, tmp_path, MODEL, BEFORE)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("daemon.library.index_folder.passing", failing)
+        patched.setattr("daemon.library.dense.folder.passing", failing)
         changed = update_index(newest_index(tmp_path, MODEL), wanted(0, COUNT + 1))
         with pytest.raises(OSError, match="No space"):
             save_index(changed, tmp_path, MODEL, AFTER)

@@ -3,13 +3,13 @@
 An index has three parts, so that a change of the library costs what changed and not what
 is there:
 
-- the *base*: most passages, found by an engine (`daemon.library.engines`) that takes long to build;
+- the *base*: most passages, found by an engine (`engines.py`) that takes long to build;
 - the *delta*: passages that came since, compared with one by one;
 - *tombstones*: labels of the base that are gone, and are never found again.
 
 When delta and tombstones are more than `_MOST_CHANGES` of the base, or all of it is quickly
 built, the base is built anew, and what is gone takes no space any more. How all this lies
-on the disk: `daemon.library.index_folder`.
+on the disk: `daemon.library.dense.folder`.
 
 The base's vectors are kept as an array, too, for exact cosines of chosen passages: hnswlib
 gives a vector back in some 20 microseconds, the array, of which only what is read comes into
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.arrays import Float32, Int64, UInt8
-from daemon.library.engines import (
+from daemon.library.dense.engines import (
     ENGINES,
     USUAL_ENGINE,
     Accuracy,

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from crypto.arrays import Int64
 from crypto.durable import clear, fsync
-from daemon.library.engines import ENGINES, Accuracy
-from daemon.library.index import CONTENT_BYTES, Base, Embedded, Stored, UpdatableIndex
+from daemon.library.dense.engines import ENGINES, Accuracy
+from daemon.library.dense.index import CONTENT_BYTES, Base, Embedded, Stored, UpdatableIndex
 from daemon.process.faultpoints import passing
 
 _VECTORS, _PASSAGES = "vectors.npy", "passages.npy"

@@ -1,8 +1,8 @@
 """Approximate nearest neighbours in a navigable graph (HNSW; hnswlib's only home).
 
-What `daemon.library.index` asks of an engine, and no more. hnswlib's loader trusts its
+What `daemon.library.dense.index` asks of an engine, and no more. hnswlib's loader trusts its
 input (with a wrong dimension it reads beyond its memory), so nobody may hand it a file whose
-digest has not been compared (`daemon.library.index_folder`).
+digest has not been compared (`daemon.library.dense.folder`).
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daemon.library import graph
-from daemon.library.engines import (
+from daemon.library.dense import graph
+from daemon.library.dense.engines import (
     ENGINES,
     LEAST_RECALL,
     USUAL_BREADTH,
     compare_with_all,
     measured,
 )
-from daemon.library.index import (
+from daemon.library.dense.index import (
     DenseIndex,
     Embedded,
     UpdatableIndex,
@@ -448,7 +448,7 @@ def test_comparing_with_all_is_exact_and_leaves_out_what_it_must() -> None:
 
 def test_naming_its_errors_loads_no_native_index_code() -> None:
     program = (
-        "import sys, daemon.jobs.answering, daemon.library.index_folder;"
+        "import sys, daemon.jobs.answering, daemon.library.dense.folder;"
         "print('hnswlib' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from crypto.arrays import Float32, Int64
-from daemon.library.graph import Hnsw
+from daemon.library.dense.graph import Hnsw
 
 USUAL_BREADTH = 128  # candidates that an engine looks at for a question, at least
 # More than this, and comparing with all is as quick.
@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 
 ENGINES: Mapping[str, Engine] = {"hnswlib": Hnsw()}
-"""To add one: its file beside `daemon.library.graph`, and its line here."""
+"""To add one: its file beside `daemon.library.dense.graph`, and its line here."""
 USUAL_ENGINE = "hnswlib"
 
 

@@ -1,0 +1,1 @@
+"""The index of vectors: nearest passages by cosine, on disk, in small changes."""
