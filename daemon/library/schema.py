@@ -24,6 +24,24 @@ CREATE TRIGGER passage_gone AFTER DELETE ON passage BEGIN
   VALUES ('delete', old.rowid, old.title, old.context, old.text);
 END;
 """
+_FILES = """
+CREATE TABLE file (                    -- of watched folders, as it was when it was read
+  collection TEXT NOT NULL,
+  path BLOB NOT NULL,                  -- below the folder, as the file system has it
+  size INTEGER NOT NULL,               -- -1: not read to its end
+  mtime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+  digest BLOB NOT NULL,                -- SHA-256 of its content
+  refused TEXT NOT NULL,               -- why it, or some of it, was not read; '': it was
+  PRIMARY KEY (collection, path)
+) WITHOUT ROWID;
+CREATE TABLE file_document (
+  collection TEXT NOT NULL, path BLOB NOT NULL, document_id TEXT NOT NULL,
+  current INTEGER NOT NULL,            -- 0: of a reading before the one under way
+  PRIMARY KEY (collection, path, document_id),
+  FOREIGN KEY (collection, path) REFERENCES file(collection, path) ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE INDEX file_document_id ON file_document(document_id);
+"""
 _SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
@@ -46,7 +64,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}CREATE TABLE feature (
+{_WORDS}{_FILES}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -66,7 +84,7 @@ CREATE TABLE query_feature (
 """
 
 
-# From format 1, which knew of no context and no place.
+# From format 1, which knew of no context, no place and no watched folder.
 _MIGRATION = """
 DROP TRIGGER passage_added;
 DROP TRIGGER passage_gone;
@@ -146,7 +164,7 @@ def _migrate(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)) as writing:
         try:
             writing.executescript(
-                f"BEGIN IMMEDIATE; {_MIGRATION} {_WORDS} {_REBUILD}"
+                f"BEGIN IMMEDIATE; {_MIGRATION} {_WORDS} {_FILES} {_REBUILD}"
                 f" PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
             )
         except sqlite3.OperationalError:

@@ -5,8 +5,8 @@
     HANSE_FAULT="send.vote:after=kill version:rename=hang"
 
 A point stands at every boundary between two effects of the driver
-(daemon/rounds/driver.py) and between two steps of a write (daemon/state/versions.py): what a
-power cut can fall between. The names are ``<effect>:before`` and
+(daemon/rounds/driver.py) and between two steps of a write (daemon/state/versions.py,
+daemon/library/store.py): what a power cut can fall between. The names are ``<effect>:before`` and
 ``<effect>:after``; `points` gives them all, and a name that is not there is
 refused at the start, so that no test passes because it misspelt one.
 
@@ -36,7 +36,10 @@ _EFFECTS = (
     "adopt",
 )
 _SIDES = ("before", "after")
-_WRITES = ("version:write", "version:rename", "version:renamed", "version:synced", "privacy:booked")
+_WRITES = (
+    *("version:write", "version:rename", "version:renamed", "version:synced", "privacy:booked"),
+    *("files:write", "files:written"),
+)
 
 
 @cache

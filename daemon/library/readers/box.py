@@ -130,7 +130,8 @@ class Boxes:
     def _begin(self, file: Found) -> Connection:
         if self._forks is None or not self._forks.alive:
             self._forks = _Forks()
-        return self._forks.begin([str(file.path), file.name, asdict(self._limits)])
+        below = str(file.below) if file.below is not None else ""
+        return self._forks.begin([str(file.path), file.name, below, asdict(self._limits)])
 
     def _told(
         self,
@@ -146,8 +147,14 @@ class Boxes:
         its_id = file.name if reader is not None and reader.named_by_file else None
         documents_told, problems = 0, 0
         names: set[str] = set()
+        asked = time.monotonic()
         try:
-            while (item := self._next(told, until)) is not None:
+            while True:
+                until += time.monotonic() - asked  # whoever listens may take their time
+                item = self._next(told, until)
+                asked = time.monotonic()
+                if item is None:
+                    break
                 if isinstance(item, int):
                     watch(item)
                 elif isinstance(item, Attached):
@@ -280,9 +287,10 @@ def main() -> None:
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            path, name, limits = json.loads(request)
+            path, name, below, limits = json.loads(request)
+            file = Found(Path(path), name, Path(below) if below else None)
             with Connection(told[0], readable=False) as connection:
-                _read(Found(Path(path), name), Limits(**limits), connection)
+                _read(file, Limits(**limits), connection)
             os._exit(0)
         os.close(told[0])
 

@@ -90,10 +90,14 @@ FILE_ENDINGS = tuple(ending for ending, reader in READERS.items() if reader.name
 
 @dataclass(frozen=True)
 class Found:
-    """A file to be read; ``name``: its path below the folder that was given."""
+    """A file to be read; ``name``: its path below the folder that was given.
+
+    ``below``: as in `Source`.
+    """
 
     path: Path
     name: str
+    below: Path | None = None
 
     @property
     def size(self) -> int:
@@ -164,7 +168,7 @@ def read_file(
     """
     try:
         reader, size = _checked(file.path)
-        yield from reader.read(Source(file.path, file.name, size, watch))
+        yield from reader.read(Source(file.path, file.name, size, watch, file.below))
     except Refused as refusal:
         yield FileProblem(str(file.path), str(refusal))
     except (OSError, EOFError, zlib.error) as error:

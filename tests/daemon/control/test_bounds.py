@@ -128,7 +128,7 @@ async def test_a_choice_that_there_is_not_is_an_invalid_argument(
     settings.write_text("")
     around = SimpleNamespace(driver=None, audit=None, settings=load(settings))
     calls: Any = TrainingCalls
-    async with served(calls(around, "uid:0", asyncio.Lock()), tmp_path) as stub:
+    async with served(calls(around, "uid:0"), tmp_path) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match=r"no recipe|no choice") as refused:
             await stub.Train(Train(rounds=1, **wish))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
