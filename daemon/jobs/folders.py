@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,7 @@ from daemon.library.folders import (
     look,
 )
 from daemon.library.readers.box import Boxes
-from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Pair
+from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
 from daemon.library.readers.files import Found
 from daemon.library.readers.reader import open_below
 from daemon.library.store import Library
@@ -120,6 +121,34 @@ def _give_gone(
     return trouble, memory
 
 
+@dataclass
+class _UnderWay:
+    """A file that is read, and what was read of it since the part before."""
+
+    name: str
+    note: FileNote  # as it is when it is read to its end
+    first: bool = True
+    documents: list[Document] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether it is enough for a part."""
+        items = len(self.documents) + len(self.pairs)
+        return self.size >= _BATCH_BYTES or items >= _BATCH_ITEMS
+
+    def part(self, note: FileNote | None = None) -> FilePart:
+        """What was read; ``note``: with the last part."""
+        part = FilePart(self.name, note, tuple(self.documents), tuple(self.pairs), self.first)
+        self.documents, self.pairs, self.size, self.first = [], [], 0, False
+        return part
+
+
+_END: Final = FileProblem("", "")  # behind each file: boxes tell problems as they were given
+
+
 class _Reading:
     """The reading of a look's files: what could not be opened, and what changed meanwhile."""
 
@@ -129,56 +158,69 @@ class _Reading:
         self._folder = folder
         self._tree = tree
         self._notes = notes
+        self._begun: deque[_UnderWay] = deque()
 
     def parts(self, names: Sequence[str]) -> Iterator[FilePart]:
         """What is in the files. One that can't be opened is tried again with each look."""
+        for item in _boxes.read(self._opened(names)):
+            file = self._begun[0]
+            if item is _END:
+                self._begun.popleft()
+                yield from self._ended(file)
+            else:
+                self._take(file, item)
+                if file.large:
+                    yield file.part()
+
+    def _opened(self, names: Sequence[str]) -> Iterator[Found | FileProblem]:
+        """The files, each with its end behind it; some are opened while others are read."""
+        folder = self._folder.path
         for name in names:
             try:
-                stamp, digest = _opened(self._folder.path, name)
-                if stamp != self._tree.files[name]:
-                    self.changing[name] = stamp
-                    continue
-                note = self._notes.get(name)
-                if note is not None and note.digest == digest and not note.refused:
-                    yield FilePart(name, FileNote(stamp, digest), first=False)
-                else:
-                    yield from self._read(name, FileNote(stamp, digest))
+                stamp, digest = _seen(folder, name)
             except FileNotFoundError:
                 continue  # gone meanwhile: the next look will find it so
             except OSError as error:
                 self.failed.append(NotRead(name, cause_for_daemon(error)))
-
-    def _read(self, name: str, note: FileNote) -> Iterator[FilePart]:
-        """The parts of a file; the last one only if it did not change while it was read."""
-        folder, prefix = self._folder.path, f"{self._folder.name}/"
-        documents: list[Document] = []
-        pairs: list[Pair] = []
-        causes: list[str] = []
-        first, size = True, 0
-        for item in _boxes.read([Found(folder / name, name, below=folder)]):
-            if isinstance(item, FileProblem):
-                causes.append(_cause(item, folder / name))
                 continue
-            if isinstance(item, Pair):
-                named = tuple(prefix + one for one in item.positives)
-                pairs.append(replace(item, positives=named))
-                size += len(item.query) + sum(map(len, named))
-            elif len(prefix) + len(item.id) > MAX_ID:
-                causes.append(f"an id or path longer than {MAX_ID} characters: shorten it")
-            else:
-                documents.append(replace(item, id=prefix + item.id))
-                size += len(item.text)
-            if size >= _BATCH_BYTES or len(documents) + len(pairs) >= _BATCH_ITEMS:
-                yield FilePart(name, None, tuple(documents), tuple(pairs), first)
-                documents, pairs, first, size = [], [], False, 0
-        stamp = _stamp_of(folder, name)
-        if stamp != note.stamp:
-            self.changing[name] = stamp
+            if stamp != self._tree.files[name]:
+                self.changing[name] = stamp
+                continue
+            before = self._notes.get(name)
+            # What it was is what it is: only its note changes.
+            same = before is not None and before.digest == digest and not before.refused
+            self._begun.append(_UnderWay(name, FileNote(stamp, digest), first=not same))
+            if not same:
+                yield Found(folder / name, name, below=folder)
+            yield _END
+
+    def _take(self, file: _UnderWay, item: Item) -> None:
+        prefix = f"{self._folder.name}/"
+        if isinstance(item, FileProblem):
+            file.causes.append(_cause(item, self._folder.path / file.name))
+        elif isinstance(item, Pair):
+            named = tuple(prefix + one for one in item.positives)
+            file.pairs.append(replace(item, positives=named))
+            file.size += len(item.query) + sum(map(len, named))
+        elif len(prefix) + len(item.id) > MAX_ID:
+            file.causes.append(f"an id or path longer than {MAX_ID} characters: shorten it")
+        else:
+            file.documents.append(replace(item, id=prefix + item.id))
+            file.size += len(item.text)
+
+    def _ended(self, file: _UnderWay) -> Iterator[FilePart]:
+        """The last part of a file, if it did not change while it was read."""
+        try:
+            stamp = _stamp_of(self._folder.path, file.name)
+        except OSError:
+            return  # gone meanwhile, or another in its place: the next look sees
+        if stamp != file.note.stamp:
+            self.changing[file.name] = stamp
             return
-        if causes:
-            more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
-            note = replace(note, refused=causes[0][:_CAUSE] + more)
-        yield FilePart(name, note, tuple(documents), tuple(pairs), first)
+        refused = file.causes[0][:_CAUSE] if file.causes else ""
+        if len(file.causes) > 1:
+            refused += f" (and {len(file.causes) - 1} more)"
+        yield file.part(replace(file.note, refused=refused))
 
 
 def _cause(problem: FileProblem, path: Path) -> str:
@@ -187,7 +229,7 @@ def _cause(problem: FileProblem, path: Path) -> str:
     return str(replace(problem, path=inner)).lstrip(":, ")
 
 
-def _opened(folder: Path, name: str) -> tuple[Stamp, bytes]:
+def _seen(folder: Path, name: str) -> tuple[Stamp, bytes]:
     """How a file is, and the SHA-256 of its content. Raises OSError."""
     with os.fdopen(open_below(folder, name), "rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()

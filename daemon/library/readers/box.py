@@ -93,14 +93,17 @@ class Boxes:
         """What is in the files, in their order; ``watch`` hears of bytes as they are read."""
         waiting = iter(files)
         begun: deque[tuple[Found, Connection] | FileProblem] = deque()
+        read = 0  # of these, files
         try:
             while True:
                 # All but the first wait for their turn, once they have told as much as a
                 # pipe holds: by then most have told everything.
-                while len(begun) < (os.cpu_count() or 1) and (file := next(waiting, None)):
-                    begun.append(
-                        file if isinstance(file, FileProblem) else (file, self._begin(file))
-                    )
+                while read < (os.cpu_count() or 1) and (file := next(waiting, None)):
+                    if isinstance(file, FileProblem):
+                        begun.append(file)
+                    else:
+                        begun.append((file, self._begin(file)))
+                        read += 1
                 if not begun:
                     return
                 first = begun[0]
@@ -109,6 +112,7 @@ class Boxes:
                 else:
                     with first[1]:
                         yield from self._whole(*first, watch)
+                    read -= 1
                 begun.popleft()
         finally:
             for one in begun:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

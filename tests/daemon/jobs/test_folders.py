@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from daemon.jobs import folders
 from daemon.jobs.folders import Looked, look_through
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.folders import Folder, Memory, look
@@ -69,6 +70,13 @@ class Site:
     def refused(self) -> dict[str, str]:
         with Library.open(self.library, read_only=True) as library:
             return dict(library.notes.refused("contracts", 100)[1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def boxes() -> Iterator[None]:
+    """Where files are read is over with these tests, not with their process."""
+    with folders._boxes:
+        yield
 
 
 @pytest.fixture
