@@ -1369,22 +1369,30 @@ class SearchRequest(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """1 character .. 16 KiB"""
     top_k: _builtins.int
     """passages to retrieve; 0: the configured number"""
     explain: _builtins.bool
     """say how each passage came to its place"""
+    begins: _builtins.str
+    """only of documents whose id begins so; empty: of any"""
+    title: _builtins.str
+    """only of documents whose title has all of these words; empty: of any"""
     def __init__(
         self,
         *,
         question: _builtins.str = ...,
         top_k: _builtins.int = ...,
         explain: _builtins.bool = ...,
+        begins: _builtins.str = ...,
+        title: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain", "question", b"question", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "explain", b"explain", "question", b"question", "title", b"title", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1442,6 +1450,9 @@ class FoundPassage(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
     document_id: _builtins.str
     """as ingested"""
     passage_id: _builtins.str
@@ -1452,6 +1463,12 @@ class FoundPassage(_message.Message):
     """of the passage"""
     score: _builtins.float
     """fused; greater is better"""
+    context: _builtins.str
+    """what stands above it: a heading, a table's header"""
+    kind: _builtins.str
+    """text, table or figure"""
+    page: _builtins.int
+    """on which it begins, from 1; 0: no pages"""
     @_builtins.property
     def explanation(self) -> Global___RankExplanation:
         """where it was asked for"""
@@ -1465,10 +1482,13 @@ class FoundPassage(_message.Message):
         text: _builtins.str = ...,
         score: _builtins.float = ...,
         explanation: Global___RankExplanation | None = ...,
+        context: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        page: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "explanation", b"explanation", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "document_id", b"document_id", "explanation", b"explanation", "kind", b"kind", "page", b"page", "passage_id", b"passage_id", "score", b"score", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,9 +27,11 @@ _ONE_AT_A_TIME = {
 }
 
 # Half a minute or more each, and none of a kind's processes needed: none is to be the last.
-_LONG = ("tests/test_real_institutions.py",
-         "tests/simulation/test_simulation.py", "tests/peers/rounds/test_people.py",
-         "tests/learning_bench/test_bench.py")  # fmt: skip
+_LONG = (
+    "tests/simulation/test_simulation.py",
+    "tests/peers/rounds/test_people.py",
+    "tests/learning_bench/test_bench.py",
+)
 
 # Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in
 # the background, which a shell starts with the signal ignored.

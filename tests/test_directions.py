@@ -48,6 +48,8 @@ FEDCTL = (
     "proto",
     "crypto/identity",
     "peers/wire",
+    "daemon/library/box.py",
+    "daemon/library/files.py",
     "daemon/library/readers",
     "daemon/state/audit_format.py",
     "daemon/state/folder.py",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from daemon.answering.generator import Citation, cite
 from daemon.answering.generators import GENERATORS, USUAL
 from daemon.library.readers.documents import MAX_QUERY_BYTES
-from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, search
+from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
@@ -60,11 +60,24 @@ class OpenVersion:
             model_digest=self.model_digest,
         )
 
-    def search(self, question: str, top_k: int) -> list[Ranked]:
-        """The ``top_k`` best passages, best first; QuestionRefusedError if it is malformed."""
+    def search(self, question: str, top_k: int, begins: str = "", title: str = "") -> list[Ranked]:
+        """The ``top_k`` best passages, best first; QuestionRefusedError if it is malformed.
+
+        ``begins`` and ``title``: as `daemon.library.search.labels_of` has them.
+        """
         question = checked(question)
         vector = self.retriever.embed_queries([question])[0]
-        return search(self.library, self.index, self.titles, question, vector, top_k, self.weights)
+        among = labels_of(self.library, begins, title)
+        return search(
+            self.library,
+            self.index,
+            self.titles,
+            question,
+            vector,
+            top_k,
+            self.weights,
+            among,
+        )
 
 
 def checked(question: str) -> str:

@@ -227,7 +227,14 @@ class LibraryCalls(Calls):
         collection = self._driver.collection
         try:
             searched = await self._answered(
-                context, collection.search(request.question, request.top_k, request.explain)
+                context,
+                collection.search(
+                    request.question,
+                    request.top_k,
+                    request.explain,
+                    request.begins,
+                    request.title,
+                ),
             )
             outcome, passages = "answered", len(searched.passages)
         finally:
@@ -417,6 +424,9 @@ def _found(searched: Searched, explain: bool) -> list[control.FoundPassage]:
             title=passage.title,
             text=passage.text,
             score=ranked.score,
+            context=passage.context,
+            kind=passage.kind,
+            page=passage.page,
         )
         if explain and ranked.explanation is not None:
             found.explanation.CopyFrom(

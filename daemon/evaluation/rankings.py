@@ -90,7 +90,7 @@ def exact(queries: Float32, labels: Int64, vectors: Float32, *, depth: int = DEP
 
 
 @dataclass(frozen=True)
-class Found:
+class Retrieved:
     """What there is of some questions before anything is weighed, in their order.
 
     ``dense``: passages by meaning; ``by_words``: the same by words, both DEPTH deep; ``met``:
@@ -108,7 +108,7 @@ def found_by(
     titles: Titles,
     pairs: Sequence[Pair],
     vectors: Float32,
-) -> Found:
+) -> Retrieved:
     """What every ranking has of each pair's question; ``vectors`` [n, d]: as they are embedded."""
     nearest, _ = index.search(vectors, DEPTH)
     words = [library.bm25(pair.query, DEPTH) for pair in pairs]
@@ -116,7 +116,7 @@ def found_by(
         candidates(index, titles, pair.query, vector, near[:FUSION_DEPTH], some[:FUSION_DEPTH])
         for pair, vector, near, some in zip(pairs, vectors, nearest.tolist(), words, strict=True)
     ]
-    return Found(nearest.tolist(), [[rowid for rowid, _ in some] for some in words], met)
+    return Retrieved(nearest.tolist(), [[rowid for rowid, _ in some] for some in words], met)
 
 
 def weigh(library: Library, pairs: Sequence[Pair], met: Sequence[Candidates]) -> RankingWeights:
@@ -147,7 +147,7 @@ def _fused(met: Sequence[Candidates], weights: RankingWeights) -> Labels:
 class Questions:
     """What a ranking is made of; ``vanilla``: where every passage has its features."""
 
-    found: Found
+    found: Retrieved
     vanilla: Labels | None
     weights: RankingWeights
 

@@ -127,10 +127,13 @@ def ask(question: str, top_k: int) -> Answered:
     return _opened().answer(question, top_k)
 
 
-def search(question: str, top_k: int, explain: bool) -> Searched:
-    """Find passages in the open version; raises QuestionRefusedError, NotOpenError."""
+def search(question: str, top_k: int, explain: bool, begins: str = "", title: str = "") -> Searched:
+    """Find passages in the open version; raises QuestionRefusedError, NotOpenError.
+
+    ``begins`` and ``title``: as `OpenVersion.search` has them.
+    """
     version = _opened()
-    passages = version.search(question, top_k)
+    passages = version.search(question, top_k, begins, title)
     words: list[list[str]] = [[] for _ in passages]
     title_words = words
     if explain:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from daemon.library.box import Boxes
 from daemon.library.file_notes import FileNote, FilePart, FilesGone, FilesRead, Stamp
+from daemon.library.files import Found
 from daemon.library.folders import (
     Changes,
     Folder,
@@ -28,9 +30,7 @@ from daemon.library.folders import (
     held_back,
     look,
 )
-from daemon.library.readers.box import Boxes
 from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
-from daemon.library.readers.files import Found
 from daemon.library.readers.reader import open_below
 from daemon.library.store import Library
 from daemon.process.workers import ask

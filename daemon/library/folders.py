@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.library.file_notes import FileNote, Stamp
-from daemon.library.readers.files import SUFFIXES
+from daemon.library.files import SUFFIXES
 
 _SETTLED_NS = 2_000_000_000
 _FEW = 10  # files, which people do remove at once

@@ -17,22 +17,23 @@ from crypto.arrays import Float32, Int64
 from daemon.library.contents import Passage
 from daemon.library.index import DenseIndex
 from daemon.library.store import Library
-from daemon.library.titles import Titles
+from daemon.library.titles import Titles, title_words
 
 FUSION_DEPTH = 50  # passages of each ranking that take part in the fusion, at least
 _FUSION_K = 60  # of reciprocal rank fusion; its authors found results flat around it
 # Passages that are looked at for their titles. More of them cost a millisecond a thousand;
 # with fewer a long document that a question names is not seen whole.
 _BY_TITLE = 2000
+_BLOCK = 1 << 14  # passages whose vectors are in memory at a time
 
 # What the ranking by words counts, beside that by meaning, and what a title that has all of
 # a question's words adds to a cosine: chosen on a site's own pairs
 # (`daemon.evaluation.rankings.weigh`), of these. The usual ones are where there are none to
 # choose by (docs/decisions/0019 and 0029).
 WORDS_WEIGHTS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.0)
-TITLE_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3)
+TITLE_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 USUAL_WORDS_WEIGHT = 0.1
-USUAL_TITLE_WEIGHT = 0.2
+USUAL_TITLE_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
@@ -145,17 +146,22 @@ def search(
     vector: Float32,
     top_k: int,
     weights: RankingWeights = USUAL_WEIGHTS,
+    among: Int64 | None = None,
 ) -> list[Ranked]:
-    """The ``top_k`` best passages for a question, best first.
+    """The ``top_k`` best passages for a question, best first; of ``among`` (labels), or of all.
 
     ``vector`` [d] is the question as the index's model version embeds it. Where a passage
     came after the index was made its words are all that finds it, and count in full.
     ``titles``: of the passages that the index holds, or of more.
     """
     depth = max(FUSION_DEPTH, top_k)
-    nearest, _ = index.search(vector[np.newaxis], depth)
-    words = library.bm25(question, depth)
-    found = candidates(index, titles, question, vector, nearest[0].tolist(), words)
+    if among is None:
+        nearest = index.search(vector[np.newaxis], depth)[0][0].tolist()
+        words = library.bm25(question, depth)
+    else:
+        nearest = _nearest_among(index, among, vector, depth)
+        words = library.bm25(question, depth, among.tolist())
+    found = candidates(index, titles, question, vector, nearest, words, among)
     fused = found.fused(weights)
     # A passage of the index whose document has changed since is gone: passed over.
     passages = library.passages_by_rowid([rowid for rowid, _ in fused])
@@ -174,20 +180,58 @@ def candidates(
     vector: Float32,
     nearest: list[int],
     words: list[tuple[int, float]],
+    among: Int64 | None = None,
 ) -> Candidates:
     """What both rankings of a question have found, and what titles bring to the first.
 
     ``vector`` [d]: the question; ``nearest``: labels by the index, ``words``: labels with
-    BM25, both best first.
+    BM25, both best first. With ``among`` titles bring these labels, and no others.
     """
     indexed = index.holds([rowid for rowid, _ in words])
     shares = titles.shares(titles.asked(question))
-    by_title = titles.best(shares, _BY_TITLE)
-    held = np.array(index.holds(by_title.tolist()), dtype=bool)
-    labels = np.union1d(np.array(nearest, np.int64), by_title[held])
-    # An empty index knows of no dimension.
-    cosines = index.vectors(labels) @ vector if len(labels) else np.zeros(0, np.float32)
+    by_title = titles.best(shares, _BY_TITLE) if among is None else among
+    labels = np.union1d(np.array(nearest, np.int64), _held(index, by_title))
+    cosines = _cosines(index, labels, vector)
     return Candidates(nearest, labels, cosines, titles.shares_of(labels, shares), words, indexed)
+
+
+def labels_of(library: Library, begins: str, title: str) -> Int64 | None:
+    """Passages of documents whose id begins so and whose title has these words; None: all.
+
+    Every word of ``title`` must be there, in any order (`daemon.library.titles.title_words`).
+    """
+    if not begins and not title:
+        return None
+    wanted = title_words(title)
+    fits: dict[str, bool] = {}
+    found = []
+    for label, document_id, of in library.titles():
+        if of not in fits:
+            fits[of] = wanted <= title_words(of)
+        if fits[of] and document_id.startswith(begins):
+            found.append(label)
+    return np.array(found, np.int64)
+
+
+def _held(index: DenseIndex, labels: Int64) -> Int64:
+    held: Int64 = labels[np.array(index.holds(labels.tolist()), dtype=bool)]
+    return held
+
+
+def _nearest_among(index: DenseIndex, among: Int64, vector: Float32, depth: int) -> list[int]:
+    """The ``depth`` nearest of these labels, best first: exact, for a graph can't pass over any."""
+    held = _held(index, among)
+    nearest: list[int] = held[np.lexsort((held, -_cosines(index, held, vector)))][:depth].tolist()
+    return nearest
+
+
+def _cosines(index: DenseIndex, labels: Int64, vector: Float32) -> Float32:
+    """[n] of a question and these passages, some at a time: each block is a copy."""
+    blocks = [
+        index.vectors(labels[start : start + _BLOCK]) @ vector
+        for start in range(0, len(labels), _BLOCK)
+    ]
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
 def _places(ranking: Sequence[int]) -> dict[int, int]:

@@ -1,11 +1,12 @@
 """What titles say about a question: the names, years and forms that it asks for.
 
 A title is scored by the share of the question's words that it has, rare ones counting
-more. Each word weighs ln(documents / documents whose title has it) (inverse document
-frequency; Spärck Jones, Journal of Documentation 28, 1972), so one that is in every title
-counts nothing, and where all titles are equal or empty none says anything. The whole, of
+more. Each word weighs ln(titles / titles that have it) (inverse document frequency;
+Spärck Jones, Journal of Documentation 28, 1972), so one that is in every title counts
+nothing, and where all titles are equal or empty none says anything. Equal titles count once:
+a filing weighs the same whether it is one document or each of its pages is. The whole, of
 which the share is one, is what the question's words that titles know weigh together, and
-at least what one word of a single title weighs: a lone common word makes a small share.
+at least what a word of one title weighs: a lone common word makes a small share.
 """
 
 from __future__ import annotations
@@ -43,21 +44,15 @@ class Titles:
     def __init__(self, passages: Iterable[tuple[int, str, str]]) -> None:
         """``passages``: label, document id and title of each, in any order."""
         labels: dict[str, list[int]] = {}
-        documents: dict[str, set[str]] = {}
-        for label, document_id, title in passages:
+        for label, _, title in passages:
             labels.setdefault(title, []).append(label)
-            documents.setdefault(title, set()).add(document_id)
         self._labels: list[Int64] = [np.sort(np.array(one, np.int64)) for one in labels.values()]
         self._sizes = np.array([len(one) for one in self._labels], np.int64)
-        self._words = [title_words(title) for title in labels]
         places: dict[str, list[int]] = {}
-        for place, words in enumerate(self._words):
-            for word in words:
+        for place, title in enumerate(labels):
+            for word in title_words(title):
                 places.setdefault(word, []).append(place)
         self._places = {word: np.array(one, np.int64) for word, one in places.items()}
-        sharing = np.array([len(one) for one in documents.values()], np.int64)
-        self._of_documents = {word: int(sharing[one].sum()) for word, one in self._places.items()}
-        self._documents = int(sharing.sum())
         # By ascending label, to find the title of a passage.
         every = np.concatenate(self._labels) if self._labels else np.zeros(0, np.int64)
         order = np.argsort(every, kind="stable")
@@ -69,10 +64,10 @@ class Titles:
         weights: dict[str, float] = {}
         for word in _question_words(question):
             if word in self._places:
-                weight = math.log(self._documents / self._of_documents[word])
+                weight = math.log(len(self._labels) / len(self._places[word]))
                 if weight > 0.0:
                     weights[word] = weight
-        return Asked(weights, max(sum(weights.values()), math.log(max(1, self._documents))))
+        return Asked(weights, max(sum(weights.values()), math.log(max(1, len(self._labels)))))
 
     def shares(self, asked: Asked) -> Float32:
         """The share [t] of each title, in the order that this object numbers them."""
@@ -96,6 +91,9 @@ class Titles:
         A title is taken whole while there is room; of the last one its first passages.
         """
         matching = np.flatnonzero(shares > 0.0)
+        if len(matching) > most:  # a title has a passage: no more than so many can be taken
+            greatest = np.argpartition(-shares[matching], most - 1)[:most]
+            matching = np.sort(matching[greatest])
         order = matching[np.argsort(-shares[matching], kind="stable")]
         before = np.cumsum(self._sizes[order]) - self._sizes[order]
         chosen = [self._labels[place] for place in order[before < most].tolist()]

@@ -370,11 +370,13 @@ class Collection:
             lambda: self._answering.run(answering_jobs.ask, question, top_k or self._settings.top_k)
         )
 
-    async def search(self, question: str, top_k: int, explain: bool) -> answering_jobs.Searched:
+    async def search(
+        self, question: str, top_k: int, explain: bool, begins: str, title: str
+    ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
-        top_k = top_k or self._settings.top_k
+        asked = (question, top_k or self._settings.top_k, explain, begins, title)
         return await self._with_open_version(
-            lambda: self._answering.run(answering_jobs.search, question, top_k, explain)
+            lambda: self._answering.run(answering_jobs.search, *asked)
         )
 
     async def evaluate(

@@ -20,7 +20,7 @@ from daemon.jobs import learning
 from daemon.jobs.inversion import audit_embeddings, embedded_texts
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, Pair
-from tests.daemon.library.readers.unboxed import read
+from tests.daemon.library.unboxed import read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"

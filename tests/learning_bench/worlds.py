@@ -27,7 +27,7 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.readers.documents import Document, FileProblem, Item, Pair
 from daemon.library.store import Library
 from daemon.personal.serving import retriever_for
-from tests.daemon.library.readers.unboxed import read
+from tests.daemon.library.unboxed import read
 
 PASSAGE_TOKENS = 220  # as [retrieval] has it
 SYNONYMS = "synonyms"  # a test of its own: never in "test"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
+import transformers
 
 from proto import control_pb2 as control
 from tests.daemon.learning.test_options import give_validation_pairs
@@ -21,6 +23,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
 ]
+
+
+PROMPTS = {"query": "query: ", "passage": "passage: "}  # as E5 says it of itself
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,7 @@ async def live(
             "retriever": {"personal": "mixture"},
             "library": {"folders": {"watched": str(folder)}, "scan_s": 1},
         },
+        read_as={"config_sentence_transformers.json": {"prompts": PROMPTS}},
     ) as federation:
         give_validation_pairs(federation.sites["elm"].corpus)
         await federation.ingest_all()
@@ -156,7 +162,7 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     pair = {"query": "where does the quaxolith lie?", "positives": ["vault.md"]}
     (tmp_path / "pairs_train.jsonl").write_text(json.dumps(pair) + "\n")
     await shown(site, "ingest", str(tmp_path))
-    await shown(site, "pairs", "build", "--how", "cloze")
+    await shown(site, "pairs", "build", "--how", "titles")
     assert "vault.md" in await shown(site, "ask", "where does the quaxolith lie?")
     assert "It is gilded each winter." in await shown(site, "documents", "show", "vault.md")
     found = holding(b"quaxolith", state)
@@ -241,6 +247,37 @@ async def test_a_search_finds_what_an_answer_is_made_of(site: LiveSite) -> None:
     assert question not in entries
     code, _, err = await fedctl(site, "search", " ")
     assert (code, "the question is blank" in err) == (2, True), err
+
+
+async def test_a_passage_is_as_near_as_plain_transformers_have_it(
+    live: LiveFederation, site: LiveSite
+) -> None:
+    """Before any training the head leaves the encoder's vectors as they are."""
+    question = "who looks after the anchor winch?"
+    reply = await site.stub.Search(
+        control.SearchRequest(question=question, top_k=3, explain=True), timeout=60
+    )
+    texts = [
+        found.text if found.text.startswith(found.title) else f"{found.title}\n{found.text}"
+        for found in reply.passages
+    ]
+    read = ["query: " + question, *(f"passage: {text}" for text in texts)]
+    asked, *told = await asyncio.to_thread(plain_vectors, live.encoder, read)
+    assert [found.explanation.cosine for found in reply.passages] == pytest.approx(
+        [float(asked @ one) for one in told], abs=1e-5
+    )
+
+
+def plain_vectors(encoder: Path, texts: list[str]) -> torch.Tensor:
+    """The mean over tokens of what the model makes of each text, of length 1."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
+    model = transformers.AutoModel.from_pretrained(encoder).eval()
+    vectors = []
+    for text in texts:
+        tokens = tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
+        with torch.inference_mode():
+            vectors.append(model(**tokens).last_hidden_state[0].mean(dim=0))
+    return torch.nn.functional.normalize(torch.stack(vectors), dim=-1)
 
 
 async def test_nobody_is_sent_to_fit_what_is_being_fitted(site: LiveSite) -> None:

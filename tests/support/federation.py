@@ -197,15 +197,20 @@ class LiveFederation:
         own: Mapping[str, dict[str, dict[str, Any]]] | None = None,
         without: Sequence[str] = (),
         faulty_sites: int = 0,
+        read_as: Mapping[str, Any] | None = None,
         **training: Any,
     ) -> AsyncIterator[LiveFederation]:
         """Found a federation, start its daemons, wait until all are connected.
 
         ``tables``: further settings of every site, by table; ``own``: of single sites.
         ``without``: sites that have certificates and no daemon. ``faulty_sites``: how many
-        may lie; with 0 a plain majority decides.
+        may lie; with 0 a plain majority decides. ``read_as``: what the encoder's own files say
+        of how it is read, by their path in its folder.
         """
         encoder = small_encoder(root / "encoder", words=_words())
+        for path, said in (read_as or {}).items():
+            (encoder / path).parent.mkdir(exist_ok=True)
+            (encoder / path).write_text(json.dumps(said))
         found = Federation.found(root, *names, *without, faulty_sites=faulty_sites)
         live = cls(found, encoder, adapt, surroundings or Surroundings())
         live.federation.hosts.update(live.surroundings.hosts)

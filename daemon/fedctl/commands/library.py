@@ -24,7 +24,7 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
-from daemon.library.readers.files import SUFFIXES
+from daemon.library.files import SUFFIXES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         IngestProgress,
         IngestRequest,
         SearchReply,
+        SearchRequest,
     )
     from proto.control_pb2_grpc import ControlAsyncStub
 
@@ -191,12 +192,13 @@ def _look(path: Path) -> None:
 
 
 async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming) -> Ingested:
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[count]}"),
+        TimeRemainingColumn(),
         console=session.notes,
         transient=True,
     )
@@ -265,8 +267,8 @@ async def _batches(
 
 
 def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.readers.box import Boxes
-    from daemon.library.readers.files import Found, found
+    from daemon.library.box import Boxes
+    from daemon.library.files import Found, found
 
     def watch(count: int) -> None:
         so_far.bytes_read += count
@@ -410,7 +412,8 @@ def show_answer(console: Console, reply: AskReply) -> None:
         console.print()
     for citation in reply.citations:
         title = citation.title or citation.document_id
-        where = visible(f"{title} ({citation.passage_id})").replace("\n", " ")
+        page = f", page {citation.page}" if citation.page else ""
+        where = visible(f"{title} ({citation.passage_id}{page})").replace("\n", " ")
         line = f"[{citation.number}] {where}: {citation.text}"
         console.print(plain_text(line), soft_wrap=True)
     _show_retrieved(console, reply)
@@ -437,6 +440,21 @@ def search(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how each passage came to its place.")
     ] = False,
+    below: Annotated[
+        str,
+        typer.Option(
+            "--below",
+            "--begins",
+            metavar="BEGINNING",
+            help="Only documents whose id begins so, as `manuals/` does.",
+        ),
+    ] = "",
+    title: Annotated[
+        str,
+        typer.Option(
+            "--title", metavar="WORDS", help="Only documents whose title has all of these words."
+        ),
+    ] = "",
 ) -> None:
     """Find passages for a question in this site's documents, without an answer.
 
@@ -444,16 +462,18 @@ def search(
     meaning (cosine, and the share of the question that its title has) and by words (BM25),
     what both add to its score, and the words that matched.
     """
-    reply = run(_search(session, question, top_k, explain))
+    from proto.control_pb2 import SearchRequest
+
+    asked = SearchRequest(
+        question=question, top_k=top_k, explain=explain, begins=below, title=title
+    )
+    reply = run(_search(session, asked))
     session.result(
         {"question": question, **as_plain(reply)}, lambda console: _show_found(console, reply)
     )
 
 
-async def _search(session: Session, question: str, top_k: int, explain: bool) -> SearchReply:
-    from proto.control_pb2 import SearchRequest
-
-    request = SearchRequest(question=question, top_k=top_k, explain=explain)
+async def _search(session: Session, request: SearchRequest) -> SearchReply:
     async with connected(socket_path(session)) as daemon:
         return await daemon.Search(request, timeout=ASK_WITHIN_S)
 
@@ -461,7 +481,8 @@ async def _search(session: Session, question: str, top_k: int, explain: bool) ->
 def _show_found(console: Console, reply: SearchReply) -> None:
     for number, passage in enumerate(reply.passages, start=1):
         title = visible(passage.title or passage.document_id).replace("\n", " ")
-        head = f"{number}. {title} ({visible(passage.document_id)})"
+        page = f", page {passage.page}" if passage.page else ""
+        head = f"{number}. {title} ({visible(passage.document_id)}{page})"
         console.print(plain_text(head), style="bold", soft_wrap=True)
         if passage.HasField("explanation"):
             for line in _explained(passage):

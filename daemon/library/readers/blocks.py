@@ -64,8 +64,11 @@ class Rows:
 
     def add(self, cells: Sequence[str]) -> Iterator[Block]:
         """Take a row; an empty one is left out."""
-        texts = [one_line(cell) for cell in cells]
-        while texts and not texts[-1]:
+        filled = len(cells)
+        while filled and not cells[filled - 1]:
+            filled -= 1
+        texts = [one_line(cell) for cell in cells[:filled]]
+        while texts and not texts[-1]:  # what was but white space
             texts.pop()
         if not texts:
             return
@@ -100,8 +103,13 @@ def bounded(source: Source, items: Iterable[Read]) -> Iterator[Read]:
             yield item
             continue
         text = _UNWANTED.sub(" ", item.text).strip("\n" if item.kind == "table" else None)
-        left -= len(text.encode()) + 2  # with what stands between blocks
+        raw = text.encode()
+        left -= len(raw) + 2  # with what stands between blocks
         if left < 0:
+            text = raw[:left].decode(errors="ignore")  # it may end within a character
+            text = text.rpartition("\n")[0] if item.kind == "table" else text
+            if text:
+                yield Block(item.kind, text, item.page, item.place)
             most = documents.MAX_TEXT_BYTES >> 20
             cause = f"more than {most} MiB of text, read up to there: cut it into several files"
             yield FileProblem(str(source.path), cause, page=item.page or None)

@@ -17,7 +17,8 @@ from daemon.library.readers.documents import Block, Read
 from daemon.library.readers.reader import STEP, Refused, Source
 from daemon.library.readers.text import bytes_of, decoded_as, text_of
 
-_WIDEST = 1000  # columns that cells may reach over
+_DEEPEST = 10_000
+_WIDEST = 200  # columns that cells may reach over
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _NEVER_SHOWN = frozenset(
     (
@@ -133,6 +134,7 @@ class _Page:
 
     def __init__(self) -> None:
         self.heard = False
+        self._depth = 0
         self._meta: dict[str, str] = {}
         self._title: list[str] | None = None
         self._language = ""
@@ -167,6 +169,9 @@ class _Page:
     def start(self, tag: str, given: Mapping[str, str]) -> None:
         """An element begins."""
         self.heard = True
+        self._depth += 1
+        if self._depth > _DEEPEST:  # each end of an element is looked for among those open
+            raise Refused("elements nested too deeply: save the page again")
         if self._passing:
             self._passing += 1
             return
@@ -240,6 +245,7 @@ class _Page:
 
     def end(self, tag: str) -> None:
         """An element ends."""
+        self._depth -= 1
         if self._passing:
             self._passing -= 1
         elif tag == "title":

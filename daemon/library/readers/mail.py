@@ -53,10 +53,11 @@ def _read(source: Source, letter: Message) -> Iterator[Read]:
             yield FileProblem(str(source.path), "its text is encrypted: save it decrypted")
         elif _is_attached(part):
             attached.append(part)
-        elif kind == "text/html":
-            yield from (item for item in _page(part) if isinstance(item, Block))
         elif kind.startswith("text/"):
-            yield from paragraphs(_text(part))
+            try:
+                yield from _page(part) if kind == "text/html" else paragraphs(_text(part))
+            except Refused as refusal:
+                yield FileProblem(str(source.path), f"a part of its text: {refusal}")
     for number, part in enumerate(attached[:_MOST_ATTACHED], 1):
         yield Attached(_name(part, number), _content(part))
     if len(attached) > _MOST_ATTACHED:
@@ -67,21 +68,27 @@ def _read(source: Source, letter: Message) -> Iterator[Read]:
 def _parts(part: Message) -> Iterator[Message]:
     """What is in a letter or a part of it; of several forms of the same, the one that is read."""
     kind = part.get_content_type()
-    inner = part.get_payload()
-    if kind in _ENCRYPTED or kind == "message/rfc822" or not isinstance(inner, list):
+    if kind in _ENCRYPTED or kind == "message/rfc822" or not part.is_multipart():
         yield part
     elif kind == "multipart/alternative":
-        forms = [[*_parts(one)] for one in inner if isinstance(one, Message)]
+        forms = [[*_parts(one)] for one in _inner(part)]
         yield from next((form for form in forms if _has_plain(form)), forms[-1] if forms else ())
     else:
-        for one in inner:
-            if isinstance(one, Message):
-                yield from _parts(one)
+        for one in _inner(part):
+            yield from _parts(one)
+
+
+def _inner(part: Message) -> list[Message]:
+    """The parts of a part that has some, or the letter in it."""
+    inner = part.get_payload() if part.is_multipart() else []
+    return [one for one in inner if isinstance(one, Message)]
 
 
 def _has_plain(parts: list[Message]) -> bool:
     return any(
-        part.get_content_type() == "text/plain" and not _is_attached(part) and _text(part).strip()
+        part.get_content_type() == "text/plain"
+        and not _is_attached(part)
+        and _payload(part).strip()
         for part in parts
     )
 
@@ -113,18 +120,17 @@ def _text(part: Message) -> str:
     return text_of(raw) if text is None else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _page(part: Message) -> Iterator[Read]:
+def _page(part: Message) -> Iterator[Block]:
     raw = _payload(part)
-    if raw.strip():
-        yield from blocks_of(raw, _charset(part))
+    if raw.strip():  # what a page says of itself is said of the letter by its header
+        items = blocks_of(raw, _charset(part))
+        yield from (item for item in items if isinstance(item, Block))
 
 
 def _content(part: Message) -> bytes:
     """The file that is attached; a letter in a letter as it would be saved."""
-    inner = part.get_payload()
-    if part.get_content_type() == "message/rfc822" and isinstance(inner, list) and inner:
-        first = inner[0]
-        return first.as_bytes() if isinstance(first, Message) else b""
+    if part.get_content_type() == "message/rfc822" and (inner := _inner(part)):
+        return inner[0].as_bytes()
     return _payload(part)
 
 

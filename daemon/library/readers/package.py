@@ -8,6 +8,7 @@ declarations), so there are no entities that could be expanded or fetched.
 
 from __future__ import annotations
 
+import errno
 import io
 import posixpath
 import struct
@@ -27,12 +28,15 @@ _MAX_RATIO, _RATIO_FROM = 200, 1 << 30  # what expands further is an attack
 _MAX_XML = 1 << 30  # bytes of all XML in a file that is read bit by bit
 _MAX_TREE = 128 << 20  # the same where a library holds all of it at once
 _MAX_PARTS = 20_000
+_XML = (".xml", ".rels")
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MOST_OPEN = 1000  # elements within one another
 _CHUNK = 1 << 16
 _PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
     "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",
+    "http://schemas.openxmlformats.org/spreadsheetml/2006/main": "s",
+    "http://purl.oclc.org/ooxml/spreadsheetml/main": "s",
     "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing": "wp",
     "http://purl.oclc.org/ooxml/drawingml/wordprocessingDrawing": "wp",
     "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
@@ -97,7 +101,7 @@ class Package:
             raise Refused("packed in another way than office files are: save it anew")
         for part in parts:
             first = self._root(part)
-            if first or part.filename.endswith((".xml", ".rels")):
+            if first or part.filename.endswith(_XML):
                 self._xml.append(part)
         self._limit(_MAX_XML)
         self.main = next(iter(self.related("", "officeDocument").values()), "")
@@ -118,9 +122,11 @@ class Package:
             try:
                 while not root and (chunk := file.read(_CHUNK)):
                     parser.Parse(chunk)
-            except (expat.ExpatError, ValueError, LookupError):
-                # Whatever is no XML is not read as such; where some is expected, that refuses.
-                return root[0].rpartition(" ")[2] if root else ""
+            except expat.ExpatError:
+                pass  # whatever is no XML is not read as such; where some must be, that refuses
+            except (ValueError, LookupError) as error:
+                if part.filename.endswith(_XML):
+                    raise Refused(f"no XML of office files ({error}): save it anew") from error
         return root[0].rpartition(" ")[2] if root else ""
 
     def _refuse_types(self, *_: object) -> NoReturn:
@@ -263,6 +269,10 @@ def opened(source: Source, ending: str, root: str) -> Iterator[Package]:
                 yield package
         except _DAMAGED as error:
             raise Refused(f"damaged ({error}): copy it again, or save it anew") from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a place before the file's beginning
+                raise
+            raise Refused("damaged (parts outside of it): copy it again") from error
 
 
 def _look(file: IO[bytes], ending: str) -> None:

@@ -140,15 +140,19 @@ class _Page:
                 yield Block("text", _text_of(notes), self._number)
 
     def _of_shapes(self, shapes: Iterable[BaseShape], frame: _Frame) -> Iterator[Block]:
-        placed = [(shape, frame.place(shape)) for shape in shapes]
+        def top(one: tuple[BaseShape, Place | None]) -> float:
+            if _kind_of(one[0]) in _TITLES:
+                return -1.0
+            return one[1][1] if one[1] else 1.0
 
-        def order(one: tuple[BaseShape, Place | None]) -> tuple[bool, int, float]:
-            shape, place = one
-            left, top = place[:2] if place else (0.0, 1.0)
-            return _kind_of(shape) not in _TITLES, int(top / _BAND), left
-
-        for shape, place in sorted(placed, key=order):
-            yield from self._of_shape(shape, place, frame)
+        lines: list[list[tuple[BaseShape, Place | None]]] = []
+        for one in sorted(((shape, frame.place(shape)) for shape in shapes), key=top):
+            if not lines or top(one) > top(lines[-1][0]) + _BAND:
+                lines.append([])
+            lines[-1].append(one)
+        for line in lines:
+            for shape, place in sorted(line, key=lambda one: one[1][0] if one[1] else 0.0):
+                yield from self._of_shape(shape, place, frame)
 
     def _of_shape(self, shape: BaseShape, place: Place | None, frame: _Frame) -> Iterator[Block]:
         kind = _kind_of(shape)

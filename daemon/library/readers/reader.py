@@ -133,7 +133,9 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
             problems += isinstance(piece, FileProblem)
             yield piece
     if blocks:
-        heading = next((block.text for block in blocks if block.kind == "heading"), "")
+        # A page's first heading says less of a document than its file's name does.
+        headings = (block.text for block in blocks if block.kind == "heading" and not block.page)
+        heading = next(headings, "")
         title = about.title or heading or source.path.stem
         text, spans = joined(blocks)
         if all(block == Block("text", block.text) for block in blocks):

@@ -19,7 +19,16 @@ from daemon.library.readers.reader import Refused, Source
 
 _BYTES_A_CHARACTER = 4  # at most, in any encoding
 _LOOKED_AT = 1 << 18  # bytes that an encoding is guessed from
-_MOST_LOST = 0.01  # of characters that may be unreadable
+_MOST_LOST = 0.02  # the part of a text's characters that may be unreadable
+_NO_TEXT = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\ufffd]+")
+_ALMOST = 0.03  # of charset-normalizer's measure of what is odd, from 0 to 1
+# The encodings that are met, the more usual of two that may be meant first.
+_COMMON = (
+    *("cp1252", "cp1251", "gb18030", "cp932", "cp949", "big5", "cp1250", "cp1254", "cp1253"),
+    *("cp1256", "cp1255", "cp1257", "cp874", "cp1258", "euc_jis_2004", "iso2022_jp", "koi8_r"),
+    *("iso8859_2", "iso8859_15", "iso8859_5", "iso8859_7", "iso8859_8", "iso8859_6", "koi8_u"),
+    *("cp437", "cp850", "cp852", "cp866", "latin_1"),
+)
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16's does, so it comes before
@@ -53,6 +62,8 @@ _OF_THE_WORLD = re.compile(
     r"(?:-?hkscs)?|euc-?(?:jp|kr)|mac-?\w+|ibm\d+)\Z"
 )
 _FRONT = re.compile(r"\A---[ \t]*\n(.{0,65536}?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_PIECE = 1 << 16  # characters of Markdown that are parsed at once, at least
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
@@ -68,7 +79,7 @@ def decoded_as(raw: bytes, name: str) -> str | None:
         return None
 
 
-def encoding_of(raw: bytes) -> str:
+def _encoding_of(raw: bytes) -> str:
     """The encoding of a text; Refused for what is no text.
 
     A byte order mark says it; else it is UTF-8 where it can be, UTF-16 where every other byte
@@ -90,17 +101,29 @@ def encoding_of(raw: bytes) -> str:
         raw.decode()
     except UnicodeDecodeError as error:
         begin = max(0, error.start - _LOOKED_AT // 2)
-        best = from_bytes(raw[begin : begin + _LOOKED_AT]).best()
-        if best is None:
-            raise Refused("binary, or text in no known encoding: save it as UTF-8") from None
-        return "cp1252" if best.encoding == "latin_1" else best.encoding
+        return _guessed(raw[begin : begin + _LOOKED_AT])
     return "utf-8"
+
+
+def _guessed(raw: bytes) -> str:
+    """Of the encodings by which little is odd, the one that is most like a language.
+
+    The least oddity alone would take Japanese in Shift-JIS for Korean, and of those that are
+    alike in a short text one that nobody uses.
+    """
+    matches = list(from_bytes(raw, cp_isolation=list(_COMMON)))
+    if not matches:
+        raise Refused("binary, or text in no known encoding: save it as UTF-8")
+    least = min(match.chaos for match in matches)
+    likely = [match for match in matches if match.chaos <= least + _ALMOST]
+    likely.sort(key=lambda match: _COMMON.index(match.encoding))
+    return max(likely, key=lambda match: match.coherence).encoding
 
 
 def text_of(raw: bytes) -> str:
     """The text of some bytes in any encoding, its lines ended by line feeds alone."""
-    text = raw.decode(encoding_of(raw), errors="replace")
-    if text.count("\ufffd") > _MOST_LOST * len(text):
+    text = raw.decode(_encoding_of(raw), errors="replace")
+    if sum(map(len, _NO_TEXT.findall(text))) > _MOST_LOST * len(text):
         raise Refused("binary, or text in no known encoding: save it as UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -149,8 +172,35 @@ def _blocks(text: str) -> Iterator[Block]:
     """The outermost blocks of Markdown (CommonMark, and the tables of GitHub's)."""
     # What is inside of lines is left as it is written, so it needn't be parsed.
     parser = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"])
-    lines = text.split("\n")
-    tokens = parser.parse(text)
+    for lines in _pieces(text.split("\n")):
+        yield from _blocks_of(parser.parse("\n".join(lines)), lines)
+
+
+def _pieces(lines: list[str]) -> Iterator[list[str]]:
+    """A long text bit by bit, as its tokens take a hundred times its room.
+
+    It is cut where no block goes on, but for a long list: behind a blank line, before one
+    that is not further in, outside of code.
+    """
+    begin = length = 0
+    fence = ""
+    for at, line in enumerate(lines):
+        found = _FENCE.match(line)
+        if found:
+            mark = found.group(1)
+            if not fence:
+                fence = mark
+            elif mark.startswith(fence):
+                fence = ""
+        ends = length > _PIECE and not fence and not found and not lines[at - 1].strip()
+        if ends and line[:1].strip():
+            yield lines[begin:at]
+            begin, length = at, 0
+        length += len(line) + 1
+    yield lines[begin:]
+
+
+def _blocks_of(tokens: list[Token], lines: list[str]) -> Iterator[Block]:
     rows, cells = Rows(), list[str]()
     for at, token in enumerate(tokens):
         if token.type == "tr_open":

@@ -218,6 +218,11 @@ def test_passages_are_found_without_an_answer(opened: Site) -> None:
     assert searched.title_words[at] == ["lamps"]
     assert searched.title_words[1 - at] == []
     assert (searched.model_digest, searched.weights) == (opened.digest, USUAL_WEIGHTS)
+    of = [
+        [r.passage.document_id for r in answering.search(question, 3, False, *only).passages]
+        for only in (("ro", ""), ("", "sails"), ("", "Rope"), ("lamp", "rope"))
+    ]
+    assert of == [["rope"], ["sail"], ["rope"], []]
     plain = answering.search(question, 3, explain=False)
     assert [r.passage for r in plain.passages] == [r.passage for r in searched.passages]
     assert plain.words == plain.title_words == [[], [], []]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from daemon.fedctl.commands import library
 from daemon.fedctl.terminal.output import Exit
-from daemon.library.readers.files import SUFFIXES
+from daemon.library.files import SUFFIXES
 from proto import control_pb2 as control
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl

@@ -13,6 +13,14 @@ def test_passages_are_shown_best_first(fedctl: Fedctl, daemon: CannedDaemon) -> 
     assert "cosine 0" not in out
     (asked,) = daemon.asked
     assert (asked.question, asked.top_k, asked.explain) == ("Why do locks leak?", 2, False)
+    assert (asked.begins, asked.title) == ("", "")
+
+
+def test_only_some_documents_can_be_searched(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    fedctl("search", "why", "--begins", "manuals/", "--title", "lift 2004")
+    fedctl("search", "why", "--below", "manuals/")
+    asked = [(one.begins, one.title) for one in daemon.asked]
+    assert asked == [("manuals/", "lift 2004"), ("manuals/", "")]
 
 
 def test_an_explanation_has_places_scores_and_words(fedctl: Fedctl, daemon: CannedDaemon) -> None:

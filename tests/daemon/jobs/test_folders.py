@@ -139,7 +139,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = site.write("rope.txt", "Hemp rope is tarred.")
-    from daemon.library.readers.box import Boxes
+    from daemon.library.box import Boxes
 
     read = Boxes.read
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daemon.library.files import SUFFIXES
 from daemon.library.readers import documents, records
 from daemon.library.readers.documents import Document, FileProblem, Pair, Span
-from daemon.library.readers.files import SUFFIXES
-from tests.daemon.library.readers.unboxed import read
+from tests.daemon.library.unboxed import read
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -205,7 +205,7 @@ import resource, sys
 from pathlib import Path
 limit = 400 << 20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from tests.daemon.library.readers.unboxed import read
+from tests.daemon.library.unboxed import read
 for item in read(Path(sys.argv[1])):
     print(getattr(item, "text", str(item)))
 """

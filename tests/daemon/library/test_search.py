@@ -20,6 +20,7 @@ from daemon.library.search import (
     USUAL_WORDS_WEIGHT,
     Ranked,
     RankingWeights,
+    labels_of,
     reciprocal_rank_fusion,
     search,
 )
@@ -248,6 +249,61 @@ def test_titles_may_know_passages_that_the_index_does_not(filings: Library) -> N
     ranked = found(filings, index, "elder, cedar 2004", 99, weights=RankingWeights(title=0.3))
     assert "cedar2004" not in {r.passage.document_id for r in ranked}
     assert sum(r.passage.document_id == "x" for r in ranked) == 1
+
+
+# ---- of some documents only -------------------------------------------------------------
+
+
+def test_of_some_documents_all_are_seen_and_no_others(filings: Library) -> None:
+    """Thirty of ninety, whatever is nearer; with their places among themselves."""
+    index, near = indexed(filings), "ALDER_1990_10K Rope was tarred, 0 times."
+    among = labels_of(filings, "birch", "")
+    assert among is not None
+    vector = bag_of_words([near])[0]
+    titles = Titles(filings.titles())
+    ranked = search(filings, index, titles, ASKED, vector, 99, USUAL_WEIGHTS, among)
+    assert {r.passage.rowid for r in ranked} == set(among.tolist())
+    places = [r.explanation.meaning_place for r in ranked if r.explanation is not None]
+    assert sorted(places) == [*range(1, 31)]
+    nothing = np.zeros(0, dtype=np.int64)
+    assert search(filings, index, titles, ASKED, vector, 9, USUAL_WEIGHTS, nothing) == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "title", "count"),
+    [
+        ("cedar", "", 30),
+        ("cedar20", "", 20),
+        ("Cedar", "", 0),
+        ("", "10k cedar", 30),
+        ("", "2004", 3),
+        ("alder", "2004 10K", 1),
+        ("alder", "cedar", 0),
+        ("", "ced", 0),
+    ],
+)
+def test_documents_are_chosen_by_id_and_title(
+    filings: Library, begins: str, title: str, count: int
+) -> None:
+    among = labels_of(filings, begins, title)
+    assert among is not None
+    found = filings.passages_by_rowid(among.tolist()).values()
+    assert len(found) == len(among) == count
+    assert all(p.document_id.startswith(begins) for p in found)
+
+
+def test_without_a_choice_all_documents_are_searched(filings: Library) -> None:
+    assert labels_of(filings, "", "") is None
+    wordless = labels_of(filings, "", "?!")
+    assert wordless is not None
+    assert wordless.tolist() == filings.rowids()
+
+
+def test_words_are_ranked_among_what_is_wanted(filings: Library) -> None:
+    every = filings.bm25("rope 2004", 100)
+    some = sorted(rowid for rowid, _ in every)[::7]
+    assert filings.bm25("rope 2004", 100, some) == [one for one in every if one[0] in some]
+    assert filings.bm25("rope", 100, []) == []
 
 
 def test_an_empty_library_has_no_passages_to_find(tmp_path: Path) -> None:

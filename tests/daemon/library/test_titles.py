@@ -92,10 +92,19 @@ def test_the_best_titles_come_whole_and_the_last_by_its_beginning() -> None:
     assert titles.best(got, 2).tolist() == [3, 4]
 
 
-def test_a_word_is_counted_by_documents_and_not_by_passages() -> None:
-    titles = Titles([*((n, "long", "Alder") for n in range(9)), (10, "short", "Birch")])
-    asked = titles.asked("alder or birch")
-    assert asked.weights["alder"] == asked.weights["birch"] == pytest.approx(math.log(2))
+def test_of_many_titles_the_best_are_taken() -> None:
+    titles = titled(*[f"Report {number}" for number in range(1000, 1100)])
+    got = titles.shares(titles.asked("the report of 1055, 1007 and 1099"))
+    assert titles.best(got, 3).tolist() == [8, 56, 100]
+    named = Titles((n, f"d{n}", f"Alder {1000 + n}") for n in range(1, 50))
+    more = named.shares(named.asked("alder 1003"))
+    assert named.best(more, 1).tolist() == [3]
+
+
+def test_equal_titles_count_once_however_many_documents_have_them() -> None:
+    pages = [(n, f"alder#{n}", "Alder 2018") for n in range(9)]
+    asked = Titles([*pages, (10, "birch", "Birch 2018")]).asked("alder or birch, 2018")
+    assert asked.weights == {"alder": math.log(2), "birch": math.log(2)}
 
 
 def test_a_passage_that_came_later_has_no_share() -> None:

@@ -32,9 +32,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from daemon.library.files import Found, read_file, reader_of
 from daemon.library.readers import documents
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.files import Found, read_file, reader_of
 from daemon.library.readers.reader import STEP
 
 _MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
@@ -59,7 +59,7 @@ class Limits:
     """What the reader of a file may take."""
 
     memory_bytes: int = 1 << 30  # of data
-    pause_s: float = 60.0  # from one block to the next; so a page takes no longer
+    pause_s: float = 120.0  # from one block to the next; so a page takes no longer
     file_s: float = 1800.0  # all of it
     attached: int = 100  # files in it
     depth: int = 3  # files in files in files

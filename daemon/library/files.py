@@ -38,6 +38,12 @@ def _markdown(source: Source) -> Iterator[Read]:
     return read_markdown(source)
 
 
+def _pdf(source: Source) -> Iterator[Read]:
+    from daemon.library.readers.pdf.pdf import read_pdf
+
+    return read_pdf(source)
+
+
 def _plain(source: Source) -> Iterator[Read]:
     from daemon.library.readers.text import read_plain
 
@@ -73,6 +79,7 @@ READERS = {
     ".md": Reader(blocks=_markdown),
     ".html": Reader(blocks=_html),
     ".htm": Reader(blocks=_html),
+    ".pdf": Reader(blocks=_pdf),
     ".docx": Reader(blocks=_docx),
     ".pptx": Reader(blocks=_pptx),
     ".xlsx": Reader(blocks=_xlsx),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from daemon.library.files import found, read_file
 from daemon.library.readers.documents import Attached, FileProblem, Item
-from daemon.library.readers.files import found, read_file
 
 
 def read(path: Path) -> Iterator[Item]:
