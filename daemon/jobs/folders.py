@@ -18,7 +18,7 @@ from typing import Final
 
 from daemon.library.box import Boxes
 from daemon.library.file_notes import FileNote, FilePart, FilesGone, FilesRead, Stamp
-from daemon.library.files import Found
+from daemon.library.files import Found, open_below
 from daemon.library.folders import (
     Changes,
     Folder,
@@ -31,7 +31,6 @@ from daemon.library.folders import (
     look,
 )
 from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
-from daemon.library.readers.reader import open_below
 from daemon.library.store import Library
 from daemon.process.workers import ask
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from daemon.library.readers import documents
@@ -32,56 +31,33 @@ STEP = 1 << 20  # bytes read at a time
 class Source:
     """A regular file that is not empty; ``name``: its path below the folder that was given.
 
+    ``path`` is where it is opened, and need not be called as it is.
+
     ``watch`` hears of the bytes that are read, as they lie on the disk, as ``size`` is, and
-    of each block: whoever reads is alive. ``below``: as in `open_below`; None: whatever lies
-    at the path is opened, as for any program of the person who asked.
+    of each block: whoever reads is alive.
     """
 
     path: Path
     name: str
     size: int
     watch: Callable[[int], None] = lambda _: None
-    below: Path | None = None
 
     def open(self) -> io.BufferedReader:
         """To read it from its beginning; raises OSError."""
-        return io.BufferedReader(_Watched(self), STEP)
+        return io.BufferedReader(_Watched(self.path, self.watch), STEP)
 
 
 class _Watched(io.FileIO):
     """A file that tells how much of it is read."""
 
-    def __init__(self, source: Source) -> None:
-        if source.below is None:
-            super().__init__(source.path)
-        else:
-            super().__init__(open_below(source.below, source.name))
-        self._watch = source.watch
+    def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._watch = watch
 
     def readinto(self, buffer: Any) -> int:
         count = super().readinto(buffer) or 0  # None: it would block, and regular files don't
         self._watch(count)
         return count
-
-
-def open_below(folder: Path, name: str) -> int:
-    """Open a file below a folder to read it, and follow no link from there on; its descriptor.
-
-    Step by step, for a link may be put in a folder's place while somebody looks: whoever may
-    write to a watched folder may not have the daemon read what lies outside. Raises OSError.
-    """
-    *folders, last = name.split("/")
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    at = os.open(folder, flags | os.O_DIRECTORY)
-    try:
-        for one in folders:
-            inner = os.open(one, flags | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = inner
-        # A pipe would keep whoever opens it waiting for somebody who writes to it.
-        return os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
-    finally:
-        os.close(at)
 
 
 @dataclass(frozen=True)
@@ -136,7 +112,7 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
         # A page's first heading says less of a document than its file's name does.
         headings = (block.text for block in blocks if block.kind == "heading" and not block.page)
         heading = next(headings, "")
-        title = about.title or heading or source.path.stem
+        title = about.title or heading or PurePosixPath(source.name).stem
         text, spans = joined(blocks)
         if all(block == Block("text", block.text) for block in blocks):
             spans = ()  # they would say nothing

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from daemon.library.file_notes import FileNote, Stamp
+from daemon.library.files import Found, read_file
 from daemon.library.folders import Memory, Tree, changes, held_back, look
+from daemon.library.readers.documents import Document
 
 NOW = 1_000_000_000_000
 OLD = NOW - 60_000_000_000
@@ -55,6 +57,27 @@ def test_no_link_is_followed_and_no_pipe_is_opened(tmp_path: Path) -> None:
         "nowhere.txt": "a link",
         "pipe.txt": "not a regular file",
     }
+
+
+def test_a_file_is_opened_step_by_step_and_never_through_a_link(tmp_path: Path) -> None:
+    """Whoever reads it opens what was found there, by whatever library."""
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    for root in (outside, folder / "in"):
+        root.mkdir(parents=True)
+        (root / "a.txt").write_text(f"Of {root.name}.")
+    (folder / "link").symlink_to(outside)
+    (folder / "a.txt").symlink_to(outside / "a.txt")
+
+    def read(name: str) -> list[str]:
+        items = read_file(Found(folder / name, name, below=folder))
+        return [one.text if isinstance(one, Document) else str(one) for one in items]
+
+    assert read("in/a.txt") == ["Of in."]
+    assert read("link/a.txt") == [f"{folder}/link/a.txt: Not a directory"]
+    assert read("a.txt") == [f"{folder}/a.txt: Too many levels of symbolic links"]
+    for name in ("link/a.txt", "a.txt"):
+        (through,) = read_file(Found(folder / name, name))
+        assert isinstance(through, Document), "a person reads with rights of their own"
 
 
 def test_a_watched_folder_may_itself_be_a_link(tmp_path: Path) -> None:
