@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HNSWLIB_NO_NATIVE := 1
 WITH_LOCK := PIP_CONSTRAINT=$(CURDIR)/requirements.lock PIP_BUILD_CONSTRAINT=$(CURDIR)/requirements.lock
 
-.PHONY: help install demo test test-quick test-faults test-endurance test-institutes attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
+.PHONY: help install demo test test-quick test-faults test-endurance test-data attacks sim fuzz lint format bench bench-learning bench-poisoning proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -30,7 +30,7 @@ demo: $(INSTALLED) ## three sites on this machine train together and answer (ARG
 	@$(BIN)/fedctl demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the longest, three at once (ARGS="-k rounds"; ARGS="-n 0" for one at a time)
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not endurance and not institutes" $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m "not endurance and not data" $(ARGS)
 
 test-quick: $(INSTALLED) ## run the tests that are quick each, a minute and a half together
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not federation" $(ARGS)
@@ -49,8 +49,8 @@ test-faults: $(INSTALLED) ## cut the networks of five daemons, freeze and kill t
 test-endurance: $(INSTALLED) ## kill daemons at every effect boundary, train 200 rounds
 	@$(BIN)/python -m pytest -q -s --durations=12 -m "endurance and not attacks" $(ARGS)
 
-test-institutes: $(INSTALLED) ## train three real institutes together on their own data (HANSE_DATA)
-	@$(BIN)/python -m pytest -q -s -m institutes $(ARGS)
+test-data: $(INSTALLED) ## what is measured on data kept elsewhere (HANSE_DATA): three institutes, real PDFs
+	@$(BIN)/python -m pytest -q -s -m data $(ARGS)
 
 MINUTES ?= 10
 fuzz: $(FUZZER) ## give hostile bytes to every parser of a peer's (MINUTES=30 ARGS="--only push x509")

@@ -20,7 +20,7 @@ DATA = Path(os.environ.get("HANSE_DATA", ROOT.parent / "shared" / "data")) / "me
 SITES = ("nhlbi", "niddk", "ninds")
 
 
-@pytest.mark.institutes
+@pytest.mark.data
 @pytest.mark.federation
 @pytest.mark.slow
 @pytest.mark.timeout(1500)

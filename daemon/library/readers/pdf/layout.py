@@ -6,15 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
+from operator import or_
 
 from daemon.library.readers.documents import Block, Kind, Place
 from daemon.library.readers.pdf.tables import Rule, tables_of
 from daemon.library.readers.pdf.words import Frame, Row, Word, rows_of
 
 _BINS = 256  # across a page, to look for what is empty between two columns
-_LEAST_ROWS = 4  # of a column of text
+_ONE_SIDE = 0.7  # of a region's width: what covers less leaves room for another column
+_LEAST_ROWS, _LEAST_BESIDE = 4, 2  # of a column of text, and of the one that ends it on a last page
 _GUTTER = 0.9  # em that are empty between two columns of text
 _MOST_WORDS_SEEN = 50_000  # of a file, to tell a broken word from two joined by a hyphen
 _MANY = 0.12  # of a file's lines
@@ -132,7 +134,7 @@ def regions_of(words: Sequence[Word], width: float) -> list[list[Row]]:
             at += 1
             continue
         left, right = _sides(rows[at:end], gutter)
-        if not (_is_text(left) and _is_text(right)):
+        if not (_is_text(left, _LEAST_ROWS) and _is_text(right, _LEAST_BESIDE)):
             tried = end - at
             at += 1
             continue
@@ -163,21 +165,29 @@ def _is_lettered(row: Row) -> bool:
 def _covered(row: Row, width: float) -> int:
     """A bit for each part of the page's width that a row's words, and spaces in them, cover."""
     mask = 0
-    for part in row.parts(_GUTTER):
+    for part in row.parts(_GUTTER * _smallest(row) / row.size):
         first, last = (min(max(int(x / width * _BINS), 0), _BINS - 1) for x in (part.x0, part.x1))
         mask |= (1 << (last + 1)) - (1 << first)
     return mask
 
 
+def _smallest(row: Row) -> float:
+    """The size of its smallest type: a heading beside a column's line makes no gutter wider."""
+    return min([word.size for word in row.words]) or 1.0
+
+
 def _band(rows: Sequence[Row], masks: Sequence[int], first: int, width: float) -> tuple[int, float]:
     """As many rows as have one gap in common, from ``first`` on; its middle in points."""
     union, gutter, end = 0, 0.0, first
+    whole = _span(reduce(or_, masks))
     while end < len(rows):
         union |= masks[end]
-        needed = max(1, int(_GUTTER * rows[end].size / width * _BINS) - 1)
+        needed = max(1, int(_GUTTER * _smallest(rows[end]) / width * _BINS) - 1)
         gap = _widest_gap(union)
         if gap is None or gap[1] - gap[0] < needed:
-            if _one_sided(union):
+            if (
+                not gutter and _span(union) < _ONE_SIDE * whole
+            ):  # the other column begins further down
                 end += 1
                 continue
             break
@@ -186,10 +196,9 @@ def _band(rows: Sequence[Row], masks: Sequence[int], first: int, width: float) -
     return end, gutter
 
 
-def _one_sided(union: int) -> bool:
-    """Whether what is covered is one piece that leaves most of a column free beside it."""
-    low = (union & -union).bit_length()
-    return union.bit_length() < 0.55 * _BINS or low > 0.45 * _BINS
+def _span(mask: int) -> int:
+    """From the first part that is covered to the last one."""
+    return mask.bit_length() - (mask & -mask).bit_length() + 1
 
 
 @lru_cache(maxsize=4096)
@@ -205,10 +214,10 @@ def _widest_gap(union: int) -> tuple[int, int] | None:
     return best
 
 
-def _is_text(words: Sequence[Word]) -> bool:
-    """Whether words are lines of a text, as a column has them, and not a table's cells."""
+def _is_text(words: Sequence[Word], least: int) -> bool:
+    """Whether words are ``least`` lines of a text, as a column has them, and no table's cells."""
     rows = rows_of(words)
-    if len(rows) < _LEAST_ROWS:
+    if len(rows) < least:
         return False
     counts = sorted(len(row.words) for row in rows)
     wide = max(row.x1 for row in rows) - min(row.x0 for row in rows)

@@ -236,7 +236,7 @@ class _Maker:
 
     def made(self, above: int, first: int, end: int) -> Table:
         """The table of these rows; its header may begin from row ``above`` on."""
-        top, bottom = self._header(above, first)
+        top, bottom = self._header(above, first, end)
         body = [(at, self._row(self._cells[at])) for at in range(bottom, end)]
         lines = self._unwrapped(body)
         head = self._header_row(top, bottom)
@@ -247,12 +247,14 @@ class _Maker:
 
     # ---- header
 
-    def _header(self, above: int, first: int) -> tuple[int, int]:
+    def _header(self, above: int, first: int, end: int) -> tuple[int, int]:
         """Its first row, and the row behind its last one, which may be before ``first``."""
         top = bottom = first
+        edge = min(row.x0 for row in self._rows[first:end])
         for at in range(first - 1, max(above, first - _MOST_HEADER_ROWS) - 1, -1):
             below = self._rows[at + 1]
-            if below.top - self._rows[at].bottom > _FAR * self._rows[at].size:
+            size = self._rows[at].size
+            if below.top - self._rows[at].bottom > _FAR * size or self._rows[at].x0 < edge - size:
                 break
             over = [cell for cell in self._cells[at] if self._is_over(cell)]
             beside = [cell for cell in self._cells[at] if cell not in over]

@@ -41,6 +41,7 @@ SAMPLES = DATA / "financebench" / "pdf_samples"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.data,
     pytest.mark.skipif(not SAMPLES.is_dir(), reason=f"no data at {SAMPLES} (set HANSE_DATA)"),
     pytest.mark.skipif(not shutil.which("tesseract"), reason="tesseract is not installed"),
 ]
