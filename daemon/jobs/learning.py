@@ -108,7 +108,7 @@ def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None
     """
     with Library.open(library_path) as library:
         removed = library.delete_documents(ids, gone)
-        if removed.documents:
+        if ids:  # also of documents that went before, when their log could not be emptied
             library.empty_log()
     return removed
 
