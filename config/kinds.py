@@ -161,6 +161,35 @@ def _as_beginnings(value: object) -> tuple[str, ...]:
     return tuple(value)  # type: ignore[arg-type]  # just looked at
 
 
+LONGEST_COLLECTION = 100  # characters
+
+
+def _as_folders(value: object) -> dict[str, Path]:
+    """Folders by the collections that their files become; none of them in another one."""
+    example = 'write for example contracts = "/srv/contracts" below [library.folders]'
+    if not isinstance(value, dict):
+        raise _refuse("a table of names and paths", example)
+    folders: dict[str, Path] = {}
+    for name, text in value.items():
+        if not 1 <= len(name) <= LONGEST_COLLECTION or not name.isprintable() or "/" in name:
+            raise _refuse(
+                f"names of 1 to {LONGEST_COLLECTION} printable characters without /",
+                f"rename {json.dumps(name[:LONGEST_COLLECTION])}",
+            )
+        # Relative to what? A service is started anywhere, and this may be read by fedctl.
+        if not isinstance(text, str) or not text.startswith("/") or "\0" in text:
+            raise _refuse("paths in quotes that begin with /", f"correct that of {name}: {example}")
+        folders[name] = Path(os.path.normpath(text))
+    for name, path in folders.items():
+        for other, inner in folders.items():
+            if name != other and inner.is_relative_to(path):
+                raise _refuse(
+                    "folders of which none is in another one",
+                    f"take out one of {name} and {other}: files would be read twice",
+                )
+    return folders
+
+
 def available_cores() -> int:
     """Processor cores this process may run on (less than the machine has, in a container)."""
     return len(os.sched_getaffinity(0))
@@ -168,6 +197,7 @@ def available_cores() -> int:
 
 FilePath = Annotated[Path, BeforeValidator(_as_path)]
 SocketPath = Annotated[Path, BeforeValidator(_as_path), AfterValidator(_as_socket)]
+Folders = Annotated[dict[str, Path], BeforeValidator(_as_folders)]
 Bind = Annotated[str, AfterValidator(_as_bind)]
 SiteId = Annotated[str, AfterValidator(_as_site_id)]
 GroupName = Annotated[str, AfterValidator(_as_group)]

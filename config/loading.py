@@ -24,6 +24,7 @@ from config.recipes import DEFAULT_RECIPE, PERSONAL, RECIPES, WITH_LORA_SERVER
 from config.settings import (
     SECTIONS,
     LearningSettings,
+    LibrarySettings,
     NegativesSettings,
     PrivacySettings,
     RetrievalSettings,
@@ -31,6 +32,7 @@ from config.settings import (
     RobustSettings,
     RoundsSettings,
     Settings,
+    SiteSettings,
     TrainingSettings,
 )
 from config.tables import Section
@@ -260,6 +262,9 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
             f"at most training.max_local_epochs = {training.max_local_epochs}",
             "lower it, or this site refuses the plans that it proposes itself",
         )
+    library, site = sections.get("library"), sections.get("site")
+    if isinstance(library, LibrarySettings) and isinstance(site, SiteSettings):
+        yield from _folder_problems(library, site)
     privacy = sections.get("privacy")
     if isinstance(privacy, PrivacySettings):
         yield from _privacy_problems(privacy, training)
@@ -284,6 +289,18 @@ def _contradictions(sections: dict[str, Section]) -> Iterator[Problem]:
                 str(retrieval.passage_tokens),
                 f"at most retriever.max_tokens - {_SPECIAL_TOKENS} = {room}",
                 "lower it or raise max_tokens, or the end of a passage is never embedded",
+            )
+
+
+def _folder_problems(library: LibrarySettings, site: SiteSettings) -> Iterator[Problem]:
+    """Folders that would have the daemon read what it writes itself."""
+    for name, path in library.folders.items():
+        if path.is_relative_to(site.state_dir) or site.state_dir.is_relative_to(path):
+            yield Problem(
+                f"library.folders.{name}",
+                _toml(path),
+                f"a folder apart from site.state_dir = {_toml(site.state_dir)}",
+                "choose another one: what the daemon writes is no document",
             )
 
 

@@ -17,6 +17,7 @@ from config.kinds import (
     Bits,
     EncoderName,
     FilePath,
+    Folders,
     GeneratorName,
     GroupName,
     LevelName,
@@ -113,6 +114,14 @@ class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen
     query_prompt: Prompt | None = None  # None: as the encoder's makers say
     passage_prompt: Prompt | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class LibrarySettings(Section):
+    """``[library]``: folders whose files the daemon reads by itself, by collection."""
+
+    folders: Folders = Field({})
+    vanished: Literal["remove", "keep"] = "remove"
+    scan_s: float = Field(60.0, ge=1, le=86_400)
 
 
 class RetrievalSettings(Section):
@@ -245,6 +254,7 @@ class Settings(Section):
     limits: LimitsSettings
     control: ControlSettings
     retriever: RetrieverSettings
+    library: LibrarySettings
     retrieval: RetrievalSettings
     training: TrainingSettings
     learning: LearningSettings

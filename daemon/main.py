@@ -49,6 +49,7 @@ from daemon.rounds.progress import ProgressBoard
 from daemon.rounds.work import Computing
 from daemon.services.collection import Collection, CollectionSettings, Listeners
 from daemon.services.curve import Curve
+from daemon.services.folders import WatchedFolders, Watching
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.negatives import AnsweringDesk, answering_desk
 from daemon.services.pair_maker import PairMaker, WriterSettings
@@ -169,8 +170,10 @@ class Daemon:
             tasks.append(group.create_task(self._spread(driver, transport, audit)))
             tasks.append(group.create_task(watch.run()))
             control = ControlSocket(self._settings.control.socket, self._settings.control.group)
-            await control.start(self._context(driver, workers, audit, curve, personaliser))
+            around = self._context(driver, workers, audit, curve, personaliser)
+            await control.start(around)
             stack.push_async_callback(control.stop)
+            tasks.append(group.create_task(around.services.folders.run()))
             self._ready = True
             self._notifier.ready(self._line(driver))
             log.info("ready", bind=self._settings.network.bind)
@@ -382,8 +385,9 @@ class Daemon:
         curve: Curve,
         personaliser: Personaliser,
     ) -> ServiceContext:
+        pairs, library = self._make_pairs(driver, workers), self._settings.library
         services = Services(
-            pairs=self._make_pairs(driver, workers),
+            pairs=pairs,
             curve=curve,
             embeddings=EmbeddingAudit(
                 retriever_spec(self._settings),
@@ -393,6 +397,14 @@ class Daemon:
                 self._settings.negatives.noise,
             ),
             personaliser=personaliser,
+            folders=WatchedFolders(
+                Watching(library.folders, library.vanished, library.scan_s),
+                collection=driver.collection,
+                pairs=pairs,
+                reading=workers.reading,
+                audit=audit,
+                changed=driver.readiness.refresh,
+            ),
         )
         return ServiceContext(
             driver=driver,

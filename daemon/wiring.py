@@ -48,6 +48,7 @@ class Workers:
     crypto: Worker
     auditing: Worker
     sharing: Worker
+    reading: Worker
 
     @classmethod
     def of(cls, threads: int) -> Workers:
@@ -61,12 +62,21 @@ class Workers:
             auditing=Worker("auditing", threads=threads, nice=15, forked=True, patience_s=5.0),
             # Peers' searches: never at a question's expense, and soon free of one that is lost.
             sharing=Worker("sharing", threads=1, nice=5, forked=True, patience_s=5.0),
+            # Watched folders, at nobody's expense.
+            reading=Worker("reading", threads=1, nice=10, forked=True, patience_s=5.0),
         )
 
     @property
     def all(self) -> tuple[Worker, ...]:
         """Each of them."""
-        return (self.learning, self.answering, self.crypto, self.auditing, self.sharing)
+        return (
+            self.learning,
+            self.answering,
+            self.crypto,
+            self.auditing,
+            self.sharing,
+            self.reading,
+        )
 
     async def stop(self) -> None:
         """End every worker process."""

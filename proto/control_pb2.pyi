@@ -1068,6 +1068,137 @@ class ShownPassage(_message.Message):
 Global___ShownPassage: _TypeAlias = ShownPassage  # noqa: Y015
 
 @_typing.final
+class FoldersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoldersRequest: _TypeAlias = FoldersRequest  # noqa: Y015
+
+@_typing.final
+class FoldersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDERS_FIELD_NUMBER: _builtins.int
+    VANISHED_FIELD_NUMBER: _builtins.int
+    SCAN_S_FIELD_NUMBER: _builtins.int
+    vanished: _builtins.str
+    """what becomes of documents whose files are gone: remove, keep"""
+    scan_s: _builtins.float
+    """seconds between two looks"""
+    @_builtins.property
+    def folders(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchedFolder]:
+        """by name"""
+
+    def __init__(
+        self,
+        *,
+        folders: _abc.Iterable[Global___WatchedFolder] | None = ...,
+        vanished: _builtins.str = ...,
+        scan_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folders", b"folders", "scan_s", b"scan_s", "vanished", b"vanished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoldersReply: _TypeAlias = FoldersReply  # noqa: Y015
+
+@_typing.final
+class WatchedFolder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    OTHER_KINDS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    NOT_READ_FIELD_NUMBER: _builtins.int
+    LOOKED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    LOOK_SECONDS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """the collection: what its documents' ids begin with"""
+    path: _builtins.str
+    """on this machine"""
+    files: _builtins.int
+    """of kinds that are read, at the last look"""
+    waiting: _builtins.int
+    """of these, being written: until the next look"""
+    other_kinds: _builtins.int
+    """that nothing here reads"""
+    refused: _builtins.int
+    """that were not read, or not all of them; links and folders, too"""
+    looked_unix_ms: _builtins.int
+    """when the last look ended; 0: there was none yet"""
+    look_seconds: _builtins.float
+    """that it took, without reading"""
+    trouble: _builtins.str
+    """why the folder is not looked into, or nothing is removed"""
+    reading: _builtins.bool
+    """a look is under way"""
+    @_builtins.property
+    def not_read(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileNotRead]:
+        """the first of these"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        files: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        other_kinds: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        not_read: _abc.Iterable[Global___FileNotRead] | None = ...,
+        looked_unix_ms: _builtins.int = ...,
+        look_seconds: _builtins.float = ...,
+        trouble: _builtins.str = ...,
+        reading: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "look_seconds", b"look_seconds", "looked_unix_ms", b"looked_unix_ms", "name", b"name", "not_read", b"not_read", "other_kinds", b"other_kinds", "path", b"path", "reading", b"reading", "refused", b"refused", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchedFolder: _TypeAlias = WatchedFolder  # noqa: Y015
+
+@_typing.final
+class FileNotRead(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """below the folder"""
+    cause: _builtins.str
+    """and what to do"""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileNotRead: _TypeAlias = FileNotRead  # noqa: Y015
+
+@_typing.final
 class RemoveDocumentsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

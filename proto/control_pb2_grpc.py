@@ -64,6 +64,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.ListDocumentsRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.ListDocumentsReply.FromString,
                 _registered_method=True)
+        self.Folders = channel.unary_unary(
+                '/hanse.control.v1.Control/Folders',
+                request_serializer=proto_dot_control__pb2.FoldersRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.FoldersReply.FromString,
+                _registered_method=True)
         self.ShowDocument = channel.unary_unary(
                 '/hanse.control.v1.Control/ShowDocument',
                 request_serializer=proto_dot_control__pb2.ShowDocumentRequest.SerializeToString,
@@ -187,6 +192,13 @@ class ControlServicer:
 
     def ListDocuments(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Folders(self, request, context):
+        """Watched folders, and what of them could not be read.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -338,6 +350,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ListDocuments,
                     request_deserializer=proto_dot_control__pb2.ListDocumentsRequest.FromString,
                     response_serializer=proto_dot_control__pb2.ListDocumentsReply.SerializeToString,
+            ),
+            'Folders': grpc.unary_unary_rpc_method_handler(
+                    servicer.Folders,
+                    request_deserializer=proto_dot_control__pb2.FoldersRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.FoldersReply.SerializeToString,
             ),
             'ShowDocument': grpc.unary_unary_rpc_method_handler(
                     servicer.ShowDocument,
@@ -587,6 +604,33 @@ class Control:
             '/hanse.control.v1.Control/ListDocuments',
             proto_dot_control__pb2.ListDocumentsRequest.SerializeToString,
             proto_dot_control__pb2.ListDocumentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Folders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hanse.control.v1.Control/Folders',
+            proto_dot_control__pb2.FoldersRequest.SerializeToString,
+            proto_dot_control__pb2.FoldersReply.FromString,
             options,
             channel_credentials,
             insecure,

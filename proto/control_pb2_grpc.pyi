@@ -44,6 +44,8 @@ class ControlStub:
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _grpc.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]
     ListDocuments: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListDocumentsRequest, _control_pb2.ListDocumentsReply]
+    Folders: _grpc.UnaryUnaryMultiCallable[_control_pb2.FoldersRequest, _control_pb2.FoldersReply]
+    """Watched folders, and what of them could not be read."""
     ShowDocument: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]
     RemoveDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
@@ -88,6 +90,8 @@ class ControlAsyncStub(ControlStub):
     """The whole chain of certificates, for a check by someone who trusts only the authority."""
     Ingest: _aio.StreamStreamMultiCallable[_control_pb2.IngestRequest, _control_pb2.IngestProgress]  # type: ignore[assignment]
     ListDocuments: _aio.UnaryUnaryMultiCallable[_control_pb2.ListDocumentsRequest, _control_pb2.ListDocumentsReply]  # type: ignore[assignment]
+    Folders: _aio.UnaryUnaryMultiCallable[_control_pb2.FoldersRequest, _control_pb2.FoldersReply]  # type: ignore[assignment]
+    """Watched folders, and what of them could not be read."""
     ShowDocument: _aio.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]  # type: ignore[assignment]
     RemoveDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]  # type: ignore[assignment]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
@@ -165,6 +169,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ListDocumentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ListDocumentsReply, _abc.Awaitable[_control_pb2.ListDocumentsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Folders(
+        self,
+        request: _control_pb2.FoldersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.FoldersReply, _abc.Awaitable[_control_pb2.FoldersReply]]:
+        """Watched folders, and what of them could not be read."""
 
     @_abc_1.abstractmethod
     def ShowDocument(

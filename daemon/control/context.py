@@ -8,7 +8,6 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before grpc, see there
 
 # isort: split
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from daemon.process.workers import Worker, WorkerCrashed
 from daemon.rounds.driver import Driver
 from daemon.services.collection import NotIndexedYet
 from daemon.services.curve import Curve
+from daemon.services.folders import WatchedFolders
 from daemon.services.inversion_audit import EmbeddingAudit
 from daemon.services.pair_maker import PairMaker
 from daemon.services.personaliser import Personaliser
@@ -72,6 +72,7 @@ class Services:
     curve: Curve
     embeddings: EmbeddingAudit
     personaliser: Personaliser
+    folders: WatchedFolders
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,11 @@ class ServiceContext:
 class Calls(rpc.ControlServicer):
     """What all topics of the control service share."""
 
-    def __init__(self, around: ServiceContext, actor: str, ingesting: asyncio.Lock) -> None:
-        """``ingesting`` is one for all users."""
+    def __init__(self, around: ServiceContext, actor: str) -> None:
         self._around = around
         self._driver = around.driver
         self._audit = around.audit
         self._actor = actor
-        self._ingesting = ingesting
 
     @asynccontextmanager
     async def _audited(

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final, cast
 
@@ -29,6 +30,8 @@ from daemon.library.readers.documents import (
     Span,
 )
 from daemon.process.streams import watched
+from daemon.services.collection import ChangeUnderWay
+from daemon.services.folders import FolderState
 from proto import control_pb2 as control
 
 _DATE: Final = re.compile(r"(\d{4}-\d{2}-\d{2})?")
@@ -49,9 +52,7 @@ class LibraryCalls(Calls):
         # Read before anything may refuse: whoever still sends would take a refusal for a
         # broken line, and not learn the reason.
         first = await anext(requests, control.IngestRequest())
-        if self._ingesting.locked():
-            await refuse(context, "an ingest or a removal is under way", "Wait until it has ended")
-        async with self._ingesting, self._audited(context, "ingest") as recorded:
+        async with self._changing(context), self._audited(context, "ingest") as recorded:
             state = control.IngestProgress()
             try:
                 async for step in self._ingested(
@@ -64,6 +65,16 @@ class LibraryCalls(Calls):
                     if state.documents_new + state.documents_changed:
                         self._driver.collection.refresh()
                     await self._driver.readiness.refresh()
+
+    @asynccontextmanager
+    async def _changing(self, context: Context) -> AsyncIterator[None]:
+        """One change of the library at a time: a second person's is refused."""
+        async with AsyncExitStack() as turn:
+            try:
+                await turn.enter_async_context(self._driver.collection.changes.asked_for())
+            except ChangeUnderWay as error:
+                await refuse(context, str(error))
+            yield
 
     async def _ingested(
         self,
@@ -155,14 +166,28 @@ class LibraryCalls(Calls):
             recorded["documents"] = 1
         return control.ShowDocumentReply(document=_stored(found[0]), passages=map(_shown, passages))
 
+    async def Folders(
+        self, _request: control.FoldersRequest, context: Context
+    ) -> control.FoldersReply:
+        """The watched folders, and what of them was not read; paths say what is in them."""
+        folders = self._around.services.folders
+        async with self._audited(context, "show-documents"):
+            found = [
+                (state, *await self._answered(context, folders.refused(state.folder.name)))
+                for state in folders.states
+            ]
+        return control.FoldersReply(
+            folders=[_folder(*one) for one in found],
+            vanished=folders.vanished,
+            scan_s=folders.scan_s,
+        )
+
     async def RemoveDocuments(
         self, request: control.RemoveDocumentsRequest, context: Context
     ) -> AsyncIterator[control.RemoveDocumentsProgress]:
         """Documents out, with what was made of them; then the index is made without them."""
-        if self._ingesting.locked():
-            await refuse(context, "an ingest or a removal is under way", "Wait until it has ended")
         collection, pairs = self._driver.collection, self._around.services.pairs
-        async with self._ingesting, self._audited(context, "remove") as recorded:
+        async with self._changing(context), self._audited(context, "remove") as recorded:
             known = await self._answered(context, collection.known(request.ids))
             unknown = sorted({*request.ids} - known)
             state = control.RemoveDocumentsProgress(unknown=unknown)
@@ -358,6 +383,32 @@ def _shown(passage: Passage) -> control.ShownPassage:
     return control.ShownPassage(
         text=passage.text, context=passage.context, kind=passage.kind, page=passage.page
     )
+
+
+def _folder(state: FolderState, refused: int, told: list[tuple[str, str]]) -> control.WatchedFolder:
+    """Of what was not read, files that are remembered first."""
+    looked = state.looked
+    not_read = [*told, *((one.name, one.cause) for one in looked.not_read)]
+    return control.WatchedFolder(
+        name=state.folder.name,
+        path=str(state.folder.path),
+        files=looked.seen,
+        waiting=len(looked.memory.waiting),
+        other_kinds=looked.other_kinds,
+        refused=refused + looked.not_read_count,
+        not_read=[
+            control.FileNotRead(path=_utf8(name), cause=_utf8(cause)) for name, cause in not_read
+        ],
+        looked_unix_ms=state.looked_unix_ms,
+        look_seconds=looked.seconds,
+        trouble=_utf8(state.trouble),
+        reading=state.reading,
+    )
+
+
+def _utf8(text: str) -> str:
+    """A file's name need not be UTF-8; a message's text has to."""
+    return text.encode(errors="replace").decode()
 
 
 def _citation(citation: Citation) -> control.Citation:

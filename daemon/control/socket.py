@@ -36,7 +36,6 @@ class ControlSocket:
         self._path = path
         self._group = group
         self._around: ServiceContext | None = None
-        self._ingesting = asyncio.Lock()
         self._credentials = PeerCredentials(self._serve)
         self._servers: list[grpc.aio.Server] = []
 
@@ -71,7 +70,7 @@ class ControlSocket:
                 ("grpc.max_send_message_length", control_socket.MESSAGE_BYTES),
             ],
         )
-        service = ControlService(self._around, f"uid:{uid}", self._ingesting)
+        service = ControlService(self._around, f"uid:{uid}")
         rpc.add_ControlServicer_to_server(service, server)
         # No TLS on purpose: its folder lets nobody in but this daemon.
         try:

@@ -80,6 +80,7 @@ class StatusCalls(Calls):
                 *filter(None, [driver.protocol.waiting_manifest, driver.unbooked.warning]),
                 *shut_out(driver.identity.site_id, driver.manifest, seen),
                 *unverified(driver.catch_up.unverified, driver.protocol.head_round, seen),
+                *around.services.folders.warnings,
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
             index_recall=driver.collection.index_recall,

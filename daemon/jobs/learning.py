@@ -32,7 +32,8 @@ from daemon.learning.options import (
 )
 from daemon.learning.retriever import training_data
 from daemon.learning.retriever.spec import RetrieverSpec
-from daemon.library.contents import IngestCounts, RemovedCounts
+from daemon.library.contents import IngestCounts, RemovedCounts, Splitter
+from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_pairs, training_set
@@ -78,22 +79,38 @@ def ingest(
     replace: bool = False,
 ) -> IngestCounts:
     """Put documents, cut into passages within ``passage_tokens``, and pairs into the library."""
-    from daemon.library.passages import SentenceSplitter
-
-    encoder = retriever_for(spec).encoder
-    budget = min(passage_tokens, encoder.passage_room)  # else its end would never be read
-    splitter = SentenceSplitter(encoder.count_tokens, budget)
     with Library.open(library_path) as library:
+        splitter = _splitter(spec, passage_tokens)
         counts = library.put_documents(documents, splitter=splitter, replace=replace)
         library.put_pairs(pairs)
     return counts
 
 
-def remove(library_path: Path, ids: Sequence[str]) -> RemovedCounts:
-    """Take documents out of the library, and every trace of their texts out of its files."""
+def put_files(
+    spec: RetrieverSpec, library_path: Path, read: FilesRead, passage_tokens: int
+) -> IngestCounts:
+    """Put what was read of a watched folder's files into the library, cut as for `ingest`."""
     with Library.open(library_path) as library:
-        removed = library.delete_documents(ids)
-        library.empty_log()
+        return library.put_files(read, splitter=_splitter(spec, passage_tokens))
+
+
+def _splitter(spec: RetrieverSpec, passage_tokens: int) -> Splitter:
+    from daemon.library.passages import SentenceSplitter
+
+    encoder = retriever_for(spec).encoder
+    budget = min(passage_tokens, encoder.passage_room)  # else its end would never be read
+    return SentenceSplitter(encoder.count_tokens, budget)
+
+
+def remove(library_path: Path, ids: Sequence[str], gone: FilesGone | None = None) -> RemovedCounts:
+    """Take documents out of the library, and every trace of their texts out of its files.
+
+    ``gone``: with the notes of these files.
+    """
+    with Library.open(library_path) as library:
+        removed = library.delete_documents(ids, gone)
+        if ids:  # also of documents that went before, when their log could not be emptied
+            library.empty_log()
     return removed
 
 

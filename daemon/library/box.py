@@ -93,14 +93,17 @@ class Boxes:
         """What is in the files, in their order; ``watch`` hears of bytes as they are read."""
         waiting = iter(files)
         begun: deque[tuple[Found, Connection] | FileProblem] = deque()
+        read = 0  # of these, files
         try:
             while True:
                 # All but the first wait for their turn, once they have told as much as a
                 # pipe holds: by then most have told everything.
-                while len(begun) < (os.cpu_count() or 1) and (file := next(waiting, None)):
-                    begun.append(
-                        file if isinstance(file, FileProblem) else (file, self._begin(file))
-                    )
+                while read < (os.cpu_count() or 1) and (file := next(waiting, None)):
+                    if isinstance(file, FileProblem):
+                        begun.append(file)
+                    else:
+                        begun.append((file, self._begin(file)))
+                        read += 1
                 if not begun:
                     return
                 first = begun[0]
@@ -109,6 +112,7 @@ class Boxes:
                 else:
                     with first[1]:
                         yield from self._whole(*first, watch)
+                    read -= 1
                 begun.popleft()
         finally:
             for one in begun:
@@ -130,7 +134,8 @@ class Boxes:
     def _begin(self, file: Found) -> Connection:
         if self._forks is None or not self._forks.alive:
             self._forks = _Forks()
-        return self._forks.begin([str(file.path), file.name, asdict(self._limits)])
+        below = str(file.below) if file.below is not None else ""
+        return self._forks.begin([str(file.path), file.name, below, asdict(self._limits)])
 
     def _told(
         self,
@@ -146,8 +151,14 @@ class Boxes:
         its_id = file.name if reader is not None and reader.named_by_file else None
         documents_told, problems = 0, 0
         names: set[str] = set()
+        asked = time.monotonic()
         try:
-            while (item := self._next(told, until)) is not None:
+            while True:
+                until += time.monotonic() - asked  # whoever listens may take their time
+                item = self._next(told, until)
+                asked = time.monotonic()
+                if item is None:
+                    break
                 if isinstance(item, int):
                     watch(item)
                 elif isinstance(item, Attached):
@@ -280,9 +291,10 @@ def main() -> None:
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            path, name, limits = json.loads(request)
+            path, name, below, limits = json.loads(request)
+            file = Found(Path(path), name, Path(below) if below else None)
             with Connection(told[0], readable=False) as connection:
-                _read(Found(Path(path), name), Limits(**limits), connection)
+                _read(file, Limits(**limits), connection)
             os._exit(0)
         os.close(told[0])
 

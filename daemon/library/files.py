@@ -7,9 +7,11 @@ What a file holds is looked at in a box (`box.py`), which calls `read_file`.
 
 from __future__ import annotations
 
+import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +99,14 @@ FILE_ENDINGS = tuple(ending for ending, reader in READERS.items() if reader.name
 
 @dataclass(frozen=True)
 class Found:
-    """A file to be read; ``name``: its path below the folder that was given."""
+    """A file to be read; ``name``: its path below the folder that was given.
+
+    ``below``: that folder, where no link is to be followed from there on (`open_below`).
+    """
 
     path: Path
     name: str
+    below: Path | None = None
 
     @property
     def size(self) -> int:
@@ -170,20 +176,54 @@ def read_file(
     ``watch``: as in `Source`.
     """
     try:
-        reader, size = _checked(file.path)
-        yield from reader.read(Source(file.path, file.name, size, watch))
+        with _openable(file) as path:
+            reader, size = _checked(file, path)
+            yield from reader.read(Source(path, file.name, size, watch))
     except Refused as refusal:
         yield FileProblem(str(file.path), str(refusal))
     except (OSError, EOFError, zlib.error) as error:
         yield FileProblem(str(file.path), cause_of(error))
 
 
-def _checked(path: Path) -> tuple[Reader, int]:
+@contextmanager
+def _openable(file: Found) -> Iterator[Path]:
+    """A path by which a file can be opened, by whatever library, again and again."""
+    if file.below is None:
+        yield file.path
+        return
+    descriptor = open_below(file.below, file.name)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def open_below(folder: Path, name: str) -> int:
+    """Open a file below a folder to read it, and follow no link from there on; its descriptor.
+
+    Step by step, for a link may be put in a folder's place while somebody looks: whoever may
+    write to a watched folder may not have the daemon read what lies outside. Raises OSError.
+    """
+    *folders, last = name.split("/")
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    at = os.open(folder, flags | os.O_DIRECTORY)
+    try:
+        for one in folders:
+            inner = os.open(one, flags | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = inner
+        # A pipe would keep whoever opens it waiting for somebody who writes to it.
+        return os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _checked(file: Found, path: Path) -> tuple[Reader, int]:
     """Who reads a file that may be opened, and its bytes; Refused for any other."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a pipe or device might never end
         raise Refused("not a regular file: give a file or a folder")
-    reader = reader_of(path)
+    reader = reader_of(file.path)
     if reader is None:
         raise Refused(f"not a kind of file that is read ({', '.join(SUFFIXES)}): skipped")
     if status.st_size == 0:

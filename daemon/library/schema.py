@@ -1,7 +1,8 @@
-"""The SQLite file of a library: its tables, how it is opened, its errors explained."""
+"""The SQLite file of a library: its tables, how it is opened and asked for words, its errors."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 
 _SCHEMA_VERSION = 2
 _BUSY_MS = 30_000
+_MAX_QUERY_TERMS = 128
+_TERM = re.compile(r"\w+")
 _WORDS = """
 CREATE VIRTUAL TABLE passage_words USING fts5(
   title, context, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
@@ -27,6 +30,24 @@ END;
 # Drawn anew whenever documents are removed; one row, or none. What was derived from the
 # library before may hold something of them.
 _REMOVAL = "CREATE TABLE removal (token BLOB NOT NULL);\n"
+_FILES = """
+CREATE TABLE file (                    -- of watched folders, as it was when it was read
+  collection TEXT NOT NULL,
+  path BLOB NOT NULL,                  -- below the folder, as the file system has it
+  size INTEGER NOT NULL,               -- -1: not read to its end
+  mtime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+  digest BLOB NOT NULL,                -- SHA-256 of its content
+  refused TEXT NOT NULL,               -- why it, or some of it, was not read; '': it was
+  PRIMARY KEY (collection, path)
+) WITHOUT ROWID;
+CREATE TABLE file_document (
+  collection TEXT NOT NULL, path BLOB NOT NULL, document_id TEXT NOT NULL,
+  current INTEGER NOT NULL,            -- 0: of a reading before the one under way
+  PRIMARY KEY (collection, path, document_id),
+  FOREIGN KEY (collection, path) REFERENCES file(collection, path) ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE INDEX file_document_id ON file_document(document_id);
+"""
 _SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
@@ -49,7 +70,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}CREATE TABLE feature (
+{_WORDS}{_FILES}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -69,7 +90,7 @@ CREATE TABLE query_feature (
 {_REMOVAL}"""
 
 
-# From format 1, which knew of no context and no place.
+# From format 1, which knew of no context, no place and no watched folder.
 _MIGRATION = """
 DROP TRIGGER passage_added;
 DROP TRIGGER passage_gone;
@@ -149,7 +170,7 @@ def _migrate(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)) as writing:
         try:
             writing.executescript(
-                f"BEGIN IMMEDIATE; {_MIGRATION} {_REMOVAL} {_WORDS} {_REBUILD}"
+                f"BEGIN IMMEDIATE; {_MIGRATION} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}"
                 f" PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
             )
         except sqlite3.OperationalError:
@@ -157,6 +178,21 @@ def _migrate(path: Path) -> None:
                 writing.execute("ROLLBACK")
             if _version(writing) != _SCHEMA_VERSION:  # else somebody was first
                 raise
+
+
+def words_query(text: str) -> str:
+    """An FTS5 expression that finds any word of ``text``; empty when it has none.
+
+    Each word becomes a quoted string, in which FTS5 knows no operators: a
+    question can't be read as a query language.
+    """
+    return " OR ".join(f'"{term}"' for term in terms_of(text))
+
+
+def terms_of(text: str) -> list[str]:
+    """The words of a question, in small letters, each once."""
+    terms = dict.fromkeys(match.group().lower() for match in _TERM.finditer(text))
+    return list(terms)[:_MAX_QUERY_TERMS]
 
 
 @contextmanager

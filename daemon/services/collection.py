@@ -9,7 +9,8 @@ background and swapped in at once: until then the old one answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -33,6 +34,7 @@ from daemon.library.contents import (
 )
 from daemon.library.dense.engines import LEAST_RECALL
 from daemon.library.dense.folder import IndexDamaged
+from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
@@ -59,6 +61,40 @@ _MISSES = (
     "take longer: if that is too long, look for passages that are there many times over, or train "
     "on: vectors that an untrained model scatters are hard to search"
 )
+
+
+class ChangeUnderWay(Exception):
+    """Somebody changes the library just now, and others are refused; the text says so."""
+
+
+class LibraryChanges:
+    """Changes to the library, one at a time: those that people ask for, and the daemon's own.
+
+    A person's ingest or removal may take long, and a second person is told so; what the
+    daemon does by itself is short, and waits.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False  # by a person
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def asked_for(self) -> AsyncIterator[None]:
+        """A person's change. Raises ChangeUnderWay where there is one already."""
+        if self._asked:
+            raise ChangeUnderWay("an ingest or a removal is under way\nWait until it has ended")
+        self._asked = True
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._asked = False
+
+    @asynccontextmanager
+    async def by_itself(self) -> AsyncIterator[None]:
+        """A change that nobody asked for: it waits for its turn."""
+        async with self._turn:
+            yield
 
 
 class NotIndexedYet(Exception):
@@ -100,6 +136,7 @@ class Collection:
         listeners: Listeners,
     ) -> None:
         self.library_path = state.library
+        self.changes = LibraryChanges()
         self.served_digest = b""
         self.served_index: Path | None = None  # its folder; None: none is open yet
         self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet
@@ -142,9 +179,22 @@ class Collection:
             replace,
         )
 
-    async def remove(self, ids: Sequence[str]) -> RemovedCounts:
-        """Take documents out, with their pairs. No answer cites them; `index` forgets them, too."""
-        return await self._learning.run(learning_jobs.remove, self.library_path, list(ids))
+    async def put_files(self, read: FilesRead) -> IngestCounts:
+        """Store what was read of a watched folder's files. `refresh` makes it findable."""
+        return await self._learning.run(
+            learning_jobs.put_files,
+            self._spec,
+            self.library_path,
+            read,
+            self._settings.passage_tokens,
+        )
+
+    async def remove(self, ids: Sequence[str], gone: FilesGone | None = None) -> RemovedCounts:
+        """Take documents out, with their pairs. No answer cites them; `index` forgets them, too.
+
+        ``gone``: with the notes of these files.
+        """
+        return await self._learning.run(learning_jobs.remove, self.library_path, list(ids), gone)
 
     async def index(self, listener: Callable[[object], None]) -> None:
         """Embed what is new, with progress, and wait until questions find it.

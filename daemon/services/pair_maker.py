@@ -20,6 +20,7 @@ from daemon.jobs.pairs import MadeOverview, PairCounts, PairPlan, PairProgress
 from daemon.learning.options import LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.contents import RemovedCounts
+from daemon.library.file_notes import FilesGone
 from daemon.process.streams import watched
 from daemon.process.workers import Worker
 from daemon.services.collection import Collection
@@ -145,18 +146,26 @@ class PairMaker:
             await self._answering.run(pairs.drop_pairs, self._path, how)
             await self._collection.recount()
 
-    async def remove(self, documents: Sequence[str]) -> RemovedCounts:
+    @property
+    def busy(self) -> bool:
+        """Whether pairs are being made or dropped, and `remove` refuses."""
+        return self._one_at_a_time.locked()
+
+    async def remove(
+        self, documents: Sequence[str], gone: FilesGone | None = None
+    ) -> RemovedCounts:
         """Remove documents, and forget what was made of them, before anything is made again.
 
-        Raises LearningError while pairs are being made, and nothing has happened then.
+        ``gone``: with the notes of these files. Raises LearningError while pairs are being
+        made, and nothing has happened then.
         """
-        if self._one_at_a_time.locked():
+        if self.busy:
             raise LearningError("pairs are being made: wait until that has ended, or end it")
         async with self._one_at_a_time:
             await self._answering.run(
                 pairs.forget_documents, self._path, self._replies, list(documents)
             )
-            return await self._collection.remove(documents)
+            return await self._collection.remove(documents, gone)
 
 
 async def _reported(

@@ -124,6 +124,32 @@ def test_lists_of_levels_and_of_collections(tmp_path: Path) -> None:
     ]
 
 
+def test_watched_folders_by_collection(tmp_path: Path) -> None:
+    text = '[library]\nscan_s = 5\n[library.folders]\ncontracts = "/srv/contracts/"\nb = "/srv/b"'
+    library = load(write(tmp_path, text)).library
+    assert library.folders == {"contracts": Path("/srv/contracts"), "b": Path("/srv/b")}
+    assert (library.vanished, library.scan_s) == ("remove", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("folders", "part"),
+    [
+        ("3", "a table of names and paths"),
+        ('{ "a/b" = "/srv/a" }', 'rename "a/b"'),
+        ('{ "" = "/srv/a" }', "names of 1 to 100 printable characters"),
+        ('{ a = "srv/a" }', "paths in quotes that begin with /; correct that of a"),
+        ("{ a = 3 }", "paths in quotes that begin with /"),
+        ('{ a = "/srv/a", b = "/srv/a/b/../c" }', "take out one of a and b"),
+        ('{ a = "/srv/a", b = "/srv/a" }', "take out one of a and b"),
+        ('{ a = "/var/lib/hanse/index" }', "what the daemon writes is no document"),
+        ('{ a = "/var" }', "a folder apart from site.state_dir"),
+    ],
+)
+def test_folders_that_can_not_be_watched(tmp_path: Path, folders: str, part: str) -> None:
+    (refusal,) = refusals(tmp_path, f"[library]\nfolders = {folders}")
+    assert part in refusal
+
+
 def test_settings_never_change_after_loading(tmp_path: Path) -> None:
     settings = load(write(tmp_path, ""))
     with pytest.raises(ValidationError):

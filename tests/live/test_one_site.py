@@ -28,13 +28,24 @@ pytestmark = [
 PROMPTS = {"query": "query: ", "passage": "passage: "}  # as E5 says it of itself
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that the daemon watches."""
+    return tmp_path_factory.mktemp("watched")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveFederation]:
+async def live(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> AsyncIterator[LiveFederation]:
     async with LiveFederation.start(
         tmp_path_factory.mktemp("alone"),
         ["elm"],
         without=["fir", "oak"],
-        tables={"retriever": {"personal": "mixture"}},
+        tables={
+            "retriever": {"personal": "mixture"},
+            "library": {"folders": {"watched": str(folder)}, "scan_s": 1},
+        },
         read_as={"config_sentence_transformers.json": {"prompts": PROMPTS}},
     ) as federation:
         give_validation_pairs(federation.sites["elm"].corpus)
@@ -170,6 +181,53 @@ async def test_a_removed_document_is_in_no_file_and_no_answer(
     code, _, err = await fedctl(site, "documents", "show", "vault.md")
     assert (code, "no document 'vault.md' here" in err) == (2, True), err
     await shown(site, "pairs", "drop", "--all")
+
+
+async def until_answered(site: LiveSite, question: str, said: str, *, there: bool = True) -> None:
+    """Ask until the answer says it, or says it no longer."""
+    async with asyncio.timeout(90):
+        while True:
+            asked = control.AskRequest(question=question, top_k=2)
+            answered = await site.stub.Ask(asked, timeout=60)
+            if (said in answered.answer) is there:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def test_a_watched_file_appears_changes_and_vanishes(site: LiveSite, folder: Path) -> None:
+    question, file = "which zephyrine is kept in the loft?", folder / "in" / "loft.md"
+    file.parent.mkdir()
+    (folder / "other.txt").write_text("Another file stays where it is.")
+    (folder / "bad.docx").write_text("no archive")
+    file.write_text("# The loft\n\nThe zephyrine kept in the loft is scarlet.")
+    await until_answered(site, question, "scarlet")
+    assert "watched/in/loft.md" in await shown(site, "documents", "list", "--below", "watched/")
+    file.write_text("# The loft\n\nThe zephyrine kept in the loft is emerald now.")
+    await until_answered(site, question, "emerald")
+    await until_answered(site, question, "scarlet", there=False)
+
+    told = json.loads(await shown(site, "documents", "folders", "--json"))["folders"]
+    assert [(one["name"], one["files"], one["refused"]) for one in told] == [("watched", 3, 1)]
+    assert [one["path"] for one in told[0]["not_read"]] == ["bad.docx"]
+    file.unlink()
+    await until_answered(site, question, "emerald", there=False)
+    assert holding(b"zephyrine", site.folder / "state" / "index") == set()
+
+    file.parent.rmdir()
+    away = await asyncio.to_thread(folder.rename, folder.with_name("away"))
+    async with asyncio.timeout(60):
+        while not (warnings := (await site.status()).warnings):
+            await asyncio.sleep(0.2)
+    assert "not there (any more); nothing that was read from it is removed" in warnings[0]
+    await asyncio.to_thread(away.rename, folder)
+    async with asyncio.timeout(60):
+        while (await site.status()).warnings:
+            await asyncio.sleep(0.2)
+    assert "watched/other.txt" in await shown(site, "documents", "list")
+    state = str(site.folder / "state")
+    entries = await shown(site, "audit", "show", "--state-dir", state, "--json")
+    assert '"documents_removed": 1' in entries
+    assert "loft" not in entries
 
 
 async def test_a_search_finds_what_an_answer_is_made_of(site: LiveSite) -> None:

@@ -40,6 +40,7 @@ class CannedDaemon(ControlServicer):
         self.refused_as = grpc.StatusCode.FAILED_PRECONDITION
         self.ingest_errors: list[str] = []
         self.documents = {"manuals/lift.txt", "manuals/lock.txt", "rules.md"}
+        self.folders: list[control.WatchedFolder] = []
         self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
             unit="this site",
@@ -180,6 +181,10 @@ class CannedDaemon(ControlServicer):
             control.ShownPassage(text="Part\tTons\nSill\t2", kind="table", page=4),
         ]
         return control.ShowDocumentReply(document=stored(request.id), passages=shown)
+
+    def Folders(self, request: Any, context: Any) -> control.FoldersReply:
+        self._hear(request, context)
+        return control.FoldersReply(folders=self.folders, vanished="remove", scan_s=60)
 
     def RemoveDocuments(
         self, request: Any, context: Any

@@ -344,7 +344,10 @@ def _toml(settings: dict[str, dict[str, Any]]) -> str:
     lines: list[str] = []
     for table, options in settings.items():
         lines.append(f"[{table}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+        for key, value in options.items():
+            inner = value.items() if isinstance(value, dict) else []
+            lines += [f"{key}.{name} = {json.dumps(part)}" for name, part in inner]
+            lines += [] if inner else [f"{key} = {json.dumps(value)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +24,12 @@ from daemon.fedctl.terminal.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from proto.control_pb2 import RemoveDocumentsProgress, ShowDocumentReply, StoredDocument
+    from proto.control_pb2 import (
+        FoldersReply,
+        RemoveDocumentsProgress,
+        ShowDocumentReply,
+        StoredDocument,
+    )
     from proto.control_pb2_grpc import ControlAsyncStub
 
 topic = typer.Typer(
@@ -62,6 +68,14 @@ def documents_show(
     """Show a document as it is searched: passage by passage."""
     reply = run(_shown(session, document))
     session.result(as_plain(reply), lambda console: _show(console, reply))
+
+
+@topic.command("folders")
+@command
+def documents_folders(session: Session) -> None:
+    """Show the watched folders: files seen, waiting, not read with cause, and the last look."""
+    reply = run(_folders(session))
+    session.result(as_plain(reply), lambda console: _show_folders(console, reply))
 
 
 @topic.command("remove")
@@ -145,6 +159,13 @@ async def _shown(session: Session, document: str) -> ShowDocumentReply:
         )
 
 
+async def _folders(session: Session) -> FoldersReply:
+    from proto.control_pb2 import FoldersRequest
+
+    async with connected(socket_path(session)) as daemon:
+        return await daemon.Folders(FoldersRequest(), timeout=ANSWERED_WITHIN_S)
+
+
 async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
     """All of them, some thousands a request; what was removed by then stays so on Ctrl-C."""
     from proto.control_pb2 import RemoveDocumentsProgress, RemoveDocumentsRequest
@@ -197,6 +218,34 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
         if above:
             console.print(plain_text(": ".join(above)), style="dim", soft_wrap=True)
         console.print(plain_text(passage.text), soft_wrap=True)
+
+
+def _show_folders(console: Console, reply: FoldersReply) -> None:
+    if not reply.folders:
+        console.print("no folder is watched: name some in library.folders (fedd.example.toml)")
+        return
+    table = columns("folder", "path", ">files", ">waiting", ">not read", "last look")
+    for one in reply.folders:
+        at = datetime.fromtimestamp(one.looked_unix_ms / 1000, UTC)
+        looked = f"{at:%Y-%m-%d %H:%M:%S} UTC" if one.looked_unix_ms else "none yet"
+        table.add_row(
+            plain_text(visible(one.name)),
+            plain_text(visible(one.path)),
+            str(one.files),
+            str(one.waiting),
+            str(one.refused),
+            "under way" if one.reading else looked,
+        )
+    console.print(table)
+    for one in reply.folders:
+        if one.trouble:
+            line = f"{visible(one.name)}: {visible(one.trouble)}"
+            console.print(plain_text(line), style="yellow", soft_wrap=True)
+        for file in one.not_read:
+            line = f"{visible(one.name)}/{visible(file.path)}: {visible(file.cause)}"
+            console.print(plain_text(line), soft_wrap=True)
+        if (more := one.refused - len(one.not_read)) > 0:
+            console.print(f"and {more} more in {visible(one.name)}", soft_wrap=True)
 
 
 def _show_removed(console: Console, removed: RemoveDocumentsProgress) -> None:

@@ -7,7 +7,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from daemon.library.readers import documents
@@ -30,6 +30,8 @@ STEP = 1 << 20  # bytes read at a time
 @dataclass(frozen=True)
 class Source:
     """A regular file that is not empty; ``name``: its path below the folder that was given.
+
+    ``path`` is where it is opened, and need not be called as it is.
 
     ``watch`` hears of the bytes that are read, as they lie on the disk, as ``size`` is, and
     of each block: whoever reads is alive.
@@ -110,7 +112,7 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
         # A page's first heading says less of a document than its file's name does.
         headings = (block.text for block in blocks if block.kind == "heading" and not block.page)
         heading = next(headings, "")
-        title = about.title or heading or source.path.stem
+        title = about.title or heading or PurePosixPath(source.name).stem
         text, spans = joined(blocks)
         if all(block == Block("text", block.text) for block in blocks):
             spans = ()  # they would say nothing

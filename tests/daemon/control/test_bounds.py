@@ -5,7 +5,6 @@ from __future__ import annotations
 import peers.link.tls13  # noqa: F401  before anything imports grpc
 
 # isort: split
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -128,7 +127,7 @@ async def test_a_choice_that_there_is_not_is_an_invalid_argument(
     settings.write_text("")
     around = SimpleNamespace(driver=None, audit=None, settings=load(settings))
     calls: Any = TrainingCalls
-    async with served(calls(around, "uid:0", asyncio.Lock()), tmp_path) as stub:
+    async with served(calls(around, "uid:0"), tmp_path) as stub:
         with pytest.raises(grpc.aio.AioRpcError, match=r"no recipe|no choice") as refused:
             await stub.Train(Train(rounds=1, **wish))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -38,7 +38,7 @@ async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Pat
         stack.callback(audit.close)
         around = cast(Any, SimpleNamespace(driver=driver, audit=audit))
         # mypy misses the other topics' methods, which are not asked.
-        calls = LibraryCalls(around, "uid:0", asyncio.Lock())  # type: ignore[abstract]
+        calls = LibraryCalls(around, "uid:0")  # type: ignore[abstract]
         call = calls.Ingest(one_batch_and_no_end(), cast(Any, None))
         assert (await anext(call)).pairs == 1
         assert driver.protocol._here.situation.num_examples == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daemon.fedctl.commands import documents
+from proto import control_pb2 as control
 from tests.support.canned_daemon import CannedDaemon
 from tests.support.command_line import Fedctl
 
@@ -33,6 +34,30 @@ def test_a_document_is_shown_passage_by_passage(fedctl: Fedctl, daemon: CannedDa
     assert out.index("page 3: Of locks") < out.index("Locks leak.") < out.index("page 4")
     assert "Part | Tons\nSill | 2" in out
     assert daemon.asked[0].id == "rules.md"
+
+
+def test_watched_folders_are_shown_with_what_was_not_read(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    assert "no folder is watched" in fedctl("documents", "folders").out
+    lamp = control.FileNotRead(path="lamp.docx", cause="damaged [or not]: save it anew")
+    daemon.folders = [
+        control.WatchedFolder(
+            name="contracts", path="/srv/contracts", files=40, waiting=1, refused=3,
+            not_read=[lamp], looked_unix_ms=1_700_000_000_000,
+        ),
+        control.WatchedFolder(name="letters", path="/srv/letters", trouble="not there"),
+    ]  # fmt: skip
+    lines = fedctl("documents", "folders").out.splitlines()
+    contracts = next(line for line in lines if "/srv/contracts" in line)
+    assert contracts.split()[:5] == ["contracts", "/srv/contracts", "40", "1", "3"]
+    assert contracts.strip().endswith("2023-11-14 22:13:20 UTC")
+    assert "contracts/lamp.docx: damaged [or not]: save it anew" in lines, lines
+    assert "and 2 more in contracts" in lines
+    assert "letters: not there" in lines
+    plain = fedctl("documents", "folders", "--json").object
+    assert plain["folders"][0]["not_read"] == [{"path": lamp.path, "cause": lamp.cause}]
+    assert plain["vanished"] == "remove"
 
 
 def test_what_is_removed_is_counted(fedctl: Fedctl, daemon: CannedDaemon) -> None:

@@ -99,7 +99,7 @@ async def listening(socket: Path, audit: EmbeddingAudit, log: AuditLog) -> Async
     services = SimpleNamespace(embeddings=audit)
     around = SimpleNamespace(driver=None, audit=log, services=services)
     server = grpc.aio.server()
-    service = ControlService(cast(ServiceContext, around), "uid:7", asyncio.Lock())
+    service = ControlService(cast(ServiceContext, around), "uid:7")
     add_ControlServicer_to_server(service, server)
     server.add_insecure_port(f"unix:{socket}")
     await server.start()

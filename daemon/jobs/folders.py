@@ -1,0 +1,274 @@
+"""The job of the reading worker: look through a watched folder, and read what has changed.
+
+It writes nothing: what it has read or found gone it hands to the daemon, a little at a time,
+and goes on when that is stored. So a look that is cut short, or killed, has stored what it had
+handed over, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from daemon.library.box import Boxes
+from daemon.library.file_notes import FileNote, FilePart, FilesGone, FilesRead, Stamp
+from daemon.library.files import Found, open_below
+from daemon.library.folders import (
+    Changes,
+    Folder,
+    Memory,
+    NotRead,
+    Tree,
+    cause_for_daemon,
+    changes,
+    held_back,
+    look,
+)
+from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
+from daemon.library.store import Library
+from daemon.process.workers import ask
+
+# Handed over at once: stored in one transaction, for which a training that has not begun waits.
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_ITEMS: Final = 500  # files, documents and pairs
+_GONE_AT_ONCE: Final = 1000
+_TOLD: Final = 100  # of what was not read
+_CAUSE: Final = 500  # characters
+
+_boxes = Boxes()  # begun with the first file, and over with this process
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look found; ``not_read``: the first of what no note tells of."""
+
+    memory: Memory
+    seen: int = 0  # files
+    other_kinds: int = 0
+    not_read: tuple[NotRead, ...] = ()
+    not_read_count: int = 0
+    trouble: str = ""  # why the folder was not looked into, or what is held back
+    seconds: float = 0.0
+
+
+def look_through(
+    folder: Folder,
+    library_path: Path,
+    before: Memory,
+    give: Callable[[FilesRead | FilesGone], object] = ask,
+    now_ns: Callable[[], int] = time.time_ns,
+) -> Looked:
+    """Look through a folder once, and ``give`` what changed. Raises LibraryError, and what it does.
+
+    ``before``: of the last look; none: the daemon has started since.
+    """
+    started = time.monotonic()
+    tree = look(folder.path)
+    with Library.open(library_path, read_only=True) as library:
+        notes = library.notes.of(folder.name)
+    found = changes(notes, tree, before, now_ns())
+    if tree.missing:
+        trouble = (
+            f"{tree.missing}; nothing that was read from it is removed meanwhile: mount its disk, "
+            "or correct library.folders and restart"
+        )
+        return Looked(Memory(), trouble=trouble, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    reading = _Reading(folder, tree, notes)
+    for batch in _batches(reading.parts(found.read)):
+        give(FilesRead(folder.name, tuple(batch)))
+    trouble, memory = _give_gone(folder, library_path, tree, found, (len(notes), before), give)
+    not_read = [*tree.problems, *reading.failed]
+    return Looked(
+        replace(memory, waiting={**found.waiting, **reading.changing}),
+        seen=len(tree.files),
+        other_kinds=tree.other_kinds,
+        not_read=tuple(not_read[:_TOLD]),
+        not_read_count=len(not_read),
+        trouble=trouble,
+        seconds=seconds,
+    )
+
+
+def _give_gone(
+    folder: Folder,
+    library_path: Path,
+    tree: Tree,
+    found: Changes,
+    noted: tuple[int, Memory],
+    give: Callable[[FilesRead | FilesGone], object],
+) -> tuple[str, Memory]:
+    """Hand over what is gone, or hold it back; why, and what the next look has to know."""
+    documents: dict[str, list[str]] = {}
+    if found.gone:
+        with Library.open(library_path, read_only=True) as library:
+            documents = library.notes.documents_of(folder.name, found.gone)
+    # What is here from nowhere else; a file of which nothing is here is forgotten in any case.
+    lasting = [name for name in found.gone if documents[name]]
+    trouble, memory = held_back(lasting, *noted[:1], tree, noted[1])
+    going = [name for name in found.gone if not (trouble and documents[name])]
+    for first in range(0, len(going), _GONE_AT_ONCE):
+        names = going[first : first + _GONE_AT_ONCE]
+        ids = [one for name in names for one in documents[name]]
+        give(FilesGone(folder.name, tuple(names), tuple(ids)))
+    return trouble, memory
+
+
+@dataclass
+class _UnderWay:
+    """A file that is read, and what was read of it since the part before."""
+
+    name: str
+    note: FileNote  # as it is when it is read to its end
+    first: bool = True
+    documents: list[Document] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether it is enough for a part."""
+        items = len(self.documents) + len(self.pairs)
+        return self.size >= _BATCH_BYTES or items >= _BATCH_ITEMS
+
+    def part(self, note: FileNote | None = None) -> FilePart:
+        """What was read; ``note``: with the last part."""
+        part = FilePart(self.name, note, tuple(self.documents), tuple(self.pairs), self.first)
+        self.documents, self.pairs, self.size, self.first = [], [], 0, False
+        return part
+
+
+_END: Final = FileProblem("", "")  # behind each file: boxes tell problems as they were given
+
+
+class _Reading:
+    """The reading of a look's files: what could not be opened, and what changed meanwhile."""
+
+    def __init__(self, folder: Folder, tree: Tree, notes: dict[str, FileNote]) -> None:
+        self.failed: list[NotRead] = []
+        self.changing: dict[str, Stamp] = {}
+        self._folder = folder
+        self._tree = tree
+        self._notes = notes
+        self._begun: deque[_UnderWay] = deque()
+
+    def parts(self, names: Sequence[str]) -> Iterator[FilePart]:
+        """What is in the files. One that can't be opened is tried again with each look."""
+        for item in _boxes.read(self._opened(names)):
+            file = self._begun[0]
+            if item is _END:
+                self._begun.popleft()
+                yield from self._ended(file)
+            else:
+                self._take(file, item)
+                if file.large:
+                    yield file.part()
+
+    def _opened(self, names: Sequence[str]) -> Iterator[Found | FileProblem]:
+        """The files, each with its end behind it; some are opened while others are read."""
+        folder = self._folder.path
+        for name in names:
+            try:
+                stamp, digest = _seen(folder, name)
+            except FileNotFoundError:
+                continue  # gone meanwhile: the next look will find it so
+            except OSError as error:
+                self.failed.append(NotRead(name, cause_for_daemon(error)))
+                continue
+            if stamp != self._tree.files[name]:
+                self.changing[name] = stamp
+                continue
+            before = self._notes.get(name)
+            # What it was is what it is: only its note changes.
+            same = before is not None and before.digest == digest and not before.refused
+            self._begun.append(_UnderWay(name, FileNote(stamp, digest), first=not same))
+            if not same:
+                yield Found(folder / name, name, below=folder)
+            yield _END
+
+    def _take(self, file: _UnderWay, item: Item) -> None:
+        prefix = f"{self._folder.name}/"
+        if isinstance(item, FileProblem):
+            file.causes.append(_cause(item, self._folder.path / file.name))
+        elif isinstance(item, Pair):
+            named = tuple(prefix + one for one in item.positives)
+            file.pairs.append(replace(item, positives=named))
+            file.size += len(item.query) + sum(map(len, named))
+        elif len(prefix) + len(item.id) > MAX_ID:
+            file.causes.append(f"an id or path longer than {MAX_ID} characters: shorten it")
+        else:
+            file.documents.append(replace(item, id=prefix + item.id))
+            file.size += len(item.text)
+
+    def _ended(self, file: _UnderWay) -> Iterator[FilePart]:
+        """The last part of a file, if it did not change while it was read."""
+        try:
+            stamp = _stamp_of(self._folder.path, file.name)
+        except OSError:
+            return  # gone meanwhile, or another in its place: the next look sees
+        if stamp != file.note.stamp:
+            self.changing[file.name] = stamp
+            return
+        refused = file.causes[0][:_CAUSE] if file.causes else ""
+        if len(file.causes) > 1:
+            refused += f" (and {len(file.causes) - 1} more)"
+        yield file.part(replace(file.note, refused=refused))
+
+
+def _cause(problem: FileProblem, path: Path) -> str:
+    """In a line, without the file's own name, which stands beside it."""
+    inner = "" if problem.path == str(path) else Path(problem.path).name
+    return str(replace(problem, path=inner)).lstrip(":, ")
+
+
+def _seen(folder: Path, name: str) -> tuple[Stamp, bytes]:
+    """How a file is, and the SHA-256 of its content. Raises OSError."""
+    with os.fdopen(open_below(folder, name), "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+        return _stamp(os.fstat(file.fileno())), digest
+
+
+def _stamp_of(folder: Path, name: str) -> Stamp:
+    descriptor = open_below(folder, name)
+    try:
+        return _stamp(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _batches(parts: Iterator[FilePart]) -> Iterator[list[FilePart]]:
+    """As many as are stored at once; what was read is never held back for long."""
+    batch: list[FilePart] = []
+    size = items = 0
+    for part in parts:
+        batch.append(part)
+        size += sum(len(one.text) for one in part.documents)
+        items += 1 + len(part.documents) + len(part.pairs)
+        if size >= _BATCH_BYTES or items >= _BATCH_ITEMS:
+            yield batch
+            batch, size, items = [], 0, 0
+    if batch:
+        yield batch
+
+
+def forget_other_folders(library_path: Path, watched: Sequence[str]) -> None:
+    """As `Library.forget_other_folders`."""
+    with Library.open(library_path) as library:
+        library.forget_other_folders(watched)
+
+
+def refused(library_path: Path, collection: str) -> tuple[int, list[tuple[str, str]]]:
+    """How many of a folder's files were refused, and the first of them with their causes."""
+    with Library.open(library_path, read_only=True) as library:
+        return library.notes.refused(collection, _TOLD)

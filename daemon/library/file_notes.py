@@ -1,0 +1,183 @@
+"""What is kept of the files of watched folders: how each was when it was read, and what it became.
+
+The notes lie in the library's file, so that a file's documents and its note change in one
+transaction (`Library.put_files`, `Library.delete_documents`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.library.readers.documents import Document, Pair
+from daemon.library.schema import explained
+
+_UNFINISHED = -1  # bytes: no file has so many, so it is read again
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """By what a file is seen to have changed; ``mtime_ns``: nanoseconds since 1970."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class FileNote:
+    """A file as it was read; ``refused``: why it, or some of it, was not."""
+
+    stamp: Stamp
+    digest: bytes  # SHA-256 of its content
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """What was read of a file. A large one comes in several parts, in order.
+
+    ``note`` comes with the last part. One that is not the first and has nothing in it
+    changes the note alone.
+    """
+
+    name: str  # path below the folder
+    note: FileNote | None = None
+    documents: tuple[Document, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    first: bool = True
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    """Parts of files of one collection, which are stored together."""
+
+    collection: str
+    parts: tuple[FilePart, ...]
+
+
+@dataclass(frozen=True)
+class FilesGone:
+    """Files of one collection that are no longer there; ``documents``: what goes with them."""
+
+    collection: str
+    names: tuple[str, ...]
+    documents: tuple[str, ...]
+
+
+class FileNotes:
+    """The notes in an open library. What writes is the library's to call, in a transaction."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+
+    # ---- reading ---------------------------------------------------------------
+
+    def of(self, collection: str) -> dict[str, FileNote]:
+        """By path below the folder."""
+        with explained(self._path):
+            rows = self._db.execute(
+                "SELECT path, size, mtime_ns, inode, digest, refused FROM file"
+                " WHERE collection = ?",
+                (collection,),
+            )
+            return {
+                os.fsdecode(path): FileNote(Stamp(size, mtime_ns, inode), digest, refused)
+                for path, size, mtime_ns, inode, digest, refused in rows
+            }
+
+    def refused(self, collection: str, limit: int) -> tuple[int, list[tuple[str, str]]]:
+        """How many files were refused, and the first of them by path, each with its cause."""
+        where = " FROM file WHERE collection = ? AND refused != ''"
+        with explained(self._path):
+            ((count,),) = self._db.execute("SELECT count(*)" + where, (collection,))
+            rows = self._db.execute(
+                "SELECT path, refused" + where + " ORDER BY path LIMIT ?", (collection, limit)
+            )
+            return count, [(os.fsdecode(path), refused) for path, refused in rows]
+
+    def documents_of(self, collection: str, names: Sequence[str]) -> dict[str, list[str]]:
+        """Ids of the documents here that come from these files alone, by file."""
+        keys = {name: (collection, os.fsencode(name)) for name in names}
+        these = set(keys.values())
+        found: dict[str, list[str]] = {}
+        with explained(self._path):
+            for name, key in keys.items():
+                rows = self._db.execute(
+                    "SELECT f.document_id FROM file_document f"
+                    " JOIN document d ON d.id = f.document_id"
+                    " WHERE f.collection = ? AND f.path = ?",
+                    key,
+                )
+                ids = [document_id for (document_id,) in rows]
+                found[name] = [one for one in ids if these.issuperset(self.owners(one))]
+        return found
+
+    def owners(self, document_id: str) -> list[tuple[str, bytes]]:
+        """The files that a document comes from: collection and path."""
+        return self._db.execute(
+            "SELECT collection, path FROM file_document WHERE document_id = ?", (document_id,)
+        ).fetchall()
+
+    # ---- writing ---------------------------------------------------------------
+
+    def put(self, collection: str, part: FilePart) -> list[str]:
+        """Note a part of a file; the documents that came from it before, and do so no longer.
+
+        Of a file that nothing could be read of, its documents stay as they were.
+        """
+        key = (collection, os.fsencode(part.name))
+        if part.first:
+            self._note(key, FileNote(Stamp(_UNFINISHED, 0, 0), b""))
+            self._mark(key, 0)
+        self._db.executemany(
+            "INSERT OR REPLACE INTO file_document VALUES (?, ?, ?, 1)",
+            [(*key, document.id) for document in part.documents],
+        )
+        if part.note is None:
+            return []
+        self._note(key, part.note)
+        rows = self._db.execute(
+            "SELECT document_id, current FROM file_document WHERE collection = ? AND path = ?", key
+        ).fetchall()
+        if part.note.refused and not any(current for _, current in rows):
+            self._mark(key, 1)
+            return []
+        self._db.execute(
+            "DELETE FROM file_document WHERE collection = ? AND path = ? AND current = 0", key
+        )
+        return [one for one, current in rows if not current]
+
+    def _note(self, key: tuple[str, bytes], note: FileNote) -> None:
+        stamp = note.stamp
+        self._db.execute(
+            "INSERT INTO file(collection, path, size, mtime_ns, inode, digest, refused)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT(collection, path) DO UPDATE SET"
+            " size = ?3, mtime_ns = ?4, inode = ?5, digest = ?6, refused = ?7",
+            (*key, stamp.size, stamp.mtime_ns, stamp.inode, note.digest, note.refused),
+        )
+
+    def _mark(self, key: tuple[str, bytes], current: int) -> None:
+        self._db.execute(
+            "UPDATE file_document SET current = ?3 WHERE collection = ?1 AND path = ?2",
+            (*key, current),
+        )
+
+    def forget(self, collection: str, names: Sequence[str]) -> None:
+        """Drop the notes of these files."""
+        self._db.executemany(
+            "DELETE FROM file WHERE collection = ? AND path = ?",
+            [(collection, os.fsencode(name)) for name in names],
+        )
+
+    def forget_all_but(self, collections: Sequence[str]) -> None:
+        """Drop the notes of folders that are watched no longer; their documents stay."""
+        self._db.execute(
+            "DELETE FROM file WHERE collection NOT IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(collections)),),
+        )

@@ -1,0 +1,181 @@
+"""Watched folders: what a look finds in one, and what follows from it.
+
+A look asks for each file's name, size and times and opens none. What it does then is decided
+here, from the notes of what was read before (`FileNote`) and from the look before (`Memory`):
+
+- a file is read when its size, its time of change or its inode is another than noted. One that
+  changed within the last two seconds, or whose size is another than when it last had to
+  wait, is being written, and waits for the next look;
+- what is noted and no longer there is gone, unless the folder that it lay in could not be
+  looked into;
+- a folder that is not there, or in which no file is left, may be a disk that is not mounted:
+  nothing is taken to be gone;
+- where more than half of the files are gone, and ten or more, three further looks have to find
+  the same before they are.
+
+No link is followed: whoever may write to a folder could have the daemon read what only it may.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.library.file_notes import FileNote, Stamp
+from daemon.library.files import SUFFIXES
+
+_SETTLED_NS = 2_000_000_000
+_FEW = 10  # files, which people do remove at once
+_AGREEING = 3  # further looks
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that is watched; its name is the collection of what is in it."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class NotRead:
+    """Something below a folder that was not read, and why; ``name``: its path there."""
+
+    name: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What is in a folder: files that may be read, by their path below it."""
+
+    files: Mapping[str, Stamp] = field(default_factory=dict)
+    other_kinds: int = 0  # files that no reader is for
+    problems: tuple[NotRead, ...] = ()
+    unseen: tuple[str, ...] = ()  # folders that could not be looked into, with a / behind each
+    missing: str = ""  # why the folder itself can't be looked into
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one look tells the next."""
+
+    waiting: Mapping[str, Stamp] = field(default_factory=dict)
+    gone: bytes = b""  # a digest of what was gone, where that was held back
+    agreed: int = 0  # looks that found the same after that
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a look found changed, by path below the folder."""
+
+    read: tuple[str, ...]
+    waiting: Mapping[str, Stamp]
+    gone: tuple[str, ...]
+
+
+# ---- looking ---------------------------------------------------------------------
+
+
+def look(folder: Path) -> Tree:
+    """Look through a folder and the folders in it. Hidden files are passed over."""
+    files: dict[str, Stamp] = {}
+    problems: list[NotRead] = []
+    unseen: list[str] = []
+    waiting = [""]
+    other_kinds = 0
+    while waiting:
+        below = waiting.pop()
+        try:
+            for entry in _entries(folder / below):
+                name = below + entry.name
+                if entry.is_symlink():
+                    problems.append(NotRead(name, "a link: put there what it leads to"))
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{name}/")
+                elif not entry.name.lower().endswith(SUFFIXES):
+                    other_kinds += 1
+                elif not stat.S_ISREG((status := entry.stat(follow_symlinks=False)).st_mode):
+                    problems.append(NotRead(name, "not a regular file: it is not opened"))
+                else:
+                    files[name] = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+        except OSError as error:
+            if not below:
+                return Tree(missing=cause_for_daemon(error))
+            # Also one that went while it was looked into: the next look knows.
+            unseen.append(below)
+            problems.append(NotRead(below, cause_for_daemon(error)))
+    return Tree(files, other_kinds, tuple(problems), tuple(unseen))
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What is not hidden there. Raises OSError."""
+    with os.scandir(folder) as entries:
+        yield from (entry for entry in entries if not entry.name.startswith("."))
+
+
+def cause_for_daemon(error: OSError) -> str:
+    """One line for what the system said to the daemon, with what to do."""
+    if isinstance(error, PermissionError):
+        return "permission denied: let the daemon's user read it, and enter the folders above it"
+    if isinstance(error, FileNotFoundError):
+        return "not there (any more)"
+    return error.strerror or str(error)
+
+
+# ---- deciding --------------------------------------------------------------------
+
+
+def changes(notes: Mapping[str, FileNote], tree: Tree, before: Memory, now_ns: int) -> Changes:
+    """What is to be read, what waits, and what is gone; of a missing folder nothing."""
+    read: list[str] = []
+    waiting: dict[str, Stamp] = {}
+    for name, stamp in tree.files.items():
+        note = notes.get(name)
+        if note is not None and note.stamp == stamp:
+            continue
+        if _settled(stamp, before.waiting.get(name), now_ns):
+            read.append(name)
+        else:
+            waiting[name] = stamp
+    gone: list[str] = []
+    if not tree.missing:
+        gone = [n for n in notes if n not in tree.files and not n.startswith(tree.unseen)]
+    return Changes(tuple(sorted(read)), waiting, tuple(sorted(gone)))
+
+
+def _settled(stamp: Stamp, before: Stamp | None, now_ns: int) -> bool:
+    """Whether nobody writes to the file any more, as far as can be seen."""
+    if before is not None and before.size != stamp.size:
+        return False
+    if stamp.mtime_ns > now_ns:  # of a clock that is ahead: two looks have to agree
+        return before == stamp
+    return now_ns - stamp.mtime_ns >= _SETTLED_NS
+
+
+def held_back(gone: Sequence[str], noted: int, tree: Tree, before: Memory) -> tuple[str, Memory]:
+    """Why files that are gone are not taken for that yet, "" if they are; for the next look.
+
+    ``gone``: those of ``noted`` files that documents are here from. What waits is not told.
+    """
+    if not gone:
+        return "", Memory()
+    if not tree.files:
+        return (
+            f"no file is left in it, and {len(gone)} were read from it: nothing is removed, for "
+            "a disk may not be mounted; if it is meant, remove them with `fedctl documents remove`"
+        ), Memory()
+    if len(gone) < _FEW or 2 * len(gone) <= noted:
+        return "", Memory()
+    digest = hashlib.sha256("\0".join(gone).encode(errors="surrogateescape")).digest()
+    agreed = before.agreed + 1 if digest == before.gone else 0
+    if agreed >= _AGREEING:
+        return "", Memory()
+    return (
+        f"{len(gone)} of {noted} files are gone at once: nothing is removed until "
+        f"{_AGREEING - agreed} more looks find the same, for a disk may not be mounted"
+    ), Memory(gone=digest, agreed=agreed)

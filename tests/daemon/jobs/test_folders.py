@@ -1,0 +1,380 @@
+"""Looks through a real folder into a real library: what is stored, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from email.message import EmailMessage
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from daemon.jobs import folders
+from daemon.jobs.folders import Looked, look_through
+from daemon.library.file_notes import FilesGone, FilesRead
+from daemon.library.folders import Folder, Memory, look
+from daemon.library.passages import SentenceSplitter
+from daemon.library.readers.documents import Pair
+from daemon.library.schema import LibraryError
+from daemon.library.store import Library
+from daemon.process import faultpoints
+
+SPLITTER = SentenceSplitter(lambda text: len(text.split()), 50)
+LATER = 10_000_000_000  # ns: nothing is being written any more
+
+
+class Site:
+    """A watched folder and the library that it becomes; the daemon's part done in place."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = Folder("contracts", root / "folder")
+        self.folder.path.mkdir(exist_ok=True)
+        self.library = root / "library.sqlite3"
+        self.memory = Memory()
+        self.given: list[FilesRead | FilesGone] = []
+        Library.open(self.library).close()
+
+    def give(self, item: FilesRead | FilesGone) -> None:
+        self.given.append(item)
+        with Library.open(self.library) as library:
+            if isinstance(item, FilesRead):
+                library.put_files(item, splitter=SPLITTER)
+            else:
+                library.delete_documents(item.documents, item)
+
+    def look(self, later: int = LATER) -> Looked:
+        self.given = []
+        now = max((f.stat().st_mtime_ns for f in self.folder.path.rglob("*")), default=0) + later
+        looked = look_through(
+            self.folder, self.library, self.memory, give=self.give, now_ns=lambda: now
+        )
+        self.memory = looked.memory
+        return looked
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        path = self.folder.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    def texts(self) -> dict[str, str]:
+        with Library.open(self.library, read_only=True) as library:
+            return {one.document_id: one.text for one in library.passages()}
+
+    def refused(self) -> dict[str, str]:
+        with Library.open(self.library, read_only=True) as library:
+            return dict(library.notes.refused("contracts", 100)[1])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def boxes() -> Iterator[None]:
+    """Where files are read is over with these tests, not with their process."""
+    with folders._boxes:
+        yield
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_file_appears_changes_moves_and_vanishes(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope is tarred.")
+    site.write("in/sail.txt", "Flax makes a sail.")
+    assert site.look().seen == 2
+    assert site.texts() == {
+        "contracts/rope.txt": "Hemp rope is tarred.",
+        "contracts/in/sail.txt": "Flax makes a sail.",
+    }
+    with Library.open(site.library, read_only=True) as library:
+        (rope,) = library.documents("contracts/rope", "", 9)
+    assert rope.source == str(site.folder.path / "rope.txt")
+    site.look()
+    assert site.given == [], "nothing has changed"
+
+    site.write("rope.txt", "Hemp rope is tarred twice.")
+    site.look()
+    assert site.texts()["contracts/rope.txt"] == "Hemp rope is tarred twice."
+    assert len(site.given) == 1
+
+    (site.folder.path / "in" / "sail.txt").rename(site.folder.path / "mainsail.txt")
+    site.look()
+    assert set(site.texts()) == {"contracts/rope.txt", "contracts/mainsail.txt"}
+
+    (site.folder.path / "rope.txt").unlink()
+    site.look()
+    assert set(site.texts()) == {"contracts/mainsail.txt"}
+
+
+def test_a_file_that_was_only_touched_is_not_read_again(site: Site) -> None:
+    path = site.write("rope.txt", "Hemp rope is tarred.")
+    site.look()
+    os.utime(path, (1, 1))
+    site.look()
+    (item,) = site.given
+    assert isinstance(item, FilesRead)
+    assert [part.documents for part in item.parts] == [()]
+    assert "contracts/rope.txt" in site.texts()
+    site.look()
+    assert site.given == [], "its new time is noted"
+
+
+def test_a_file_that_is_being_written_waits(site: Site) -> None:
+    site.write("rope.txt", "Hemp ro")
+    assert len(site.look(later=1_000_000_000).memory.waiting) == 1
+    assert site.texts() == {}
+    site.write("rope.txt", "Hemp rope is tarred.")
+    assert len(site.look().memory.waiting) == 1, "it has grown"
+    site.look()
+    assert site.texts() == {"contracts/rope.txt": "Hemp rope is tarred."}
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = site.write("rope.txt", "Hemp rope is tarred.")
+    from daemon.library.box import Boxes
+
+    read = Boxes.read
+
+    def disturbed(boxes: Boxes, *args: object) -> object:
+        items = list(read(boxes, *args))  # type: ignore[arg-type]
+        path.write_text("Hemp")
+        return iter(items)
+
+    monkeypatch.setattr(Boxes, "read", disturbed)
+    assert list(site.look().memory.waiting) == ["rope.txt"]
+    assert site.texts() == {}
+    monkeypatch.undo()
+    site.look()
+    assert site.texts() == {"contracts/rope.txt": "Hemp"}
+
+
+def test_a_refused_file_is_remembered_until_it_is_mended(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    site.write("lamp.docx", b"no archive")
+    site.look()
+    assert set(site.refused()) == {"lamp.docx"}
+    site.look()
+    assert site.given == [], "it is not read again and again"
+    site.write("rope.txt", "")
+    site.look()
+    assert site.refused()["rope.txt"].startswith("empty file")
+    assert site.texts() == {"contracts/rope.txt": "Hemp rope."}, "what it was stays"
+    site.write("rope.txt", "Wire rope.")
+    (site.folder.path / "lamp.docx").unlink()
+    site.look()
+    assert (site.refused(), site.texts()) == ({}, {"contracts/rope.txt": "Wire rope."})
+
+
+def test_a_letter_that_loses_its_attachment_loses_that_document(site: Site) -> None:
+    letter = EmailMessage()
+    letter["Subject"] = "The lamp"
+    letter.set_content("The lamp burns oil.")
+    bare = letter.as_bytes()
+    letter.add_attachment("It is trimmed daily.", filename="trim.txt")
+    site.write("letter.eml", letter.as_bytes())
+    site.look()
+    assert set(site.texts()) == {"contracts/letter.eml", "contracts/letter.eml/trim.txt"}
+    site.write("letter.eml", bare)
+    site.look()
+    assert set(site.texts()) == {"contracts/letter.eml"}
+
+
+def test_records_and_pairs_are_called_after_the_folder(site: Site) -> None:
+    lines: list[dict[str, Any]] = [
+        {"id": str(n), "title": "", "text": f"Entry {n}."} for n in range(1200)
+    ]
+    lines.append({"query": "Which entry?", "positives": ["7"]})
+    site.write("all.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    site.look()
+    assert len(site.given) == 3, "a large file comes in several parts"
+    assert len(site.texts()) == 1200
+    with Library.open(site.library, read_only=True) as library:
+        assert library.pairs("train") == [Pair("Which entry?", ("contracts/7",), "train")]
+    site.write("all.jsonl", json.dumps(lines[7]) + "\n")
+    site.look()
+    assert site.texts() == {"contracts/7": "Entry 7."}
+
+
+def test_a_document_that_moves_to_another_file_stays(site: Site) -> None:
+    line = json.dumps({"id": "x", "title": "", "text": "Entry."}) + "\n"
+    other = json.dumps({"id": "y", "title": "", "text": "Other."}) + "\n"
+    site.write("a.jsonl", line)
+    site.look()
+    site.write("a.jsonl", other)
+    site.write("b.jsonl", line)
+    site.look()
+    assert set(site.texts()) == {"contracts/x", "contracts/y"}
+    (site.folder.path / "a.jsonl").write_text(line)
+    site.look()
+    (site.folder.path / "b.jsonl").unlink()
+    site.look()
+    assert set(site.texts()) == {"contracts/x"}, "the other file has it, too"
+
+
+def test_a_link_put_in_a_files_place_is_not_followed(site: Site, tmp_path: Path) -> None:
+    """Between the look and the reading, too: the look has seen a file there."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "a.txt").write_text("The key is under the mat.")
+    inner = site.write("in/a.txt", "Harmless.").parent
+
+    def swapped(path: Path) -> object:
+        tree = look(path)
+        inner.rename(site.folder.path / ".aside")
+        inner.symlink_to(tmp_path / "secret")
+        return tree
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("daemon.jobs.folders.look", swapped)
+        found = site.look()
+    assert site.texts() == {}
+    assert [one.name for one in found.not_read] == ["in/a.txt"]
+    inner.unlink()
+    (site.folder.path / ".aside").rename(inner)
+    assert site.look().not_read == (), "what could not be opened is tried again"
+    assert site.texts() == {"contracts/in/a.txt": "Harmless."}
+
+
+def test_a_folder_that_is_missing_or_emptied_removes_nothing(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    site.look()
+    site.folder.path.rename(site.folder.path.with_name("away"))
+    assert "not there (any more); nothing" in site.look().trouble
+    site.folder.path.mkdir()
+    assert "no file is left in it, and 1 were read" in site.look().trouble
+    assert set(site.texts()) == {"contracts/rope.txt"}
+    with Library.open(site.library) as library:
+        library.delete_documents(["contracts/rope.txt"])
+    assert site.look().trouble == "", "a person has removed it: there is nothing to hold"
+    with Library.open(site.library, read_only=True) as library:
+        assert library.notes.of("contracts") == {}
+
+
+def test_a_document_that_a_person_removed_comes_back_when_it_changes(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    site.write("sail.txt", "A sail.")
+    site.look()
+    with Library.open(site.library) as library:
+        library.delete_documents(["contracts/rope.txt"])
+    site.look()
+    assert set(site.texts()) == {"contracts/sail.txt"}
+    site.write("rope.txt", "Wire rope.")
+    site.look()
+    assert set(site.texts()) == {"contracts/sail.txt", "contracts/rope.txt"}
+
+
+def test_a_folder_that_is_watched_no_longer_leaves_its_documents(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    site.look()
+    with Library.open(site.library) as library:
+        library.forget_other_folders(["letters"])
+        assert library.notes.of("contracts") == {}
+    assert set(site.texts()) == {"contracts/rope.txt"}
+
+
+# ---- a kill in the midst of it ------------------------------------------------
+
+
+def everything(library: Path) -> tuple[object, ...]:
+    """Documents, passages and notes, without what differs from one reading to another."""
+    with Library.open(library, read_only=True) as one:
+        passages = sorted((p.document_id, p.text) for p in one.passages())
+        documents = one.documents("", "", 1000)
+        notes = sorted(
+            (n, note.digest, note.refused) for n, note in one.notes.of("contracts").items()
+        )
+        owned = one.notes.documents_of("contracts", [name for name, *_ in notes])
+    return passages, [(d.id, d.title) for d in documents], notes, owned
+
+
+def fill(site: Site, draw: Random) -> None:
+    for number in range(6):
+        site.write(f"{number}.txt", f"Rope {number} is {draw.random()}.")
+    lines = [{"id": f"r{n}", "title": "", "text": f"Entry {draw.random()}."} for n in range(1100)]
+    site.write("all.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    site.write("bad.docx", b"no archive")
+
+
+def change(site: Site, draw: Random) -> None:
+    site.write("1.txt", f"Sail {draw.random()}.")
+    (site.folder.path / "2.txt").unlink()
+    site.write("all.jsonl", json.dumps({"id": "r5", "title": "", "text": "Last."}) + "\n")
+    site.write("bad.docx", b"still none")
+
+
+CHILD = (
+    "import sys; from pathlib import Path; from tests.daemon.jobs.test_folders import Site;"
+    "Site(Path(sys.argv[1])).look()"
+)
+
+
+def killed(root: Path, fault: str) -> bool:
+    """Whether a look in a process of its own is ended by the fault."""
+    ran = subprocess.run(
+        [sys.executable, "-c", CHILD, str(root)],
+        env={**os.environ, faultpoints.VARIABLE: fault},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode in (0, -signal.SIGKILL), ran.stderr
+    return ran.returncode != 0
+
+
+@pytest.mark.parametrize("stage", [fill, change])
+def test_a_look_killed_anywhere_ends_in_the_library_of_one_undisturbed(
+    tmp_path: Path, stage: Callable[[Site, Random], None]
+) -> None:
+    undisturbed, disturbed = tmp_path / "one", tmp_path / "other"
+    for root in (undisturbed, disturbed):
+        root.mkdir()
+        site = Site(root)
+        if stage is change:
+            fill(site, Random(1))
+            site.look()
+        stage(site, Random(2))
+    Site(undisturbed).look()
+    expected = everything(undisturbed / "library.sqlite3")
+    points = [("files:write", 1), ("files:written", 1), ("files:write", 2)]
+    # Each time the look goes on from where it was ended.
+    kills = 0
+    for point, nth in Random(stage.__name__).sample(points, 2):
+        kills += killed(disturbed, f"{point}=kill@{nth}")
+        assert_notes_fit(disturbed / "library.sqlite3")
+    assert kills
+    Site(disturbed).look()
+    found = everything(disturbed / "library.sqlite3")
+    assert found[:3] == expected[:3]
+    assert found[3] == expected[3]
+
+
+def assert_notes_fit(library: Path) -> None:
+    """No document without its note, and no finished note of a text file without its document."""
+    with Library.open(library, read_only=True) as one:
+        ids = {document.id for document in one.documents("", "", 5000)}
+        notes = one.notes.of("contracts")
+        owned = one.notes.documents_of("contracts", list(notes))
+    assert ids == {one for ids_of_file in owned.values() for one in ids_of_file}
+    for name, note in notes.items():
+        if name.endswith(".txt") and note.stamp.size >= 0:
+            assert owned[name] == [f"contracts/{name}"]
+
+
+def test_what_cannot_be_stored_ends_the_look(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+
+    def full(_: object) -> None:
+        raise LibraryError("the disk is full")
+
+    with pytest.raises(LibraryError, match="the disk is full"):
+        look_through(site.folder, site.library, Memory(), give=full, now_ns=lambda: 2**62)
+    assert site.texts() == {}
+    site.look()
+    assert set(site.texts()) == {"contracts/rope.txt"}
