@@ -22,11 +22,11 @@ BOUND = "daemon.library.words._MOST_POSTINGS"
 
 
 def filled(path: Path) -> Library:
-    """200 lamps; the last 100 are of brass, every tenth burns, five hang, in titles or texts."""
+    """200 lamps; the last 80 are of brass, every tenth burns, five hang, in titles or texts."""
     library = Library.open(path)
     documents = []
     for n in range(200):
-        words = ["lamp", *["brass"] * (n >= 100), *["burns"] * (n % 10 == 0)]
+        words = ["lamp", *["brass"] * (n >= 120), *["burns"] * (n % 10 == 0)]
         words += ["hangs"] * (1 + n % 3) * (n % 40 == 1) + [f"w{n % 7}"] * (n % 5)
         documents.append(Document(f"d{n:03}", "Hangs" if n == 81 else "", " ".join(words)))
     library.put_documents(documents, splitter=splitter(50))
