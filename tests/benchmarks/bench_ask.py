@@ -100,8 +100,9 @@ async def _figures(folder: Path, passages: int, questions: int) -> list[dict[str
         words = await learning.run(_words, spec)
         await learning.run(_fill, spec, state, words, passages)
         digest = await learning.run(learning_jobs.write_initial_version, spec, state.versions)
+        building = replace(spec, threads=2)
         index = await learning.run(
-            learning_jobs.build_index, spec, state.library, state.versions, digest, state.index
+            learning_jobs.build_index, building, state.library, state.versions, digest, state.index
         )
         await learning.stop()
         await answering.run(
