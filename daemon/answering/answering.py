@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.generator import Citation, cite
 from daemon.answering.generators import GENERATORS, USUAL
 from daemon.library.readers.documents import MAX_QUERY_BYTES
@@ -36,7 +37,8 @@ class OpenVersion:
     """A model version ready to answer: its retriever, its index, the library and its titles.
 
     ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
-    usual ones (0). ``generator``: of `GENERATORS`.
+    usual ones (0). ``generator``: of `GENERATORS`. ``embed_question`` and ``embed_sentences``:
+    as the retriever does.
     """
 
     retriever: Retriever
@@ -44,6 +46,8 @@ class OpenVersion:
     library: Library
     titles: Titles
     model_digest: bytes
+    embed_question: QuestionEmbedder
+    embed_sentences: SentenceEmbedder
     weights: RankingWeights = USUAL_WEIGHTS
     weighed_by: int = 0
     generator: str = USUAL
@@ -52,7 +56,8 @@ class OpenVersion:
         """Answer from the ``top_k`` best passages; QuestionRefusedError if it is malformed."""
         question = checked(question)
         hits = self.search(question, top_k)
-        answer = GENERATORS[self.generator](self.retriever).generate(question, hits)
+        generator = GENERATORS[self.generator](self.embed_question, self.embed_sentences)
+        answer = generator.generate(question, hits)
         return Answered(
             text=answer.text,
             citations=answer.citations,
@@ -66,7 +71,7 @@ class OpenVersion:
         ``begins`` and ``title``: as `daemon.library.search.labels_of` has them.
         """
         question = checked(question)
-        vector = self.retriever.embed_queries([question])[0]
+        vector = self.embed_question(question)
         among = labels_of(self.library, begins, title)
         return search(
             self.library,
@@ -78,6 +83,11 @@ class OpenVersion:
             self.weights,
             among,
         )
+
+    def close(self) -> None:
+        """Close its files; it is of no use afterwards."""
+        self.embed_sentences.close()
+        self.library.close()
 
 
 def checked(question: str) -> str:

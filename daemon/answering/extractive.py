@@ -14,17 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from crypto.arrays import Float32
+from daemon.answering.embedding import Sentence
 from daemon.answering.generator import GeneratedAnswer, cite
-from daemon.library.contents import Passage, embedding_text
+from daemon.library.contents import Passage
 from daemon.library.passages import sentences
 from daemon.library.search import Ranked
 
-Embed = Callable[[Sequence[str]], Float32]
-
 NOTHING_FOUND = "No answer was found in this site's documents."
 
-# Each sentence considered is encoded while a person waits, about 10 ms on one
-# core. Measured on 56 questions of one institution, as the share of answer
+# Each sentence considered is encoded while a person waits, unless it is kept, about 10 ms on
+# one core. Measured on 56 questions of one institution, as the share of answer
 # sentences that come from a right document: 0.50 with 5 passages and 32
 # sentences, 0.49 with these at half the time; with neither share nor rank weight 0.45.
 _PASSAGES = 3
@@ -40,18 +39,29 @@ _WORD = re.compile(r"\w+")
 class _Candidate:
     source: Ranked
     rank: int  # of its passage, from 0
-    position: int  # in its passage, from 0
-    text: str
+    sentence: Sentence
+
+    @property
+    def position(self) -> int:
+        return self.sentence.position
+
+    @property
+    def text(self) -> str:
+        return self.sentence.text
 
 
 class ExtractiveGenerator:
     """Selects answer sentences by the embedding similarity of question and sentence.
 
-    ``embed_question`` and ``embed_sentences`` give float32 [n, d], rows of
-    length 1, as the model version in use embeds queries and passages.
+    ``embed_question`` gives float32 [d], ``embed_sentences`` [n, d], of length 1, as the
+    model version in use embeds queries and passages.
     """
 
-    def __init__(self, embed_question: Embed, embed_sentences: Embed) -> None:
+    def __init__(
+        self,
+        embed_question: Callable[[str], Float32],
+        embed_sentences: Callable[[Sequence[Sentence]], Float32],
+    ) -> None:
         self._embed_question = embed_question
         self._embed_sentences = embed_sentences
 
@@ -70,30 +80,28 @@ class ExtractiveGenerator:
 
     def _scores(self, question: str, candidates: Sequence[_Candidate]) -> Float32:
         """Cosines [n], 0 .. 1, less for sentences of passages further down."""
-        # With what stands above it, a sentence that says "it" still says what it is about.
-        texts = [_in_context(candidate) for candidate in candidates]
-        question_vector = self._embed_question([question])[0]  # [d]
-        cosines = np.maximum(self._embed_sentences(texts) @ question_vector, 0.0)  # [n]
+        vectors = self._embed_sentences([candidate.sentence for candidate in candidates])
+        cosines = np.maximum(vectors @ self._embed_question(question), 0.0)  # [n]
         weights = np.array([_RANK_WEIGHT**c.rank for c in candidates], dtype=np.float32)
         scores: Float32 = cosines * weights
         return scores
 
 
-def _sentences(passage: Passage) -> list[str]:
-    """Its sentences; a row of a table says as much as one."""
-    return passage.text.splitlines() if passage.kind == "table" else sentences(passage.text)
-
-
-def _in_context(candidate: _Candidate) -> str:
-    passage = candidate.source.passage
-    return embedding_text(passage.title, candidate.text, passage.context)
+def sentences_of(passage: Passage) -> list[Sentence]:
+    """Those that an answer looks at, from the first; a row of a table says as much as one."""
+    text = passage.text
+    parts = text.splitlines() if passage.kind == "table" else sentences(text)
+    return [
+        Sentence(passage, position, " ".join(part.split()))
+        for position, part in enumerate(parts[:_CANDIDATES])
+    ]
 
 
 def _candidates(passages: Sequence[Ranked]) -> list[_Candidate]:
     candidates = [
-        _Candidate(ranked, rank, position, " ".join(text.split()))
+        _Candidate(ranked, rank, sentence)
         for rank, ranked in enumerate(passages[:_PASSAGES])
-        for position, text in enumerate(_sentences(ranked.passage))
+        for sentence in sentences_of(ranked.passage)
     ]
     return candidates[:_CANDIDATES]
 

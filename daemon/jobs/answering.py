@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from crypto.arrays import Float32
 from daemon.answering.answering import Answered, OpenVersion
+from daemon.answering.embedding import (
+    KeptSentences,
+    QuestionEmbedder,
+    RememberedSentences,
+    SentenceEmbedder,
+)
 from daemon.answering.generators import USUAL
 from daemon.evaluation.evaluation import Metrics
 from daemon.evaluation.intervals import Interval, differences_of, figures_of
@@ -33,6 +42,7 @@ from daemon.library.contents import LibraryCounts
 from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
 from daemon.library.search import Ranked, RankingWeights
+from daemon.library.sentence_features import SentenceFeatures, SentenceFeaturesError
 from daemon.library.store import Library
 from daemon.library.titles import Titles
 from daemon.personal.serving import load_serving, open_retriever
@@ -41,6 +51,8 @@ from daemon.personal.store import embedded_by
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
 
+
+log = structlog.get_logger()
 
 _WEIGHED_BY = 200  # pairs, at most: opening a version is to take about a second
 
@@ -95,12 +107,15 @@ def open_version(
     model_digest: bytes,
     index_path: Path,
     generator: str = USUAL,
+    sentences_path: Path | None = None,
 ) -> Accuracy:
     """Make a model version with its index the one that answers, as the generator writes it.
 
     Says how much of what it should find that index finds.
     What titles and words count in its answers is found on the site's pairs for validation, of
-    which `_WEIGHED_BY` are asked. Raises EncoderError, VersionError, IndexDamaged or LibraryError;
+    which `_WEIGHED_BY` are asked. What a frozen encoder makes of sentences is kept at
+    ``sentences_path`` (None: nowhere), and there what passages had that are gone by now goes.
+    Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
     new one is open already, with the usual weights.
     """
@@ -109,18 +124,23 @@ def open_version(
     embedded = embedded_by(spec.personal, spec.personal_folder, model_digest)
     index = load_index(index_path, embedded)
     library = Library.open(library_path, read_only=True)
-    # Last, all of it or nothing: the encoder is shared with the version before,
-    # its parameters are what changes.
-    try:
+    with ExitStack() as undoing:
+        undoing.callback(library.close)
         titles = Titles(library.titles())
+        embed_sentences = _sentence_embedder(retriever, library, sentences_path)
+        undoing.callback(embed_sentences.close)
+        # Last, all of it or nothing: the encoder is shared with the version before,
+        # its parameters are what changes.
         load_serving(spec, retriever, versions, model_digest)
-    except BaseException:
-        library.close()
-        raise
+        undoing.pop_all()
     previous = _open
-    _open = OpenVersion(retriever, index, library, titles, model_digest, generator=generator)
+    embed_question = QuestionEmbedder(retriever)
+    _open = OpenVersion(
+        *(retriever, index, library, titles, model_digest, embed_question, embed_sentences),
+        generator=generator,
+    )
     if previous is not None:
-        previous.library.close()
+        previous.close()
     _open = _weighed(_open)
     return index.base.accuracy
 
@@ -192,6 +212,20 @@ def evaluate(split: str) -> Evaluation:
     )
 
 
+def forget_removed(library_path: Path, sentences_path: Path) -> None:
+    """Drop what is kept of sentences whose passages are gone; no file holds it afterwards.
+
+    In this worker, so that no answer under way keeps something behind it. Raises LibraryError.
+    """
+    if not sentences_path.exists():
+        return
+    with (
+        Library.open(library_path, read_only=True) as library,
+        closing(SentenceFeatures.open(sentences_path)) as kept,
+    ):
+        kept.retain(set(library.content_labels()))
+
+
 def counts(library_path: Path) -> LibraryCounts:
     """Sizes of the library at that path; all zero where there is none yet."""
     if not library_path.exists():
@@ -215,6 +249,29 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     found = found_by(version.library, version.index, version.titles, pairs, vectors)
     weights = weigh(version.library, pairs, found.met)
     return replace(version, weights=weights, weighed_by=len(pairs))
+
+
+def _sentence_embedder(
+    retriever: Retriever, library: Library, path: Path | None
+) -> SentenceEmbedder:
+    """An answer waits longer where the file can't be had, and is given all the same."""
+    if not retriever.uses_features:
+        return RememberedSentences(retriever)
+    if path is None:
+        return KeptSentences(retriever, None)
+    try:
+        kept = SentenceFeatures.open(path)
+    except SentenceFeaturesError as error:
+        log.warning("sentences are encoded at each question", cause=str(error))
+        return KeptSentences(retriever, None)
+    with ExitStack() as undoing:
+        undoing.callback(kept.close)
+        try:
+            kept.retain(set(library.content_labels()))
+        except SentenceFeaturesError as error:
+            log.warning("what is kept of sentences was not tidied", cause=str(error))
+        undoing.pop_all()
+    return KeptSentences(retriever, kept)
 
 
 def _opened() -> OpenVersion:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from config.recipes import WITH_LORA_SERVER
 from crypto.arrays import Float32, Int64
 from crypto.durable import whole
 from crypto.quantize import LOSS_BOUND
+from daemon.answering.embedding import features_of
+from daemon.answering.extractive import sentences_of
 from daemon.evaluation.rankings import held_out
 from daemon.learning.options import (
     EmbeddingProgress,
@@ -35,6 +38,7 @@ from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.contents import IngestCounts, RemovedCounts, Splitter
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.readers.documents import Document, Pair
+from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
 from daemon.pairs.training_set import training_pairs, training_set
 from daemon.personal.layer import Layer, LocalTraining
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 64  # texts embedded between two progress reports, and stored in one transaction
+_PASSAGES_AT_ONCE = 8  # whose sentences are encoded together
 _ALL = 2**62  # no limit, as SQLite counts
 _STUDENT = "student"
 _RUN = "seed"  # of the plan: drawn for each run, unless somebody gives it
@@ -158,6 +163,38 @@ def embed_frozen(
             if time.monotonic() >= until:
                 break
     return EmbeddingProgress(done, len(missing))
+
+
+def keep_sentences(
+    spec: RetrieverSpec, library_path: Path, sentences_path: Path, seconds: float
+) -> int:
+    """Encode sentences of passages of which none is kept yet, for so long; of how many passages.
+
+    0: there are no more, or no room for more, or the recipe trains the encoder, so that
+    there is nothing to keep. What is done stays done. Raises LibraryError.
+    """
+    until = time.monotonic() + seconds
+    retriever = retriever_for(spec)
+    if not retriever.uses_features:
+        return 0
+    done = 0
+    with (
+        Library.open(library_path, read_only=True) as library,
+        closing(SentenceFeatures.open(sentences_path)) as kept,
+    ):
+        there = kept.contents(retriever.encoder.digest)
+        waiting = [
+            rowid for content, rowid in library.content_labels().items() if content not in there
+        ]
+        for start in range(0, len(waiting), _PASSAGES_AT_ONCE):
+            if kept.full or time.monotonic() >= until:
+                break
+            some = library.passages_by_rowid(waiting[start : start + _PASSAGES_AT_ONCE])
+            sentences = [of_one for one in some.values() if (of_one := sentences_of(one))]
+            if sentences:
+                features_of(retriever.encoder, kept, sentences)
+            done += len(sentences)
+    return done
 
 
 def build_index(

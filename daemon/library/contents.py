@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +42,11 @@ class Passage:
     def embedding_text(self) -> str:
         """What the encoder reads for this passage."""
         return embedding_text(self.title, self.text, self.context)
+
+    @property
+    def content(self) -> bytes:
+        """The digest of that, by which its features are kept."""
+        return content_of(self.embedding_text)
 
 
 @dataclass(frozen=True)
@@ -96,3 +102,8 @@ def embedding_text(title: str, text: str, context: str = "") -> str:
         if above and not text.startswith(above):
             text = f"{above}\n{text}"
     return text
+
+
+def content_of(embedded: str) -> bytes:
+    """SHA-256 of a text as it is embedded."""
+    return hashlib.sha256(embedded.encode()).digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,8 +9,6 @@ from pathlib import Path
 
 _SCHEMA_VERSION = 2
 _BUSY_MS = 30_000
-_MAX_QUERY_TERMS = 128
-_TERM = re.compile(r"\w+")
 _WORDS = """
 CREATE VIRTUAL TABLE passage_words USING fts5(
   title, context, text, content='passage', content_rowid='rowid', tokenize='porter unicode61'
@@ -178,21 +175,6 @@ def _migrate(path: Path) -> None:
                 writing.execute("ROLLBACK")
             if _version(writing) != _SCHEMA_VERSION:  # else somebody was first
                 raise
-
-
-def words_query(text: str) -> str:
-    """An FTS5 expression that finds any word of ``text``; empty when it has none.
-
-    Each word becomes a quoted string, in which FTS5 knows no operators: a
-    question can't be read as a query language.
-    """
-    return " OR ".join(f'"{term}"' for term in terms_of(text))
-
-
-def terms_of(text: str) -> list[str]:
-    """The words of a question, in small letters, each once."""
-    terms = dict.fromkeys(match.group().lower() for match in _TERM.finditer(text))
-    return list(terms)[:_MAX_QUERY_TERMS]
 
 
 @contextmanager

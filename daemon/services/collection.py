@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 _RETRY_S = 5.0
 _LONGEST_RETRY_S = 300.0
+_QUIET_S = 60.0  # without anything to index, after which sentences are read
+_READING_S = 2.0  # of that at a time: training waits no longer
 _SLICE_S = 20.0  # of embedding for an evaluation at a time: training waits no longer
 # What indexing may fail with; the old version goes on answering.
 _FAILURES = (LearningError, LibraryError, VersionError, IndexDamaged, WorkerCrashed, OSError)
@@ -146,6 +148,8 @@ class Collection:
         self._spec = spec
         self.versions = state.versions
         self._index_root = state.index
+        self._sentences = state.sentences
+        self._unread = False  # sentences that no question has met may be there
         self._settings = settings
         self._learning = learning
         self._answering = answering
@@ -194,7 +198,10 @@ class Collection:
 
         ``gone``: with the notes of these files.
         """
-        return await self._learning.run(learning_jobs.remove, self.library_path, list(ids), gone)
+        removed = await self._learning.run(learning_jobs.remove, self.library_path, list(ids), gone)
+        # Killed before it, this is done when the version is opened again.
+        await self._answering.run(answering_jobs.forget_removed, self.library_path, self._sentences)
+        return removed
 
     async def index(self, listener: Callable[[object], None]) -> None:
         """Embed what is new, with progress, and wait until questions find it.
@@ -303,7 +310,7 @@ class Collection:
         """Index whatever is wanted, the newest only, until cancelled."""
         pauses = Backoff(_RETRY_S, _LONGEST_RETRY_S, SystemRandom())
         while True:
-            await self._dirty.wait()
+            await self._until_wanted()
             self._dirty.clear()
             try:
                 await self._index_and_open(self._wanted_digest)
@@ -317,10 +324,40 @@ class Collection:
                 await self._wait_to_retry(pauses.pause())
             else:
                 self.last_error = ""
+                self._unread = True
                 pauses.reset()
                 self._listeners.answers()
             if not self._dirty.is_set():
                 self._settled.set()
+
+    async def _until_wanted(self) -> None:
+        """Wait for what is to be indexed; when nothing is for a while, sentences are read."""
+        pause = _QUIET_S
+        while self._unread:
+            try:
+                async with asyncio.timeout(pause):
+                    await self._dirty.wait()
+            except TimeoutError:
+                self._unread = await self._read_sentences()
+                pause = _READING_S  # half of the time, so that questions meanwhile don't crawl
+            else:
+                return
+        await self._dirty.wait()
+
+    async def _read_sentences(self) -> bool:
+        """Encode some before a question meets them; whether there may be more."""
+        try:
+            done = await self._learning.run(
+                learning_jobs.keep_sentences,
+                self._spec,
+                self.library_path,
+                self._sentences,
+                _READING_S,
+            )
+        except _FAILURES as error:
+            log.warning("sentences are read when a question meets them", cause=str(error))
+            return False
+        return done > 0
 
     async def _wait_to_retry(self, pause: float) -> None:
         """Less and less often: a disk that is full stays so for a while."""
@@ -374,6 +411,7 @@ class Collection:
             digest,
             path,
             self._settings.generator,
+            self._sentences,
         )
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
             log.warning(_MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)

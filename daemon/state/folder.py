@@ -53,6 +53,11 @@ class StateFolder:
         return self.root / "library.sqlite3"
 
     @property
+    def sentences(self) -> Path:
+        """The cache of what the frozen encoder says of sentences."""
+        return self.root / "sentences.sqlite3"
+
+    @property
     def index(self) -> Path:
         """The folder of dense indexes, one a version."""
         return self.root / "index"

@@ -1,6 +1,6 @@
 """`make bench`: every figure with its control, as a table and in docs/results/bench.jsonl.
 
-make bench                          # all, some ten minutes on two cores
+make bench                          # all, some twenty minutes on two cores
 make bench ARGS="sums memory"       # these; the rows of others stay in the file
 """
 

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ from daemon.evaluation.rankings import judged as judged_ranking
 from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
-from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.library.contents import LibraryCounts, Passage
 from daemon.library.dense.folder import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
@@ -29,9 +28,9 @@ from daemon.library.schema import LibraryError
 from daemon.library.search import USUAL_WEIGHTS, Candidates, Ranked
 from daemon.library.store import Library
 from daemon.process.workers import Worker
-from daemon.state.versions import VersionError, read_version, write_version
+from daemon.state.versions import VersionError, read_version
+from tests.daemon.answering.conftest import PAIRS, TEXTS, WORDS, Site
 from tests.daemon.library.test_search import bag_of_words
-from tests.support.small_models import small_encoder
 
 # ---- the extractive generator -----------------------------------------------------
 
@@ -44,7 +43,10 @@ def ranked(*texts: str, title: str = "") -> list[Ranked]:
 
 
 def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:
-    return ExtractiveGenerator(bag_of_words, bag_of_words).generate(question, passages)
+    return ExtractiveGenerator(
+        lambda asked: bag_of_words([asked])[0],
+        lambda sentences: bag_of_words([sentence.embedding_text for sentence in sentences]),
+    ).generate(question, passages)
 
 
 def test_without_passages_nothing_was_found() -> None:
@@ -102,89 +104,6 @@ def test_line_breaks_inside_a_sentence_do_not_break_the_answer() -> None:
 
 
 # ---- the answering worker's jobs ----------------------------------------------------
-
-TEXTS = {
-    "rope": ("Rope", "Hemp rope is tarred against rot. It lasts four winters."),
-    "sail": ("Sails", "Flax makes a light sail. Cotton makes a white one."),
-    "lamp": ("Lamps", "Whale oil burns in every lamp. A wick is cut daily."),
-    "pump": ("Pumps", "The pump clears the bilge at dawn. Leather seals it."),
-}
-WORDS = sorted(
-    {word for pair in TEXTS.values() for word in re.findall(r"\w+", " ".join(pair).lower())}
-)
-DOCUMENTS = [Document(name, title, text) for name, (title, text) in TEXTS.items()]
-PAIRS = [
-    Pair("Which oil burns in a lamp?", ("lamp",), "test"),
-    Pair("When does the pump clear the bilge?", ("pump",), "test"),
-]
-
-
-@dataclass(frozen=True)
-class Site:
-    """The files of a site with one model version, indexed."""
-
-    spec: RetrieverSpec
-    folder: Path
-    digest: bytes
-    index: Path
-
-    @property
-    def library(self) -> Path:
-        return self.folder / "library.sqlite3"
-
-    @property
-    def versions(self) -> Path:
-        return self.folder / "versions"
-
-    def ingest(self, documents: list[Document], pairs: list[Pair]) -> None:
-        learning_jobs.ingest(self.spec, self.library, documents, pairs, 20)
-
-    def indexed(self, digest: bytes) -> Path:
-        return learning_jobs.build_index(
-            self.spec, self.library, self.versions, digest, self.folder / "index"
-        )
-
-    def open(self, digest: bytes | None = None, index: Path | None = None) -> None:
-        answering.open_version(
-            self.spec, self.library, self.versions, digest or self.digest, index or self.index
-        )
-
-    def other_version(self) -> bytes:
-        """A second version: the first with a disturbed head."""
-        shape = learning_jobs.describe(self.spec).shape_manifest
-        vector = read_version(self.versions, self.digest, shape.digest).copy()
-        vector += np.random.default_rng(5).normal(scale=0.5, size=vector.shape).astype(np.float32)
-        return write_version(self.versions, shape.digest, vector)[0]
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    folder = tmp_path_factory.mktemp("site")
-    encoder = small_encoder(folder / "encoder", WORDS)
-    spec = RetrieverSpec(encoder=str(encoder), max_tokens=64, device="cpu")
-    digest = learning_jobs.write_initial_version(spec, folder / "versions")
-    learning_jobs.ingest(spec, folder / "library.sqlite3", DOCUMENTS, PAIRS, 20)
-    index = learning_jobs.build_index(
-        spec, folder / "library.sqlite3", folder / "versions", digest, folder / "index"
-    )
-    return Site(spec, folder, digest, index)
-
-
-@pytest.fixture
-def site(prepared: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A copy of the prepared site, in a worker with nothing open."""
-    monkeypatch.setattr(answering, "_open", None)
-    for name in ("library.sqlite3", "versions", "index"):
-        source = prepared.folder / name
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
-    copied = tmp_path / "index" / prepared.index.name
-    return Site(prepared.spec, tmp_path, prepared.digest, copied)
-
-
-@pytest.fixture
-def opened(site: Site) -> Site:
-    site.open()
-    return site
 
 
 def test_a_question_is_answered_with_citations_and_passages(opened: Site) -> None:

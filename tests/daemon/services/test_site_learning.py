@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,9 @@ from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index, save_index
 from daemon.library.dense.index import UpdatableIndex
 from daemon.library.readers.documents import Document, Pair
+from daemon.library.sentence_features import SentenceFeatures
 from daemon.library.store import Library
+from daemon.personal.serving import open_retriever
 from daemon.personal.store import PersonalState, PersonalStore, own_digest
 from daemon.process.workers import Worker, import_once
 from daemon.services import collection as collection_module
@@ -551,3 +553,44 @@ async def test_an_evaluation_tells_how_far_it_is_and_lets_training_in_between(
         assert "vanilla" in judged.figures
     finally:
         site.indexing.cancel()
+
+
+# ---- sentences ----------------------------------------------------------------------------
+
+
+def kept_of(site: Site) -> set[str]:
+    """Documents of whose passages sentences are kept."""
+    state = StateFolder(site.state)
+    with (
+        Library.open(state.library, read_only=True) as library,
+        closing(SentenceFeatures.open(state.sentences)) as kept,
+    ):
+        there = kept.contents(open_retriever(site.spec).encoder.digest)
+        known = {one.content: one.document_id for one in library.passages()}
+    return {known.get(content, "gone") for content in there}
+
+
+async def test_sentences_are_read_when_nothing_else_is_to_do(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection_module, "_READING_S", 0.1)
+    await site.ingest(DOCUMENTS, [])
+    assert kept_of(site) == set(), "a minute has to pass first"
+    monkeypatch.setattr(collection_module, "_QUIET_S", 0.0)
+    site.collection.adopt(site.genesis)
+    async with asyncio.timeout(60):
+        while len(kept_of(site)) < len(DOCUMENTS):
+            await asyncio.sleep(0.02)
+    changed = replace(DOCUMENTS[0], text="Keep the pump wet.")
+    await site.ingest([changed], [])  # it is not kept from being indexed
+    assert "gone" not in kept_of(site)
+
+
+async def test_a_removal_takes_sentences_along(site: Site) -> None:
+    await site.ingest(DOCUMENTS, [])
+    for document in DOCUMENTS:
+        await site.collection.ask(document.title, 3)
+    assert {"yard/pump", "yard/lamp"} <= kept_of(site)
+    await site.collection.remove(["yard/pump"])
+    assert kept_of(site).isdisjoint({"yard/pump", "gone"})
+    assert "yard/lamp" in kept_of(site)
