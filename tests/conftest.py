@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -32,6 +33,10 @@ _LONG = (
     "tests/peers/rounds/test_people.py",
     "tests/learning_bench/test_bench.py",
 )
+
+# How long an example takes says more of what else the machine does.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 # Ctrl-C means the same to what tests start as to a person's shell, also where the tests run in
 # the background, which a shell starts with the signal ignored.
