@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
@@ -35,13 +36,15 @@ from pydantic import TypeAdapter, ValidationError
 from daemon.library.files import Found, read_file, reader_of
 from daemon.library.readers import documents
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.reader import STEP
+from daemon.library.readers.reader import STEP, cause_of
 
 _MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
 _REQUEST_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20
 _GRACE_S: Final = 10.0  # on a busy machine, for a reader to end itself in
 _PROBLEMS: Final = 1000  # of a file
+_LONGEST_CAUSE: Final = 1000  # characters
+_LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
 
 _TOLD: Final[dict[bytes, TypeAdapter[Any]]] = {
@@ -128,14 +131,20 @@ class Boxes:
             read += more
             watch(more)
 
-        yield from self._told(file, told, count, str(file.path), 1)
+        until = time.monotonic() + self._limits.file_s
+        yield from self._told(file, told, count, str(file.path), 1, until)
         watch(size - read)
 
     def _begin(self, file: Found) -> Connection:
-        if self._forks is None or not self._forks.alive:
-            self._forks = _Forks()
         below = str(file.below) if file.below is not None else ""
-        return self._forks.begin([str(file.path), file.name, below, asdict(self._limits)])
+        request = [str(file.path), file.name, below, asdict(self._limits)]
+        if self._forks is not None:
+            try:
+                return self._forks.begin(request)
+            except ConnectionError:  # it was killed, as where memory is short: its readers, too
+                self._forks.end()
+        self._forks = _Forks()
+        return self._forks.begin(request)
 
     def _told(
         self,
@@ -144,9 +153,9 @@ class Boxes:
         watch: Callable[[int], None],
         where: str,
         depth: int,
+        until: float,
     ) -> Iterator[Item]:
-        """What a reader tells of its file, which people know as ``where``."""
-        until = time.monotonic() + self._limits.file_s
+        """What a reader tells of its file, which people know as ``where``, with what is in it."""
         reader = reader_of(file.path)
         its_id = file.name if reader is not None and reader.named_by_file else None
         documents_told, problems = 0, 0
@@ -162,7 +171,7 @@ class Boxes:
                 if isinstance(item, int):
                     watch(item)
                 elif isinstance(item, Attached):
-                    yield from self._attached(file, item, names, where, depth)
+                    yield from self._attached(file, item, names, where, depth, until)
                 elif isinstance(item, FileProblem):
                     problems += 1
                     if problems <= _PROBLEMS:  # a path that a file told would not be its own
@@ -186,8 +195,11 @@ class Boxes:
             return None
         try:
             item = _TOLD[kind].validate_json(content)
+            makes_sense = _makes_sense(item)
         except (KeyError, ValidationError):
-            raise _Ended("its reader told what makes no sense: the file is hostile") from None
+            makes_sense = False
+        if not makes_sense:
+            raise _Ended("its reader told what makes no sense: the file is hostile")
         if kind != b"A":
             return item  # type: ignore[no-any-return]
         _, content = self._message(told, until)
@@ -213,11 +225,18 @@ class Boxes:
         return message[:1], message[1:]
 
     def _attached(
-        self, file: Found, attached: Attached, names: set[str], where: str, depth: int
+        self,
+        file: Found,
+        attached: Attached,
+        names: set[str],
+        where: str,
+        depth: int,
+        until: float,
     ) -> Iterator[Item]:
         """What is in a file of a file. Its name is its sender's: it names no folder of ours."""
-        name = PurePosixPath(attached.name.replace("\0", "")).name[-100:] or "attached"
-        if name in names:
+        name = PurePosixPath(attached.name.replace("\0", "")).name[-100:]
+        name = "attached" if name in ("", "..") else name
+        while name in names:
             name = f"{len(names)}-{name}"
         names.add(name)
         where = f"{where}/{name}"
@@ -225,11 +244,39 @@ class Boxes:
             yield FileProblem(where, "too many files in files: take it out and ingest it")
             return
         with tempfile.TemporaryDirectory(prefix="hanse-attached-") as folder:
-            path = Path(folder, name)
-            path.write_bytes(attached.content)
+            # By its end alone it is read; a name on the disk has less room than one in a letter.
+            path = Path(folder, name.encode()[-_LONGEST_NAME:].decode(errors="ignore"))
+            try:
+                path.write_bytes(attached.content)
+            except OSError as error:
+                yield FileProblem(where, f"can't be taken out of its file: {cause_of(error)}")
+                return
             inner = Found(path, f"{file.name}/{name}")
             with self._begin(inner) as told:
-                yield from self._told(inner, told, lambda _: None, where, depth + 1)
+                yield from self._told(inner, told, lambda _: None, where, depth + 1, until)
+
+
+def _makes_sense(item: object) -> bool:
+    """Whether it can be sent on; the daemon looks at what it says, and refuses it by name."""
+    if isinstance(item, Document):
+        words = (item.id, item.title, item.split, item.author, item.date, item.language)
+        return (
+            len(item.text.encode()) <= documents.MAX_TEXT_BYTES
+            and max(map(len, words)) <= documents.MAX_TITLE
+            and len(item.spans) <= documents.MAX_SPANS
+            and all(
+                0 <= span.begin <= span.end <= len(item.text)
+                and 0 <= span.page <= documents.MAX_PAGE
+                for span in item.spans
+            )
+        )
+    if isinstance(item, Pair):
+        return (
+            len(item.query.encode()) <= documents.MAX_QUERY_BYTES
+            and len(item.positives) <= documents.MAX_POSITIVES
+            and max(map(len, (item.split, *item.positives))) <= documents.MAX_ID
+        )
+    return not isinstance(item, FileProblem) or len(item.cause) <= _LONGEST_CAUSE
 
 
 class _Ended(Exception):
@@ -255,10 +302,6 @@ class _Forks:
                 start_new_session=True,  # Ctrl-C is for us to hear
             )
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
     def begin(self, request: list[Any]) -> Connection:
         """Have a file read; what is told of it can be received. Raises OSError."""
         ours, theirs = os.pipe2(os.O_CLOEXEC)
@@ -274,8 +317,10 @@ class _Forks:
         return told
 
     def end(self) -> None:
+        """End it with all that it began, and what those did: an OCR engine outlives its reader."""
         self._requests.close()
-        self._process.kill()
+        with suppress(ProcessLookupError):  # ended, and waited for
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
@@ -325,7 +370,7 @@ def _read(file: Found, limits: Limits, told: Connection) -> None:
                 case Pair():
                     _tell(told, b"P", item)
                 case FileProblem():
-                    cause = item.cause.encode(errors="replace").decode()
+                    cause = item.cause.encode(errors="replace").decode()[:_LONGEST_CAUSE]
                     _tell(told, b"F", replace(item, path="", cause=cause))
                 case Attached():
                     _tell(told, b"A", item.name)

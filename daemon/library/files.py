@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,6 +94,9 @@ READERS = {
 }
 """By how a file's name ends, in small letters. None may be the end of another one."""
 
+_DEEPEST = 200  # folders in folders
+_MOST_WAYS = 10  # that lead to a folder: one, and some links
+
 SUFFIXES = tuple(READERS)
 FILE_ENDINGS = tuple(ending for ending, reader in READERS.items() if reader.named_by_file)
 
@@ -128,15 +132,22 @@ def found(path: Path) -> Iterator[Found | FileProblem]:
         yield FileProblem(str(path), cause_of(error))
         return
     if is_folder:
-        yield from _found_in(path, path, frozenset())
+        yield from _found_in(path, path, frozenset(), Counter())
     else:
         yield Found(path, path.name)
 
 
 def _found_in(
-    folder: Path, root: Path, above: frozenset[tuple[int, int]]
+    folder: Path,
+    root: Path,
+    above: frozenset[tuple[int, int]],
+    ways: Counter[tuple[int, int]],
 ) -> Iterator[Found | FileProblem]:
-    """Look through a folder; ``above`` are those it lies in: a link to one of them ends there."""
+    """Look through a folder; ``above`` are those it lies in: a link to one of them ends there.
+
+    ``ways``: how often each was come to. Of folders with two links each to the next one, there
+    are twice as many ways at each step.
+    """
     try:
         status = folder.stat()
         entries = sorted(folder.iterdir())
@@ -147,6 +158,13 @@ def _found_in(
     if key in above:
         yield FileProblem(str(folder), "a link to a folder above it: not read again")
         return
+    ways[key] += 1
+    if ways[key] > _MOST_WAYS:
+        yield FileProblem(str(folder), "a folder that many links lead to: not read again")
+        return
+    if len(above) >= _DEEPEST:
+        yield FileProblem(str(folder), "folders nested too deeply: name it by itself")
+        return
     for entry in entries:
         if entry.name.startswith("."):
             continue
@@ -156,7 +174,7 @@ def _found_in(
             yield FileProblem(str(entry), cause_of(error))
             continue
         if is_folder:
-            yield from _found_in(entry, root, above | {key})
+            yield from _found_in(entry, root, above | {key}, ways)
         else:
             yield Found(entry, entry.relative_to(root).as_posix())
 

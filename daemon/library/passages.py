@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _RULE = "sentences-1"  # change it when the same text would be cut elsewhere
 _WORD_START = re.compile(r"(?<=\s)(?=\S)")
 _LINE = re.compile(r"[^\n]+")
 _CONTEXT = 200  # characters of a heading, or of a table's header, at most
+_LEVELS = 6  # headings that stand one below the other, at most, as in HTML
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
         if span.kind == "heading":
             if before is None or before.kind != "heading":
                 above = []
-            above.append(document.text[span.begin : span.end][:_CONTEXT])
+            # No more than have levels: each passage below keeps them all.
+            above = [*above, document.text[span.begin : span.end][:_CONTEXT]][-_LEVELS:]
         elif span.kind == "text":
             run.append(span)
         else:
@@ -137,7 +140,8 @@ def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
 
 def _where(spans: Sequence[Span], begin: int, end: int) -> tuple[int, Place | None]:
     """The page on which a passage begins, and what it covers there."""
-    covered = [span for span in spans if span.begin < end and span.end > begin]
+    first = bisect_right(spans, begin, key=lambda span: span.end)
+    covered = spans[first : bisect_left(spans, end, key=lambda span: span.begin)]
     page = covered[0].page
     places = [span.place for span in covered if span.page == page and span.place is not None]
     if not places:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 MAX_TEXT_BYTES = 16 << 20  # of a line or a text file; what one control message may carry
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
 MAX_SOURCE = 4096  # characters of a path
+MAX_SPANS = 100_000  # blocks of a document
 _BETWEEN = "\n\n"  # blocks
 _PART = re.compile(r"#\d+\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")

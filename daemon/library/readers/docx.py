@@ -87,11 +87,11 @@ class _Styles:
 
     def chain(self, key: str) -> list[_Style]:
         """A style and those that it is based on."""
-        found: list[_Style] = []
-        while (style := self._styles.get(key)) and style not in found:
-            found.append(style)
+        found: dict[str, _Style] = {}
+        while (style := self._styles.get(key)) and key not in found:
+            found[key] = style
             key = style.above
-        return found
+        return list(found.values())
 
 
 @dataclass

@@ -116,6 +116,9 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
         text, spans = joined(blocks)
         if all(block == Block("text", block.text) for block in blocks):
             spans = ()  # they would say nothing
+        if len(spans) > documents.MAX_SPANS:
+            most = documents.MAX_SPANS
+            raise Refused(f"more than {most:,} paragraphs and tables: cut it into several files")
         yield Document(
             name,
             title[:MAX_TITLE],

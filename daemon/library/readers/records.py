@@ -29,6 +29,7 @@ from daemon.library.readers.documents import (
 from daemon.library.readers.reader import STEP, Refused, Source, cause_of, decoded, limited
 
 _MAX_PROBLEMS = 20  # told one by one for each file; the rest is counted
+_PASSED_OVER = 4 << 30  # bytes of a line; what goes on any longer has no lines
 _MAX_RATIO, _RATIO_FROM = 200, 1 << 30  # a file that expands further is an attack
 _SPLITS = {
     "train": "train",
@@ -69,8 +70,11 @@ class _Lines:
         self.number += bool(line)
         if len(line) > documents.MAX_TEXT_BYTES and not line.endswith(b"\n"):
             line = b""  # not needed while the rest goes by
+            begun = self._read
             rest = self._take(STEP)  # held while it goes by
             while rest and not rest.endswith(b"\n"):
+                if self._read - begun > _PASSED_OVER:
+                    raise OSError(f"a line longer than {_PASSED_OVER >> 20} MiB: no file of lines")
                 rest = self._take(STEP)
             raise Refused(
                 f"longer than {documents.MAX_TEXT_BYTES >> 20} MiB: cut it into several records"

@@ -23,7 +23,7 @@ TAKEN_OVER = """
     import os, signal, socket, time
     from pathlib import Path
     from daemon.library import files
-    from daemon.library.readers.documents import Attached, Block, Document
+    from daemon.library.readers.documents import Attached, Block, Document, Pair, Span
     from daemon.library.readers.reader import Reader
 
     def memory(source):
@@ -69,6 +69,26 @@ TAKEN_OVER = """
         yield Block("text", "outside")
         yield Attached("../../in\\0side.nest", source.path.read_bytes())
 
+    def names(source):
+        for name in ("..", ".", "", "\u6f22" * 100 + ".names", "a.jsonl", "2-a.jsonl", "a.jsonl"):
+            yield Attached(name, source.path.read_bytes())
+
+    def wait(source):
+        yield Attached("a.hang", b"x")
+        yield Attached("b.jsonl", source.path.read_bytes())
+
+    def liar(source):
+        text = source.path.read_text()
+        yield {
+            "text": Document("a", "", "x" * (17 << 20)),
+            "id": Document("a" * 10_000, "", "x"),
+            "spans": Document("a", "", "x", spans=(Span("text", 0, 1),) * 100_001),
+            "page": Document("a", "", "x", spans=(Span("text", 0, 1, page=1 << 40),)),
+            "before": Document("a", "", "x", spans=(Span("text", -1, 1),)),
+            "query": Pair("x" * (1 << 20), ("a",)),
+            "positives": Pair("x", ("a",) * 5000),
+        }[text]
+
     def flood(source):
         yield Block("text", "x" * (17 << 20))
 
@@ -77,6 +97,8 @@ TAKEN_OVER = """
 
     for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
         files.READERS["." + act.__name__] = Reader(blocks=act)
+    for act in (names, wait, liar):
+        files.READERS["." + act.__name__] = Reader(records=act)
     files.READERS[".txt"] = Reader(records=impostor)
 """
 
@@ -168,6 +190,53 @@ def test_what_is_attached_is_read_within_bounds(folder: Path) -> None:
         "out and ingest it"
     ]
     assert [entry.name for entry in folder.iterdir()] == ["a.nest"]
+
+
+def test_a_name_of_what_is_attached_stops_nothing(folder: Path) -> None:
+    (folder / "a.names").write_text(GOOD)
+    told = list(boxed(folder, "a.names"))
+    assert [item.id for item in told if isinstance(item, Document)] == ["a"] * 6
+    problems = [item.path for item in told if isinstance(item, FileProblem)]
+    outside = f"{folder}/a.names/"
+    # Three that have no name, and those in the one of 300 bytes.
+    assert [path.removeprefix(outside) for path in problems[:3]] == [
+        "attached", "1-attached", "2-attached",
+    ]  # fmt: skip
+    assert all(path.startswith(f"{outside}\u6f22") for path in problems[3:])
+    assert [entry.name for entry in folder.iterdir()] == ["a.names"]
+
+
+def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
+    (folder / "a.wait").write_text(GOOD)
+    told = list(boxed(folder, "a.wait", limits=Limits(file_s=1.0)))
+    assert [str(item).partition(": ")[0] for item in told[:2]] == [
+        f"{folder}/a.wait/a.hang", f"{folder}/a.wait/b.jsonl",
+    ]  # fmt: skip
+    assert all("1 s all in all" in str(item) for item in told[:2])
+
+
+def test_what_no_daemon_would_take_is_not_passed_on(folder: Path) -> None:
+    names = []
+    for what in ("text", "id", "spans", "page", "before", "query", "positives"):
+        names.append(f"{what}.liar")
+        (folder / names[-1]).write_text(what)
+    told = list(boxed(folder, *names))
+    assert len(told) == len(names)
+    for item in told:
+        assert isinstance(item, FileProblem), item
+        assert "the file is hostile" in item.cause
+
+
+def test_files_are_read_though_what_forks_is_killed(folder: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).write_text(GOOD)
+    with Boxes() as boxes:
+        for name in ("a.jsonl", "b.jsonl"):
+            told = list(boxes.read([Found(folder / name, name)]))
+            assert told == [Document("a", "Keels", "A keel runs along the bottom.")]
+            (forks,) = psutil.Process().children()
+            forks.kill()
+            forks.wait()
 
 
 def test_who_stops_listening_leaves_no_reader_behind(folder: Path) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from daemon.library.files import SUFFIXES
 from daemon.library.readers import documents, records
 from daemon.library.readers.documents import Document, FileProblem, Pair, Span
+from proto import bounds
 from tests.daemon.library.unboxed import read
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
@@ -205,6 +206,7 @@ import resource, sys
 from pathlib import Path
 limit = 400 << 20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+from proto import bounds
 from tests.daemon.library.unboxed import read
 for item in read(Path(sys.argv[1])):
     print(getattr(item, "text", str(item)))
@@ -362,6 +364,57 @@ def test_links_that_go_round_end(tmp_path: Path) -> None:
         "a/up: a link to a folder above it: not read again",
         "b/up: a link to a folder above it: not read again",
         "self.txt: Too many levels of symbolic links",
+    ]
+
+
+def test_links_that_fork_at_each_step_end(tmp_path: Path) -> None:
+    for step in range(40):
+        (tmp_path / f"{step:02}").mkdir()
+        for name in "ab":
+            (tmp_path / f"{step:02}" / name).symlink_to(f"../{step + 1:02}")
+    (tmp_path / "40").mkdir()
+    (tmp_path / "40" / "x.txt").write_text("Hemp rope.")
+    ids = [item.id for item in taken(tmp_path) if isinstance(item, Document)]
+    assert len(ids) == 10
+    assert ids[0] == "/".join(["00", *"a" * 40, "x.txt"])
+    assert {line.partition(": ")[2] for line in complaints(tmp_path)} == {
+        "a folder that many links lead to: not read again"
+    }
+
+
+def test_folders_without_an_end_are_told(tmp_path: Path) -> None:
+    inner = tmp_path / "/".join(["a"] * 300)
+    inner.mkdir(parents=True)
+    (inner / "x.txt").write_text("Hemp rope.")
+    (tmp_path / "b.txt").write_text("Flax.")
+    assert [item.id for item in taken(tmp_path) if isinstance(item, Document)] == ["b.txt"]
+    assert [line.partition(": ")[2] for line in complaints(tmp_path)] == [
+        "folders nested too deeply: name it by itself"
+    ]
+
+
+def test_a_line_without_end_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_PASSED_OVER", 32 << 20)
+    (tmp_path / "a.jsonl").touch()
+    os.truncate(tmp_path / "a.jsonl", 1 << 40)
+    assert complaints(tmp_path) == [
+        "a.jsonl: a line longer than 32 MiB: no file of lines (read up to line 1)"
+    ]
+
+
+def test_more_blocks_than_a_message_holds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bounds.of("Document", "spans").items.most == documents.MAX_SPANS
+    monkeypatch.setattr(documents, "MAX_SPANS", 3)
+    for count in (2, 3):
+        text = "# Ropes\n" + "\nHemp.\n" * count
+        (tmp_path / f"{count}.md").write_text(text)
+    assert len(taken(tmp_path)) == 1
+    assert complaints(tmp_path) == [
+        "3.md: more than 3 paragraphs and tables: cut it into several files"
     ]
 
 

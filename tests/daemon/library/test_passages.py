@@ -215,3 +215,22 @@ def test_all_but_headings_is_in_the_passages_in_order(parts: list[Block], budget
         assert told == "".join("".join(wanted).split())
     ends = [0, *(piece.end for piece in pieces)]
     assert all(piece.begin >= end for piece, end in zip(pieces, ends, strict=False))
+
+
+def test_headings_without_end_are_not_repeated_in_each_passage() -> None:
+    many = [Block("heading", f"{number} " + "x" * 300) for number in range(1000)]
+    text, spans = joined([*many, Block("text", TEXT)])
+    pieces = SentenceSplitter(words, 10)(Document("a", "", text, spans=spans))
+    assert pieces
+    assert {piece.context.count("\n") + 1 for piece in pieces} == {6}
+    assert pieces[0].context.rpartition("\n")[2].startswith("999 x")
+
+
+def test_a_passage_is_placed_without_a_look_at_all_others() -> None:
+    """A hundred thousand paragraphs, in a second and not in a minute."""
+    many = [Block("text", "The winch is greased.", page) for page in range(1, 100_001)]
+    text, spans = joined(many)
+    begun = time.process_time()
+    pieces = SentenceSplitter(words, 60)(Document("a", "", text, spans=spans))
+    assert time.process_time() - begun < 6
+    assert [piece.page for piece in pieces[:3]] == [1, 16, 31]

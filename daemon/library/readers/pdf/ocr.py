@@ -23,7 +23,7 @@ from PIL import Image
 from daemon.library.readers.pdf.words import Word
 
 INSTALL = "install tesseract-ocr, with its package for each language, and read the file again"
-_SECONDS = 100  # for an image; a dense page takes 10
+_SECONDS = 100  # for an image; a dense page takes 10, and a reader has two minutes for it
 _LEAST_SURE = 30  # of 100: what tesseract is less sure of is mostly dust
 _LEAST_SCORE = 0.5  # of 1: RapidOCR's own measure
 _MOST_LANGUAGES = 4  # of those that are installed: each takes its time

@@ -1,0 +1,1 @@
+"""Attacks by files that somebody sent to a site."""
