@@ -36,7 +36,7 @@ from pydantic import TypeAdapter, ValidationError
 from daemon.library.files import Found, read_file, reader_of
 from daemon.library.readers import documents
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.reader import STEP, cause_of
+from daemon.library.readers.reader import STEP, Source, cause_of
 
 _MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
 _REQUEST_BYTES: Final = 64 << 10
@@ -66,6 +66,20 @@ class Limits:
     file_s: float = 1800.0  # all of it
     attached: int = 100  # files in it
     depth: int = 3  # files in files in files
+
+
+class _Clock:
+    """The seconds that a file may take; what whoever listens takes does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def wait(self, told: Connection, most: float) -> bool:
+        """Whether something is told in time."""
+        began = time.monotonic()
+        is_told = told.poll(max(0.0, min(most, self._left)))
+        self._left -= time.monotonic() - began
+        return is_told
 
 
 class Boxes:
@@ -131,8 +145,8 @@ class Boxes:
             read += more
             watch(more)
 
-        until = time.monotonic() + self._limits.file_s
-        yield from self._told(file, told, count, str(file.path), 1, until)
+        clock = _Clock(self._limits.file_s)
+        yield from self._told(file, told, count, str(file.path), 1, clock)
         watch(size - read)
 
     def _begin(self, file: Found) -> Connection:
@@ -153,25 +167,19 @@ class Boxes:
         watch: Callable[[int], None],
         where: str,
         depth: int,
-        until: float,
+        clock: _Clock,
     ) -> Iterator[Item]:
         """What a reader tells of its file, which people know as ``where``, with what is in it."""
         reader = reader_of(file.path)
         its_id = file.name if reader is not None and reader.named_by_file else None
         documents_told, problems = 0, 0
         names: set[str] = set()
-        asked = time.monotonic()
         try:
-            while True:
-                until += time.monotonic() - asked  # whoever listens may take their time
-                item = self._next(told, until)
-                asked = time.monotonic()
-                if item is None:
-                    break
+            while (item := self._next(told, clock)) is not None:
                 if isinstance(item, int):
                     watch(item)
                 elif isinstance(item, Attached):
-                    yield from self._attached(file, item, names, where, depth, until)
+                    yield from self._attached(file, item, names, where, depth, clock)
                 elif isinstance(item, FileProblem):
                     problems += 1
                     if problems <= _PROBLEMS:  # a path that a file told would not be its own
@@ -187,10 +195,10 @@ class Boxes:
             yield FileProblem(where, str(ended))
 
     def _next(
-        self, told: Connection, until: float
+        self, told: Connection, clock: _Clock
     ) -> Document | Pair | FileProblem | Attached | int | None:
         """The next that is told; None: that was all. Raises _Ended."""
-        kind, content = self._message(told, until)
+        kind, content = self._message(told, clock)
         if kind == _OVER:
             return None
         try:
@@ -202,14 +210,13 @@ class Boxes:
             raise _Ended("its reader told what makes no sense: the file is hostile")
         if kind != b"A":
             return item  # type: ignore[no-any-return]
-        _, content = self._message(told, until)
+        _, content = self._message(told, clock)
         return Attached(item, content)
 
-    def _message(self, told: Connection, until: float) -> tuple[bytes, bytes]:
+    def _message(self, told: Connection, clock: _Clock) -> tuple[bytes, bytes]:
         limits = self._limits
-        left = min(limits.pause_s + _GRACE_S, until - time.monotonic())
         try:
-            if not told.poll(max(0.0, left)):
+            if not clock.wait(told, limits.pause_s + _GRACE_S):
                 raise _Ended(
                     f"not read within {limits.pause_s:.0f} s a page and {limits.file_s:.0f} s "
                     "all in all: cut it into several files"
@@ -231,7 +238,7 @@ class Boxes:
         names: set[str],
         where: str,
         depth: int,
-        until: float,
+        clock: _Clock,
     ) -> Iterator[Item]:
         """What is in a file of a file. Its name is its sender's: it names no folder of ours."""
         name = PurePosixPath(attached.name.replace("\0", "")).name[-100:]
@@ -253,7 +260,7 @@ class Boxes:
                 return
             inner = Found(path, f"{file.name}/{name}")
             with self._begin(inner) as told:
-                yield from self._told(inner, told, lambda _: None, where, depth + 1, until)
+                yield from self._told(inner, told, lambda _: None, where, depth + 1, clock)
 
 
 def _makes_sense(item: object) -> bool:
@@ -333,11 +340,15 @@ def main() -> None:
         request, told, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 1)
         if not request:
             return
+        path, name, below, limits = json.loads(request)
+        file = Found(Path(path), name, Path(below) if below else None)
+        # What it asks for first is its libraries, which its children have then. Nothing of a
+        # file is looked at before its first block is asked for.
+        if (reader := reader_of(file.path)) is not None and reader.blocks is not None:
+            reader.blocks(Source(file.path, name, 0))
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            path, name, below, limits = json.loads(request)
-            file = Found(Path(path), name, Path(below) if below else None)
             with Connection(told[0], readable=False) as connection:
                 _read(file, Limits(**limits), connection)
             os._exit(0)
