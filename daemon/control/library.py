@@ -22,6 +22,7 @@ from daemon.library.readers.documents import (
     MAX_POSITIVES,
     MAX_QUERY_BYTES,
     MAX_SOURCE,
+    MAX_SPANS,
     MAX_TEXT_BYTES,
     MAX_TITLE,
     Document,
@@ -291,6 +292,8 @@ def _parsed(
             errors.append(f"document {item.id}: its source or author is too long")
         elif not _DATE.fullmatch(item.date) or not _LANGUAGE.fullmatch(item.language):
             errors.append(f"document {item.id}: no date YYYY-MM-DD, or no language of two letters")
+        elif len(item.spans) > MAX_SPANS:
+            errors.append(f"document {item.id}: more than {MAX_SPANS:,} spans: cut it")
         elif (spans := _spans(item)) is None:
             errors.append(f"document {item.id}: its spans don't lie in its text one after another")
         else:

@@ -23,6 +23,7 @@ from daemon.control.training import TrainingCalls
 from daemon.library.readers.documents import (
     MAX_ID,
     MAX_QUERY_BYTES,
+    MAX_SPANS,
     MAX_TEXT_BYTES,
     MAX_TITLE,
     Pair,
@@ -139,6 +140,7 @@ def test_each_document_and_pair_has_its_bounds() -> None:
         documents=[
             control.Document(id="x", title="t" * (MAX_TITLE + 1), text="x"),
             control.Document(id="x", title="t", text="x" * (MAX_TEXT_BYTES + 1)),
+            control.Document(id="x", text="x", spans=[control.Span(end=1)] * (MAX_SPANS + 1)),
             control.Document(id="good", title="t" * MAX_TITLE, text="x"),
         ],
         pairs=[
@@ -150,7 +152,8 @@ def test_each_document_and_pair_has_its_bounds() -> None:
     documents, pairs, errors = _parsed(request)
     assert [document.id for document in documents] == ["good"]
     assert len(pairs) == 1
-    assert len(errors) == 4
+    assert len(errors) == 5
+    assert errors[2] == "document x: more than 100,000 spans: cut it"
 
 
 def test_of_pairs_without_a_document_so_many_are_kept_in_mind() -> None:
