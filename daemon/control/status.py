@@ -84,6 +84,7 @@ class StatusCalls(Calls):
             ],
             audit_breaks=[_break(record) for record in self._open_breaks()],
             index_recall=driver.collection.index_recall,
+            passages_waiting=max(0, counts.passages - driver.collection.indexed),
         )
 
     def _open_breaks(self) -> list[BreakRecord]:

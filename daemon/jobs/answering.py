@@ -100,6 +100,14 @@ class Searched:
 _open: OpenVersion | None = None
 
 
+@dataclass(frozen=True)
+class OpenIndex:
+    """What questions are answered from: ``passages`` that are found by meaning."""
+
+    passages: int
+    accuracy: Accuracy
+
+
 def open_version(
     spec: RetrieverSpec,
     library_path: Path,
@@ -108,10 +116,10 @@ def open_version(
     index_path: Path,
     generator: str = USUAL,
     sentences_path: Path | None = None,
-) -> Accuracy:
+) -> OpenIndex:
     """Make a model version with its index the one that answers, as the generator writes it.
 
-    Says how much of what it should find that index finds.
+    Says what that index holds, and how much of what it should find it finds.
     What titles and words count in its answers is found on the site's pairs for validation, of
     which `_WEIGHED_BY` are asked. What a frozen encoder makes of sentences is kept at
     ``sentences_path`` (None: nowhere), and there what passages had that are gone by now goes.
@@ -142,7 +150,7 @@ def open_version(
     if previous is not None:
         previous.close()
     _open = _weighed(_open)
-    return index.base.accuracy
+    return OpenIndex(index.count, index.base.accuracy)
 
 
 def ask(question: str, top_k: int) -> Answered:

@@ -48,6 +48,14 @@ METRICS = (
         phrase="{} passages",
     ),
     Metric(
+        "hanse_passages_waiting",
+        "Passages that are not in the index yet: words alone find them.",
+        "count",
+        lambda s: s.passages_waiting,
+        row="library",
+        phrase="{} not indexed yet",
+    ),
+    Metric(
         "hanse_index_recall_ratio",
         "Share of the ten nearest passages that the index finds, measured when it was built.",
         "ratio",

@@ -142,6 +142,7 @@ class Collection:
         self.served_digest = b""
         self.served_index: Path | None = None  # its folder; None: none is open yet
         self.index_recall = 0.0  # of that one, as `Accuracy`; 0: none is open yet
+        self.indexed = 0  # passages that it holds
         self.last_error = ""
         self._listeners = listeners
         self._trainable = 0  # pairs, where those that were made here are learned from
@@ -403,7 +404,7 @@ class Collection:
         return True
 
     async def _open(self, digest: bytes, path: Path) -> None:
-        accuracy = await self._answering.run(
+        opened = await self._answering.run(
             answering_jobs.open_version,
             self._spec,
             self.library_path,
@@ -413,10 +414,11 @@ class Collection:
             self._settings.generator,
             self._sentences,
         )
+        accuracy = opened.accuracy
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:
             log.warning(_MISSES, usual_recall=accuracy.usual_recall, breadth=accuracy.breadth)
         self.served_digest, self.served_index = digest, path
-        self.index_recall = accuracy.recall
+        self.index_recall, self.indexed = accuracy.recall, opened.passages
 
     def indexed_by(self, embedded: bytes) -> bool:
         """Whether questions are answered from an index of that name (`embedded_by`)."""

@@ -202,7 +202,7 @@ async def test_who_ingests_is_told_how_far_the_index_is(site: Site) -> None:
     await site.collection.ingest(DOCUMENTS, [])
     await site.collection.index(told.append)
     assert IndexingProgress(8, 8) in told
-    assert site.collection.index_recall == 1.0
+    assert (site.collection.index_recall, site.collection.indexed) == (1.0, 8)
     assert site.collection._watching == []
 
 
