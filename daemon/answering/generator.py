@@ -41,8 +41,11 @@ class Generator(Protocol):
 
 
 def cite(number: int, ranked: Ranked, text: str) -> Citation:
-    """The citation of a text out of a passage."""
-    passage = ranked.passage
+    """The citation of a text out of a passage; a row of a table has its header above it."""
+    passage, context = ranked.passage, ranked.passage.context
+    header = passage.text.partition("\n")[0]
+    if passage.kind == "table" and "\t" not in context and " ".join(header.split()) != text:
+        context = f"{context}\n{header}" if context else header
     return Citation(
         number,
         passage.document_id,
@@ -50,7 +53,7 @@ def cite(number: int, ranked: Ranked, text: str) -> Citation:
         passage.title,
         text,
         float(ranked.score),
-        passage.context,
+        context,
         passage.kind,
         passage.page,
     )

@@ -109,10 +109,12 @@ def _give_gone(
     if found.gone:
         with Library.open(library_path, read_only=True) as library:
             documents = library.notes.documents_of(folder.name, found.gone)
-    # What is here from nowhere else; a file of which nothing is here is forgotten in any case.
+    # What is here from nowhere else.
     lasting = [name for name in found.gone if documents[name]]
     trouble, memory = held_back(lasting, *noted[:1], tree, noted[1])
-    going = [name for name in found.gone if not (trouble and documents[name])]
+    # A file's note also says that a person took its document out: while the disk may not be
+    # mounted, none is forgotten, or it would be read again when it is.
+    going = [] if trouble or not tree.files else found.gone
     for first in range(0, len(going), _GONE_AT_ONCE):
         names = going[first : first + _GONE_AT_ONCE]
         ids = [one for name in names for one in documents[name]]

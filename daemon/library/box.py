@@ -77,7 +77,7 @@ class _Clock:
     def wait(self, told: Connection, most: float) -> bool:
         """Whether something is told in time."""
         began = time.monotonic()
-        is_told = told.poll(max(0.0, min(most, self._left)))
+        is_told = self._left > 0.0 and told.poll(min(most, self._left))
         self._left -= time.monotonic() - began
         return is_told
 
@@ -88,6 +88,7 @@ class Boxes:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._forks: _Forks | None = None
+        self._over = False
 
     def __enter__(self) -> Boxes:
         return self
@@ -98,7 +99,11 @@ class Boxes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all that still reads."""
+        self.end()
+
+    def end(self) -> None:
+        """End all that still reads, and what waits for it; from any thread."""
+        self._over = True
         if self._forks is not None:
             self._forks.end()
 
@@ -115,13 +120,17 @@ class Boxes:
             while True:
                 # All but the first wait for their turn, once they have told as much as a
                 # pipe holds: by then most have told everything.
-                while read < (os.cpu_count() or 1) and (file := next(waiting, None)):
+                while (
+                    not self._over
+                    and read < (os.cpu_count() or 1)
+                    and (file := next(waiting, None))
+                ):
                     if isinstance(file, FileProblem):
                         begun.append(file)
                     else:
                         begun.append((file, self._begin(file)))
                         read += 1
-                if not begun:
+                if self._over or not begun:
                     return
                 first = begun[0]
                 if isinstance(first, FileProblem):

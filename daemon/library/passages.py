@@ -114,15 +114,19 @@ class SentenceSplitter:
 
 
 def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
-    """What no passage crosses: runs of text, tables and figures, each under its heading."""
+    """What no passage crosses: pages, runs of text, tables and figures, each under its heading.
+
+    On the next page a heading still stands above text that goes on, and above no table.
+    """
     spans = document.spans or (Span("text", 0, len(document.text)),)
     if all(span.kind == "heading" for span in spans):
         yield "text", list(spans), ""
         return
     above: list[str] = []
+    page = 0  # of what stands above
     run: list[Span] = []
     for before, span in zip((None, *spans), spans, strict=False):
-        if run and span.kind != "text":
+        if run and (span.kind != "text" or span.page != run[-1].page):
             yield "text", run, "\n".join(above)
             run = []
         if span.kind == "heading":
@@ -130,10 +134,11 @@ def _sections(document: Document) -> Iterator[tuple[Kind, list[Span], str]]:
                 above = []
             # No more than have levels: each passage below keeps them all.
             above = [*above, document.text[span.begin : span.end][:_CONTEXT]][-_LEVELS:]
+            page = span.page
         elif span.kind == "text":
             run.append(span)
         else:
-            yield span.kind, [span], "\n".join(above)
+            yield span.kind, [span], "\n".join(above) if page == span.page else ""
     if run:
         yield "text", run, "\n".join(above)
 

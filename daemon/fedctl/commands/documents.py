@@ -57,7 +57,7 @@ def documents_list(session: Session, below: Below = "") -> None:
     """List the documents by id, with title, split and number of passages."""
     found = run(_listed(session, below))
     plain = {"documents": [as_plain(one) for one in found]}
-    session.result(plain, lambda console: _show_list(console, found))
+    session.result(plain, lambda console: _show_list(console, found, below))
 
 
 @topic.command("show")
@@ -190,9 +190,11 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
 # ---- for people -------------------------------------------------------------------
 
 
-def _show_list(console: Console, found: list[StoredDocument]) -> None:
+def _show_list(console: Console, found: list[StoredDocument], below: str) -> None:
     if not found:
-        console.print("no documents: ingest some (fedctl ingest)")
+        why = f"no document's id begins with {below!r}" if below else "no documents"
+        remedy = "fedctl documents list shows all" if below else "ingest some (fedctl ingest)"
+        console.print(plain_text(f"{why}: {remedy}"))
         return
     table = columns("document", "title", "split", ">passages")
     for one in found:

@@ -29,6 +29,7 @@ from daemon.library.files import SUFFIXES
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from daemon.library.box import Boxes
     from daemon.library.readers.documents import Document, FileProblem, Pair, Span
     from proto import control_pb2
     from proto.control_pb2 import (
@@ -75,6 +76,7 @@ class Ingested:
     done: bool = False
     bytes_read: int = 0
     bytes_total: int = 0
+    other_kinds: int = 0  # files of folders that nobody reads
     problems: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -153,7 +155,7 @@ def ingest(
     except KeyboardInterrupt:
         raise CommandError(
             "interrupted; what was stored by then stays, and the daemon embeds it by itself",
-            "ingest the same paths again for the rest; what is there already costs nothing",
+            "ingest the same paths again for the rest; what is there already is not embedded again",
             exit_code=Exit.INTERRUPTED,
         ) from None
     if not (ingested.documents_read or ingested.pairs_read or ingested.problems):
@@ -269,30 +271,43 @@ async def _batches(
     naming: Naming,
 ) -> AsyncIterator[IngestRequest]:
     """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow."""
-    items = _read(paths, so_far)
-    while True:
-        batch, problems = await asyncio.to_thread(_next_batch, items, naming)
-        so_far.problems.extend(problems)
-        so_far.documents_read += len(batch.documents)
-        so_far.pairs_read += len(batch.pairs)
-        watch(so_far)
-        if not batch.documents and not batch.pairs:
-            return
-        await turn.acquire()
-        yield batch
-
-
-def _read(paths: list[Path], so_far: Ingested) -> Iterator[Document | Pair | FileProblem]:
     from daemon.library.box import Boxes
-    from daemon.library.files import Found, found
+
+    boxes = Boxes()
+    items = _read(paths, so_far, boxes)
+    try:
+        while True:
+            batch, problems = await asyncio.to_thread(_next_batch, items, naming)
+            so_far.problems.extend(problems)
+            so_far.documents_read += len(batch.documents)
+            so_far.pairs_read += len(batch.pairs)
+            watch(so_far)
+            if not batch.documents and not batch.pairs:
+                return
+            await turn.acquire()
+            yield batch
+    finally:
+        boxes.end()  # on Ctrl-C the thread waits for a reader, and a page may take a minute
+
+
+def _read(
+    paths: list[Path], so_far: Ingested, boxes: Boxes
+) -> Iterator[Document | Pair | FileProblem]:
+    from daemon.library.files import Found, found, reader_of
 
     def watch(count: int) -> None:
         so_far.bytes_read += count
 
-    at_paths = [one for path in paths for one in found(path)]
-    so_far.bytes_total = sum(one.size for one in at_paths if isinstance(one, Found))
-    with Boxes() as boxes:
-        yield from boxes.read(at_paths, watch)
+    files: list[Found | FileProblem] = []
+    for path in paths:
+        for one in found(path):
+            # Of a folder that is given, a file of another kind is nobody's mistake.
+            if isinstance(one, Found) and one.path != path and reader_of(one.path) is None:
+                so_far.other_kinds += 1
+            else:
+                files.append(one)
+    so_far.bytes_total = sum(one.size for one in files if isinstance(one, Found))
+    yield from boxes.read(files, watch)
 
 
 def _document(document: Document, prefix: str) -> control_pb2.Document:
@@ -385,6 +400,9 @@ def _show(console: Console, ingested: Ingested) -> None:
     if ingested.pairs:
         here = ", ".join(f"{count} {split}" for split, count in ingested.pairs_here.items())
         console.print(f"Pairs of use in the library now: {here}.")
+    if ingested.other_kinds:
+        kinds = f"{ingested.other_kinds} files of other kinds passed over"
+        console.print(f"{kinds} (read are {', '.join(SUFFIXES)}).", soft_wrap=True)
     if ingested.problems:
         console.print(f"{len(ingested.problems)} refused; see below.")
 
@@ -430,7 +448,9 @@ def show_answer(console: Console, reply: AskReply) -> None:
         title = citation.title or citation.document_id
         page = f", page {citation.page}" if citation.page else ""
         where = visible(f"{title} ({citation.passage_id}{page})").replace("\n", " ")
-        line = f"[{citation.number}] {where}: {citation.text}"
+        header = citation.context.rpartition("\n")[2] if citation.kind == "table" else ""
+        said = f"{header.strip()}: {citation.text}" if header else citation.text
+        line = f"[{citation.number}] {where}: {said}"
         console.print(plain_text(line), soft_wrap=True)
     _show_retrieved(console, reply)
 

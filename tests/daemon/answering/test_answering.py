@@ -15,7 +15,7 @@ import pytest
 
 from daemon.answering.answering import Answered, QuestionRefusedError
 from daemon.answering.extractive import NOTHING_FOUND, ExtractiveGenerator
-from daemon.answering.generator import GeneratedAnswer
+from daemon.answering.generator import GeneratedAnswer, cite
 from daemon.evaluation.rankings import exact, held_out, weigh
 from daemon.evaluation.rankings import judged as judged_ranking
 from daemon.jobs import answering
@@ -40,6 +40,15 @@ def ranked(*texts: str, title: str = "") -> list[Ranked]:
         Ranked(Passage(n, f"p{n}", f"d{n}", title, text), 1.0 / (60 + n))
         for n, text in enumerate(texts, start=1)
     ]
+
+
+def test_a_row_of_a_table_is_cited_with_its_header() -> None:
+    table = "Wing\tBeds\nEast\t30\nWest\t28"
+    whole = Ranked(Passage(1, "p", "d", "Wards", table, "Beds in use", "table", 4), 1.0)
+    assert cite(1, whole, "East 30").context == "Beds in use\nWing\tBeds"
+    assert cite(1, whole, "Wing Beds").context == "Beds in use"
+    later = Ranked(replace(whole.passage, text="West\t28", context="Wing\tBeds"), 1.0)
+    assert cite(1, later, "West 28").context == "Wing\tBeds"
 
 
 def answer(question: str, passages: list[Ranked]) -> GeneratedAnswer:

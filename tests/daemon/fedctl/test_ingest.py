@@ -180,7 +180,7 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
     (tmp_path / "a.jsonl").write_bytes(records)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(records, compresslevel=0))
     (tmp_path / "c.bin").write_bytes(bytes(1000))
-    whole = sum(path.stat().st_size for path in tmp_path.iterdir())
+    whole = sum(path.stat().st_size for path in tmp_path.glob("*.jsonl*"))
     so_far, seen = library.Ingested(), list[int]()
 
     def watch(step: library.Ingested) -> None:

@@ -253,8 +253,10 @@ def test_a_folder_that_is_missing_or_emptied_removes_nothing(site: Site) -> None
     with Library.open(site.library) as library:
         library.delete_documents(["contracts/rope.txt"])
     assert site.look().trouble == "", "a person has removed it: there is nothing to hold"
-    with Library.open(site.library, read_only=True) as library:
-        assert library.notes.of("contracts") == {}
+    site.folder.path.rmdir()
+    site.folder.path.with_name("away").rename(site.folder.path)
+    site.look()
+    assert site.texts() == {}, "mounted again, it does not bring back what a person took out"
 
 
 def test_a_document_that_a_person_removed_comes_back_when_it_changes(site: Site) -> None:

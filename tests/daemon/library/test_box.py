@@ -6,6 +6,7 @@ import ctypes
 import os
 import socket
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,11 +209,11 @@ def test_a_name_of_what_is_attached_stops_nothing(folder: Path) -> None:
 
 def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
     (folder / "a.wait").write_text(GOOD)
-    told = list(boxed(folder, "a.wait", limits=Limits(file_s=1.0)))
+    told = list(boxed(folder, "a.wait", limits=Limits(file_s=4.0)))
     assert [str(item).partition(": ")[0] for item in told[:2]] == [
         f"{folder}/a.wait/a.hang", f"{folder}/a.wait/b.jsonl",
     ]  # fmt: skip
-    assert all("1 s all in all" in str(item) for item in told[:2])
+    assert all("4 s all in all" in str(item) for item in told[:2])
 
 
 def test_what_no_daemon_would_take_is_not_passed_on(folder: Path) -> None:
@@ -246,6 +247,22 @@ def test_who_stops_listening_leaves_no_reader_behind(folder: Path) -> None:
         next(told)
         assert children_of(os.getpid())
         told.close()
+    assert not children_of(os.getpid())
+
+
+def test_who_ends_it_from_another_thread_waits_for_no_page(folder: Path) -> None:
+    (folder / "a.hang").write_text("x")
+    (folder / "b.jsonl").write_text(GOOD)
+    files = [Found(folder / name, name) for name in ("a.hang", "b.jsonl")]
+    boxes, told = Boxes(), list[Item]()
+    reading = threading.Thread(target=lambda: told.extend(boxes.read(files)))
+    reading.start()
+    while len(children_of(os.getpid())) < 2:
+        reading.join(0.01)
+    boxes.end()
+    reading.join(30)
+    assert not reading.is_alive()
+    assert not [item for item in told if isinstance(item, Document)]
     assert not children_of(os.getpid())
 
 

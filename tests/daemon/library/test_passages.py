@@ -171,7 +171,7 @@ def test_headings_alone_are_a_text() -> None:
 
 def test_a_long_table_is_cut_between_rows_below_its_header() -> None:
     rows = ["Rope\tTons\tPrice", *(f"No. {n}\t{n}.5\t{n}00 marks" for n in range(9))]
-    document = made_of(Block("heading", "Prices"), Block("table", "\n".join(rows), page=7))
+    document = made_of(Block("heading", "Prices", page=7), Block("table", "\n".join(rows), page=7))
     pieces = cut(document, 20)
     assert "\n".join(piece.text for piece in pieces) == "\n".join(rows)
     assert pieces[0].context == "Prices"
@@ -186,15 +186,22 @@ def test_a_passage_knows_its_page_and_covers_its_blocks_there() -> None:
         Block("text", "Second.", page=1, place=(0.05, 0.3, 0.4, 0.4)),
         Block("text", "Third, overleaf, at last.", page=2, place=(0.1, 0.1, 0.9, 0.2)),
     )
-    whole, *others = cut(document, 20)
-    assert not others
+    whole, overleaf = cut(document, 20)
     assert (whole.page, whole.place) == (1, (0.05, 0.2, 0.5, 0.4))
-    *_, last = cut(document, 4)
-    assert (last.text, last.page, last.place) == (
-        "Third, overleaf, at last.",
-        2,
-        (0.1, 0.1, 0.9, 0.2),
+    assert overleaf.text == "Third, overleaf, at last.", "a passage is of one page"
+    assert (overleaf.page, overleaf.place) == (2, (0.1, 0.1, 0.9, 0.2))
+
+
+def test_a_heading_goes_on_overleaf_above_text_and_above_no_table() -> None:
+    document = made_of(
+        Block("heading", "Of ropes", 1),
+        Block("text", "Coil them dry.", 1),
+        Block("text", "Tar them yearly.", 2),
+        Block("table", "Rope\tTons\nNo. 1\t4", 2),
     )
+    assert [(piece.page, piece.context) for piece in cut(document, 20)] == [
+        (1, "Of ropes"), (2, "Of ropes"), (2, ""),
+    ]  # fmt: skip
 
 
 kinds = st.sampled_from(["text", "heading", "table", "figure"])
@@ -233,4 +240,4 @@ def test_a_passage_is_placed_without_a_look_at_all_others() -> None:
     begun = time.process_time()
     pieces = SentenceSplitter(words, 60)(Document("a", "", text, spans=spans))
     assert time.process_time() - begun < 6
-    assert [piece.page for piece in pieces[:3]] == [1, 16, 31]
+    assert [piece.page for piece in pieces[:3]] == [1, 2, 3]

@@ -20,6 +20,7 @@ _LEAST_ROWS, _LEAST_BESIDE = 4, 2  # of a column of text, and of the one that en
 _GUTTER = 0.9  # em that are empty between two columns of text
 _MOST_WORDS_SEEN = 50_000  # of a file, to tell a broken word from two joined by a hyphen
 _MANY = 0.12  # of a file's lines
+_SENTENCE = 5  # words, at least, that end with a full stop
 _LARGER = 1.15  # times the body's size: a heading
 _LONGEST_HEADING, _MOST_HEADING_ROWS = 200, 3
 
@@ -74,6 +75,8 @@ class Style:
             return False
         if not any(letter.isalpha() for letter in text) or _ITEM.match(text[:1] + " "):
             return False
+        if text[-1] == "." and len(text.split()) >= _SENTENCE:
+            return False  # of a scan sizes say little
         size = min(row.size for row in rows)
         bold = not self.is_bold and all(row.bold for row in rows) and text[-1] not in ".,;"
         return size >= _LARGER * self.size or (bold and size > 0.9 * self.size)
