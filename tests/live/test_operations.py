@@ -174,9 +174,10 @@ async def test_bad_input_costs_only_itself(live: LiveFederation, tmp_path: Path)
     }
     assert told["documents_new"] == 5
     assert (await site.status()).documents == before + 5
-    code, out, _ = await fedctl(site, "ask", "where does the boathouse key hang?", "--json")
+    found = ("where does the boathouse key hang?", "--top-k", "100", "--json")
+    code, out, _ = await fedctl(site, "search", *found)
     assert code == 0
-    assert any("boathouse" in c["text"] for c in json.loads(out)["citations"])
+    assert any("boathouse" in passage["text"] for passage in json.loads(out)["passages"])
 
 
 async def test_pairs_whose_documents_are_not_here_are_told(
