@@ -43,6 +43,7 @@ _REQUEST_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20
 _GRACE_S: Final = 10.0  # on a busy machine, for a reader to end itself in
 _PROBLEMS: Final = 1000  # of a file
+_TELL_S: Final = 1.0  # a scan is few bytes a page, and people wait
 _LONGEST_CAUSE: Final = 1000  # characters
 _LONGEST_NAME: Final = 200  # bytes of an attached file's name; Linux has 255
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "TMPDIR", "TESSDATA_PREFIX", "LANG", "LC_ALL")
@@ -369,15 +370,15 @@ def main() -> None:
 
 def _read(file: Found, limits: Limits, told: Connection) -> None:
     """Read a file and tell what is in it."""
-    unsaid = 0
+    unsaid, said = 0, time.monotonic()
 
     def watch(count: int) -> None:
-        nonlocal unsaid
+        nonlocal unsaid, said
         signal.setitimer(signal.ITIMER_REAL, limits.pause_s)  # ends this process
         unsaid += count
-        if unsaid >= STEP:
+        if unsaid >= STEP or (unsaid and time.monotonic() - said > _TELL_S):
             _tell(told, b"B", unsaid)
-            unsaid = 0
+            unsaid, said = 0, time.monotonic()
 
     try:
         _confine(limits)

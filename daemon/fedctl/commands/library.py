@@ -504,8 +504,10 @@ def search(
         question=question, top_k=top_k, explain=explain, begins=below, title=title
     )
     reply = run(_search(session, asked))
+    among = "of the documents that --below and --title name" if below or title else "here"
     session.result(
-        {"question": question, **as_plain(reply)}, lambda console: _show_found(console, reply)
+        {"question": question, **as_plain(reply)},
+        lambda console: _show_found(console, reply, among),
     )
 
 
@@ -514,7 +516,7 @@ async def _search(session: Session, request: SearchRequest) -> SearchReply:
         return await daemon.Search(request, timeout=ASK_WITHIN_S)
 
 
-def _show_found(console: Console, reply: SearchReply) -> None:
+def _show_found(console: Console, reply: SearchReply, among: str) -> None:
     for number, passage in enumerate(reply.passages, start=1):
         title = visible(passage.title or passage.document_id).replace("\n", " ")
         page = f", page {passage.page}" if passage.page else ""
@@ -525,7 +527,7 @@ def _show_found(console: Console, reply: SearchReply) -> None:
                 console.print(plain_text(line), style="dim", soft_wrap=True)
         console.print(plain_text(f"{passage.text}\n"), soft_wrap=True)
     if not reply.passages:
-        console.print("No passage here has to do with that.")
+        console.print(f"No passage {among} has to do with that.")
     how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
     console.print(
         f"A rank by words counts {reply.words_weight:g} of one by meaning and a title adds up to "
