@@ -130,7 +130,7 @@ Spoil = Callable[[list[pb.Frame]], list[pb.Frame]]
 
 
 def change_a_byte(pieces: list[pb.Frame]) -> list[pb.Frame]:
-    pieces[1].data = b"\0" + pieces[1].data[1:]
+    pieces[1].data = bytes([pieces[1].data[0] ^ 1]) + pieces[1].data[1:]
     return pieces
 
 

@@ -458,7 +458,7 @@ def test_a_file_of_the_same_name_from_elsewhere_replaces_nothing_unasked(
 def test_a_passage_keeps_its_place_and_is_found_by_what_stands_above(library: Library) -> None:
     text, spans = joined(
         [
-            Block("heading", "Galley"),
+            Block("heading", "Galley", 3),
             Block("table", "Stove\tWood\nLamp\tOil", 3, (0.1, 0.25, 0.5, 1.0)),
         ]
     )
