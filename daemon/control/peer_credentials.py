@@ -66,8 +66,7 @@ class PeerCredentials:
             if task is not None:  # always: asyncio runs this as a task
                 self._visits[task] = uid
                 task.add_done_callback(self._visits.pop)
-            door = await self._door(uid)
-            answers, inner = await asyncio.open_unix_connection(door)
+            answers, inner = await self._led(uid)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_carry(reader, inner))
                 group.create_task(_carry(answers, writer))
@@ -77,6 +76,20 @@ class PeerCredentials:
             writer.transport.abort()
             if inner is not None:
                 inner.transport.abort()
+
+    async def _led(self, uid: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to this user's server."""
+        door = await self._door(uid)
+        try:
+            return await asyncio.open_unix_connection(door)
+        except FileNotFoundError:
+            # Somebody has cleared the temporary folder: without this nobody would be let in
+            # until the daemon is started again.
+            if self._folder is not None and door.parent == Path(self._folder.name):
+                log.warning("the control socket's own folder is gone: made anew", gone=str(door))
+                self._folder.cleanup()
+                self._folder, self._doors = _own_folder(), {}
+            return await asyncio.open_unix_connection(await self._door(uid))
 
     async def _door(self, uid: int) -> Path:
         """The socket of this user's server, which is started when the user first comes."""

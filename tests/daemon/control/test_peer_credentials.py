@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -75,6 +76,19 @@ async def test_a_caller_is_who_the_kernel_says(tmp_path: Path) -> None:
     path = tmp_path / "fedd.sock"
     async with doorman(path):
         assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
+
+
+async def test_a_cleared_temporary_folder_keeps_nobody_out(tmp_path: Path) -> None:
+    path = tmp_path / "fedd.sock"
+    async with doorman(path) as keeper:
+        assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
+        assert keeper._folder is not None
+        shutil.rmtree(keeper._folder.name)
+        with capture_logs() as logs:
+            assert await asked_by(os.getuid(), path) == f"uid:{os.getuid()}"
+        assert ["made anew" in one["event"] for one in logs if one["log_level"] == "warning"] == [
+            True
+        ]
 
 
 async def test_a_user_has_so_many_connections_and_gets_others_for_them(tmp_path: Path) -> None:
