@@ -178,6 +178,18 @@ def _migrate(path: Path) -> None:
 
 
 @contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of it or nothing; the write lock is taken at once, so nothing can deadlock."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+@contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Translate SQLite's errors at the door: cause and remedy."""
     try:

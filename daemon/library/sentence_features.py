@@ -24,7 +24,7 @@ import numpy as np
 
 from crypto.arrays import Float32
 from crypto.durable import clear
-from daemon.library.schema import LibraryError
+from daemon.library.schema import LibraryError, transaction
 
 MOST_BYTES = 1 << 30  # of the file: some 130,000 passages of 8 sentences, 384 values each
 
@@ -166,14 +166,8 @@ class SentenceFeatures:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with _explained(self._path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        with _explained(self._path), transaction(self._db):
+            yield
 
 
 def _opened(path: Path) -> sqlite3.Connection:

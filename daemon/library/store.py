@@ -42,7 +42,7 @@ from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
 from daemon.library.files import FILE_ENDINGS
 from daemon.library.passages import passage_ids
 from daemon.library.readers.documents import Document, Pair
-from daemon.library.schema import LibraryError, explained, open_database
+from daemon.library.schema import LibraryError, explained, open_database, transaction
 from daemon.library.words import WordsRanking, terms
 from daemon.process.faultpoints import passing
 
@@ -570,15 +570,8 @@ class Library:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it or nothing; the write lock is taken at once, so nothing can deadlock."""
-        with explained(self._path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+        with explained(self._path), transaction(self._db):
+            yield
 
 
 def _raw_rows(vectors: Float32, expected: int) -> list[bytes]:
