@@ -25,6 +25,8 @@ _ONE_AT_A_TIME = {
     "daemons": re.compile(r"\bmark\.federation\b"),
     # They share the process that workers are forked from: to import torch there takes seconds.
     "workers": re.compile(r"\bimport_once\(|\bWorkers\.of\("),
+    # They read each file of ours, which takes seconds, and keep what they read.
+    "sources": re.compile(r"^def parsed\(|^from tests\.test_rooms import", re.MULTILINE),
 }
 
 # Half a minute or more each, and none of a kind's processes needed: none is to be the last.

@@ -91,6 +91,7 @@ def test_the_readmes_figures_of_recipes_are_the_benchmarks(cells: list[dict[str,
         assert float(figure) == pytest.approx(mean_of(cells, recipe, "pooled"), abs=0.0006)
 
 
+@pytest.mark.slow
 def test_the_plot_is_drawn_from_what_was_recorded(tmp_path: Path) -> None:
     shutil.copy(RESULTS / "learning.json", tmp_path)
     drawn = picture.draw(tmp_path)

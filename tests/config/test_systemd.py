@@ -115,6 +115,7 @@ def test_the_unit_and_the_default_settings_name_the_same_folders() -> None:
     assert option("ExecReload") == ["/bin/kill -HUP $MAINPID"]
 
 
+@pytest.mark.slow
 def test_a_refused_setting_is_no_reason_to_restart(tmp_path: Path) -> None:
     refused = run(sys.executable, "-m", "daemon.main", "--config", tmp_path / "missing.toml")
     assert "copy config/fedd.example.toml" in refused.stderr

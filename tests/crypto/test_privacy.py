@@ -279,6 +279,7 @@ def test_the_clip_norm_moves_towards_the_quantile() -> None:
     assert next_clip_norm(0.7, 0.5, int(inside + outside), 2, mechanism) == pytest.approx(0.7)
 
 
+@pytest.mark.slow
 def test_a_clip_norm_that_follows_a_quantile_gets_there_through_the_noise() -> None:
     """Ten sites whose norms are 1 .. 10: from 0.1 towards their median."""
     norm = 0.1

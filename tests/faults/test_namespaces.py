@@ -40,6 +40,7 @@ def namespaces() -> str:
     return subprocess.run([IP, "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_packets_pass_within_a_group_only(network: Network) -> None:
     program = [*network.command("alder"), sys.executable, "-c", _LISTEN, network.addresses["alder"]]
     with subprocess.Popen(program, stdout=subprocess.PIPE) as listener:

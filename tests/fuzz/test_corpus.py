@@ -39,6 +39,7 @@ def replayed() -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NATIVE)
 def test_what_was_kept_does_not_bring_seal_down(
     replayed: subprocess.CompletedProcess[str], name: str

@@ -26,6 +26,7 @@ print(len(program.{table}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "table"),
     [

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from config.loading import load
 from daemon.answering.generators import GENERATORS, USUAL
 
@@ -18,6 +20,7 @@ def test_what_the_settings_say_unasked_is_in_the_table(tmp_path: Path) -> None:
     assert USUAL in GENERATORS
 
 
+@pytest.mark.slow
 def test_a_generator_that_is_not_there_is_refused_beside_all_else(tmp_path: Path) -> None:
     path = tmp_path / "fedd.toml"
     path.write_text('[retrieval]\ngenerator = "oracle"\ntop_k = 0\n[log]\nlevel = 3\n')

@@ -156,6 +156,7 @@ def test_each_document_and_pair_has_its_bounds() -> None:
     assert errors[2] == "document x: more than 100,000 spans: cut it"
 
 
+@pytest.mark.slow
 def test_of_pairs_without_a_document_so_many_are_kept_in_mind() -> None:
     """A stream may go on for as long as it likes."""
     lost, told = _Lost(), set[int]()

@@ -54,6 +54,7 @@ def test_no_difference_is_none() -> None:
     assert (found.mean, found.low, found.high) == pytest.approx((0.0, 0.0, 0.0), abs=1e-15)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

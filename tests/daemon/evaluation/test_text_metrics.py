@@ -20,6 +20,7 @@ from tests.support.small_models import Letters
 SAME = ["the cat sat on the mat today", "it rains"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_the_reference_is_perfect() -> None:
     means = score_texts(SAME, SAME).means()
     assert means["bleu"] == pytest.approx(100)

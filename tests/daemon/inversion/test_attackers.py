@@ -92,6 +92,7 @@ def found(spec: RetrieverSpec, site: Path) -> Exposure:
         return audited(spec, site, AuditOptions(noises=(50.0,), bits=(1, 256), minutes=2, show=2))
 
 
+@pytest.mark.slow
 def test_exact_embeddings_are_read_and_noise_leaves_guessing(found: Exposure) -> None:
     exact, noised, wide, narrow = found.levels
     assert [level.level for level in found.levels] == [
@@ -108,6 +109,7 @@ def test_exact_embeddings_are_read_and_noise_leaves_guessing(found: Exposure) ->
     assert not any(level.cut_short for level in found.levels)
 
 
+@pytest.mark.slow
 def test_progress_goes_forward_level_by_level(found: Exposure) -> None:
     fractions = [said.fraction for said in PROGRESS]
     assert fractions == pytest.approx(sorted(fractions))
@@ -116,6 +118,7 @@ def test_progress_goes_forward_level_by_level(found: Exposure) -> None:
     assert steps == ["texts", "dictionary", *(level.level for level in found.levels)]
 
 
+@pytest.mark.slow
 def test_the_audit_says_what_it_is_about(found: Exposure) -> None:
     assert found.passages_known + found.passages_unseen <= 6 * 48
     assert found.passages_unseen == 6 * found.subjects_unseen
@@ -137,6 +140,7 @@ def inversion_words(text: str) -> set[str]:
     return set(text.lower().split())
 
 
+@pytest.mark.slow
 def test_nothing_is_shown_unasked_and_one_epoch_is_all_that_no_time_gives(
     spec: RetrieverSpec, site: Path
 ) -> None:

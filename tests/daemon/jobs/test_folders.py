@@ -330,6 +330,7 @@ def killed(root: Path, fault: str) -> bool:
     return ran.returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [fill, change])
 def test_a_look_killed_anywhere_ends_in_the_library_of_one_undisturbed(
     tmp_path: Path, stage: Callable[[Site, Random], None]

@@ -147,6 +147,7 @@ def test_files_come_in_their_order_whatever_the_others_do(folder: Path) -> None:
     assert "isn't known (KeyError)" in told[1]
 
 
+@pytest.mark.slow
 def test_a_reader_has_its_memory_and_its_time_and_no_more(folder: Path) -> None:
     for name in ("a.memory", "b.flood", "c.hang", "d.spin"):
         (folder / name).write_text("x")
@@ -207,6 +208,7 @@ def test_a_name_of_what_is_attached_stops_nothing(folder: Path) -> None:
     assert [entry.name for entry in folder.iterdir()] == ["a.names"]
 
 
+@pytest.mark.slow
 def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
     (folder / "a.wait").write_text(GOOD)
     told = list(boxed(folder, "a.wait", limits=Limits(file_s=4.0)))

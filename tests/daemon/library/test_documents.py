@@ -242,6 +242,7 @@ def test_a_line_of_one_gigabyte_is_passed_over_in_little_memory(tmp_path: Path) 
     ]
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_RATIO_FROM", 64 << 20)  # 1 GiB would take seconds
     path = tmp_path / "docs.jsonl.gz"

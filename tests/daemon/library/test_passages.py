@@ -233,6 +233,7 @@ def test_headings_without_end_are_not_repeated_in_each_passage() -> None:
     assert pieces[0].context.rpartition("\n")[2].startswith("999 x")
 
 
+@pytest.mark.slow
 def test_a_passage_is_placed_without_a_look_at_all_others() -> None:
     """A hundred thousand paragraphs, in a second and not in a minute."""
     many = [Block("text", "The winch is greased.", page) for page in range(1, 100_001)]

@@ -317,6 +317,7 @@ def one_of(round_: int, *contributors: str, rules: int = RULES) -> pb.Commit:
     return pb.Commit(certificate=pb.Certificate(body=body))
 
 
+@pytest.mark.slow
 async def test_a_message_that_cannot_be_sent_is_lost_and_said(driver: Driver) -> None:
     driver._out.put("birch", cast(pb.RunWish, pb.Envelope()))  # none that a peer could take
     driver._out.put("nobody", pb.RunWish())

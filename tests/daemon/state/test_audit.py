@@ -332,6 +332,7 @@ def actions_in(source: str) -> Iterator[str]:
                     yield str(action.value)
 
 
+@pytest.mark.slow
 def test_the_actions_that_are_written_are_those_that_the_type_allows() -> None:
     """The type checker refuses others, also where an action is handed on as an argument."""
     sources = (ROOT / "daemon").rglob("*.py")

@@ -157,6 +157,7 @@ def test_it_is_not_done_unasked(tmp_path: Path, fedctl: Fedctl) -> None:  # noqa
     assert not (state / "audit").exists()
 
 
+@pytest.mark.slow
 def test_counting_sums_from_zero_needs_no_yes(tmp_path: Path) -> None:
     store, _ = opened(tmp_path / "state" / "state.sqlite3")
     store.persist(absurd(0, GENESIS), ())

@@ -162,6 +162,7 @@ async def test_attempts_that_fail_do_not_spend_a_budget_without_end(
         assert not budget.committed()
 
 
+@pytest.mark.slow
 @IN_ONE_LOOP
 async def test_without_a_budget_everything_is_booked_and_nothing_refused(
     crypto: Worker, tmp_path: Path

@@ -71,6 +71,7 @@ def test_a_second_one_is_refused_under_any_name_of_the_folder(tmp_path: Path) ->
         assert listing(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_the_number_of_a_killed_daemon_is_not_taken_for_the_holders(
     tmp_path: Path,
 ) -> None:

@@ -130,6 +130,7 @@ async def test_an_upload_that_is_cut_is_finished_by_the_same_call(federation: Fe
         assert sent < len(content) + 10 * MIB  # from the start again it were 12
 
 
+@pytest.mark.slow
 async def test_an_upload_that_is_cut_many_times_makes_its_way(federation: Federation) -> None:
     content = os.urandom(12 * MIB)
     async with over_a_line(federation) as ends:
@@ -343,6 +344,7 @@ def test_sites_that_lost_each_other_together_drift_apart() -> None:
             assert max(slots.values()) <= len(sites) / 10
 
 
+@pytest.mark.slow
 async def test_sites_that_start_together_do_not_greet_together(tmp_path: Path) -> None:
     names = [f"site{number}" for number in range(6)]
     federation = Federation.found(tmp_path, "alpha", *names)

@@ -412,6 +412,7 @@ async def test_who_does_not_answer_in_time_is_passed_over_and_then_left_alone() 
     assert (asked.steps, asked.unanswered) == (5, 0)
 
 
+@pytest.mark.slow
 async def test_one_slow_step_is_forgiven() -> None:
     turns = iter([None, "good"] * 4)
     line = Peers(beta=lambda request: None if next(turns) is None else good(request))

@@ -386,6 +386,7 @@ async def test_push_that_nobody_asked_for(federation: Federation, attacked: Site
     attacked.inbox.why_not = None
 
 
+@pytest.mark.slow
 async def test_sender_that_falls_silent(federation: Federation, attacked: Site) -> None:
     pieces = pushed(await framed(bytes(2 * MIB)))
     async with beta_calling(federation) as beta:

@@ -453,6 +453,7 @@ manifest_like = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     text=st.binary(max_size=200)

@@ -89,6 +89,7 @@ async def encrypted_round(folder: Path, workers: list[Worker], bits: int) -> lis
     return updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 16])
 async def test_three_sites_apply_the_same_bits(tmp_path: Path, bits: int) -> None:
     async with three_workers() as workers:
@@ -146,6 +147,7 @@ def check_result(applied: NewVersion, versions: Path, bits: int) -> None:
     assert applied.mean_loss == pytest.approx(loss, abs=3 * 64 / (2 ** (bits - 1) - 1) ** 2)
 
 
+@pytest.mark.slow
 def test_naming_the_jobs_does_not_load_seal() -> None:
     """The daemon's main process imports this module to say what its worker shall do."""
     program = "import sys, daemon.jobs.sums.ckks as jobs; assert 'tenseal' not in sys.modules;"

@@ -85,6 +85,7 @@ def selected(question: ckks.Question, path: Path, exponent: int, made: pb.Plan) 
     return robust.choose(made, statement, answer, exponent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [pb.ROBUST_NORM, pb.ROBUST_MULTI_KRUM])
 def test_two_attackers_are_left_out_and_the_rest_is_summed_exactly(
     tmp_path: Path, rule: pb.RobustRule.ValueType, keys: DealtKey
@@ -141,6 +142,7 @@ def test_a_malformed_update_is_refused_by_name_and_the_others_are_compared(
     assert [site for site, _ in question.refused] == ["b", "d", "g"]
 
 
+@pytest.mark.slow
 async def test_key_holders_answer_with_equal_bits(tmp_path: Path, keys: DealtKey) -> None:
     """Each in a process of its own: f + 1 equal answers decide, so equal they must be."""
     uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
@@ -163,6 +165,7 @@ async def test_key_holders_answer_with_equal_bits(tmp_path: Path, keys: DealtKey
     assert ckks.decrypt_products(*HOLDER, path, question.sites) == theirs
 
 
+@pytest.mark.slow
 def test_only_a_key_holder_decrypts_products(tmp_path: Path, keys: DealtKey) -> None:
     uploads, _ = upload(tmp_path, [honest(seed) for seed in range(1, 8)])
     path = tmp_path / "products"
