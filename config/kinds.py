@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -207,6 +207,7 @@ PersonalName = Annotated[str, _one_of(PERSONAL, _PERSONAL_EXAMPLE)]
 RuleName = Annotated[str, _one_of(RULES, 'rule = "norm"', refused=RULES_ON_VALUES)]
 ModeName = Annotated[str, _one_of(_names("TrainingPlan", "mode"), 'mode = "ckks"')]
 Bits = Annotated[int, _one_of(_BITS, "bits = 16")]
+RetrievalLevel = Literal["passage", "sentence", "both"]
 GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 LONGEST_PROMPT = 200  # characters

@@ -25,6 +25,7 @@ from config.kinds import (
     ModeName,
     PersonalName,
     Prompt,
+    RetrievalLevel,
     RuleName,
     SiteId,
     SocketPath,
@@ -129,6 +130,7 @@ class RetrievalSettings(Section):
 
     passage_tokens: int = Field(220, ge=32, le=510)
     top_k: int = as_in("AskRequest", "top_k", 8, least=1)
+    level: RetrievalLevel = "passage"
     generator: GeneratorName = "extractive"
 
 

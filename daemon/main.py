@@ -337,6 +337,7 @@ class Daemon:
                 min_pairs=settings.training.min_pairs,
                 tell_complexity=settings.depth.tell_complexity,
                 generator=settings.retrieval.generator,
+                level=settings.retrieval.level,
             ),
             learning=workers.learning,
             answering=workers.answering,

@@ -1525,6 +1525,7 @@ class RankExplanation(_message.Message):
     WORDS_FIELD_NUMBER: _builtins.int
     MEANING_PART_FIELD_NUMBER: _builtins.int
     WORDS_PART_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
     meaning_place: _builtins.int
     """by cosine and title together, from 1; 0: not among those"""
     cosine: _builtins.float
@@ -1539,6 +1540,8 @@ class RankExplanation(_message.Message):
     """of the score: 1 / (60 + place)"""
     words_part: _builtins.float
     """of the score: weight / (60 + place)"""
+    level: _builtins.str
+    """what the cosine is of: passage, sentence (its best), or both (their mean)"""
     @_builtins.property
     def title_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the question, that its title has"""
@@ -1559,10 +1562,11 @@ class RankExplanation(_message.Message):
         words: _abc.Iterable[_builtins.str] | None = ...,
         meaning_part: _builtins.float = ...,
         words_part: _builtins.float = ...,
+        level: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bm25", b"bm25", "cosine", b"cosine", "meaning_part", b"meaning_part", "meaning_place", b"meaning_place", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bm25", b"bm25", "cosine", b"cosine", "level", b"level", "meaning_part", b"meaning_part", "meaning_place", b"meaning_place", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_
 if TYPE_CHECKING:
     from daemon.learning.retriever.retriever import Retriever
     from daemon.library.dense.index import DenseIndex
+    from daemon.library.levels import Sentences
     from daemon.library.store import Library
     from daemon.library.titles import Titles
 
@@ -37,8 +38,9 @@ class OpenVersion:
     """A model version ready to answer: its retriever, its index, the library and its titles.
 
     ``weights``: of `daemon.library.search.search`; found on ``weighed_by`` pairs, or the
-    usual ones (0). ``generator``: of `GENERATORS`. ``embed_question`` and ``embed_sentences``:
-    as the retriever does.
+    usual ones (0). ``sentences``: where these are compared, and not passages alone.
+    ``generator``: of `GENERATORS`. ``embed_question`` and ``embed_sentences``: as the
+    retriever does.
     """
 
     retriever: Retriever
@@ -48,6 +50,7 @@ class OpenVersion:
     model_digest: bytes
     embed_question: QuestionEmbedder
     embed_sentences: SentenceEmbedder
+    sentences: Sentences | None = None
     weights: RankingWeights = USUAL_WEIGHTS
     weighed_by: int = 0
     generator: str = USUAL
@@ -82,6 +85,7 @@ class OpenVersion:
             top_k,
             self.weights,
             among,
+            self.sentences,
         )
 
     def close(self) -> None:

@@ -32,11 +32,15 @@ _REMEMBERED = 20_000  # sentences of a trained encoder: 31 MB with 384 values ea
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of a passage, or a row of its table; ``position``: in it, from 0."""
+    """A sentence of a passage, or a row of its table; ``position``: in it, from 0.
+
+    ``last``: the passage has none behind it that an answer would look at.
+    """
 
     passage: Passage
     position: int
     text: str
+    last: bool = False
 
     @property
     def embedding_text(self) -> str:
@@ -49,6 +53,9 @@ class SentenceEmbedder(Protocol):
 
     def __call__(self, sentences: Sequence[Sentence], /) -> Float32:
         """[n, d], rows of length 1; those of a passage stand together, from its first on."""
+
+    def of_passages(self, passages: Sequence[Passage], /) -> list[Float32] | None:
+        """[n, d] of all sentences of each passage; None where that takes any encoding."""
 
     def close(self) -> None:
         """Close its files; it is of no use afterwards."""
@@ -90,6 +97,22 @@ class KeptSentences:
             features = features_of(self._retriever.encoder, None, passages)
         return self._retriever.embed_passages([], features)
 
+    def of_passages(self, passages: Sequence[Passage], /) -> list[Float32] | None:
+        """As in `SentenceEmbedder`: None until the background has read all of them."""
+        contents = [passage.content for passage in passages]
+        if self._kept is None or not contents:
+            return None
+        try:
+            found = self._kept.of_whole(self._retriever.encoder.digest, contents)
+        except SentenceFeaturesError as error:
+            log.warning("passages are not ranked by sentences", cause=str(error))
+            return None
+        if any(content not in found for content in contents):
+            return None
+        features = [found[content] for content in contents]
+        ends = np.cumsum([len(some) for some in features])[:-1]
+        return np.split(self._retriever.embed_passages([], np.concatenate(features)), ends)
+
     def close(self) -> None:
         """Close the file."""
         if self._kept is not None:
@@ -120,6 +143,9 @@ class RememberedSentences:
             self._vectors.popitem(last=False)
         return np.stack([known[text] for text in texts])
 
+    def of_passages(self, passages: Sequence[Passage], /) -> list[Float32] | None:
+        """None: what is remembered is what questions met, and no passage is known whole."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -134,6 +160,7 @@ def features_of(
     """
     texts = [[sentence.embedding_text for sentence in some] for some in passages]
     contents = [some[0].passage.content for some in passages]
+    whole = [some[-1].last for some in passages]
     known = [
         _known(encoder, kept, content, some) for content, some in zip(contents, texts, strict=True)
     ]
@@ -142,13 +169,13 @@ def features_of(
     encoded = encoder.encode(missing, prompt=encoder.reading.passage_prompt)
     encoded = encoded.astype(np.float16).astype(np.float32)
     features = []
-    for content, (some, there) in zip(contents, pairs, strict=True):
+    for content, (some, there), last in zip(contents, pairs, whole, strict=True):
         lacking = len(some) - len(there)
-        whole = np.concatenate([there, encoded[:lacking]])
+        joined = np.concatenate([there, encoded[:lacking]])
         encoded = encoded[lacking:]
         if lacking and kept is not None:
-            kept.put(encoder.digest, content, some, whole)
-        features.append(whole)
+            kept.put(encoder.digest, content, some, joined, whole=last)
+        features.append(joined)
     return np.concatenate(features)
 
 

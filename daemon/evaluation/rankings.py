@@ -24,6 +24,7 @@ from crypto.arrays import Float32, Int64
 from daemon.evaluation.evaluation import Judged, judge
 from daemon.learning.options import EvaluationError
 from daemon.library.dense.index import DenseIndex
+from daemon.library.levels import Sentences
 from daemon.library.readers.documents import Pair
 from daemon.library.search import (
     FUSION_DEPTH,
@@ -32,7 +33,9 @@ from daemon.library.search import (
     WORDS_WEIGHTS,
     Candidates,
     RankingWeights,
+    by_sentences,
     candidates,
+    depth_of,
 )
 from daemon.library.store import Library
 from daemon.library.titles import Titles
@@ -108,15 +111,26 @@ def found_by(
     titles: Titles,
     pairs: Sequence[Pair],
     vectors: Float32,
+    sentences: Sentences | None = None,
 ) -> Retrieved:
-    """What every ranking has of each pair's question; ``vectors`` [n, d]: as they are embedded."""
-    nearest, _ = index.search(vectors, DEPTH)
+    """What every ranking has of each pair's question; ``vectors`` [n, d]: as they are embedded.
+
+    ``sentences``: as in `daemon.library.search.search`; they change what a question meets.
+    """
+    looked_at = depth_of(FUSION_DEPTH, sentences)
+    nearest = index.search(vectors, max(DEPTH, looked_at))[0].tolist()
     words = [library.bm25(pair.query, DEPTH) for pair in pairs]
     met = [
-        candidates(index, titles, pair.query, vector, near[:FUSION_DEPTH], some[:FUSION_DEPTH])
-        for pair, vector, near, some in zip(pairs, vectors, nearest.tolist(), words, strict=True)
+        candidates(index, titles, pair.query, vector, near[:looked_at], some[:FUSION_DEPTH])
+        for pair, vector, near, some in zip(pairs, vectors, nearest, words, strict=True)
     ]
-    return Retrieved(nearest.tolist(), [[rowid for rowid, _ in some] for some in words], met)
+    if sentences is not None:
+        met = [
+            by_sentences(one, vector, sentences, FUSION_DEPTH)
+            for one, vector in zip(met, vectors, strict=True)
+        ]
+    dense = [near[:DEPTH] for near in nearest]
+    return Retrieved(dense, [[rowid for rowid, _ in some] for some in words], met)
 
 
 def weigh(library: Library, pairs: Sequence[Pair], met: Sequence[Candidates]) -> RankingWeights:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from config.kinds import RetrievalLevel
 from crypto.arrays import Float32
 from daemon.answering.answering import Answered, OpenVersion
 from daemon.answering.embedding import (
@@ -41,6 +42,7 @@ from daemon.learning.retriever.training_data import frozen_queries
 from daemon.library.contents import LibraryCounts
 from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
+from daemon.library.levels import Sentences
 from daemon.library.search import Ranked, RankingWeights
 from daemon.library.sentence_features import SentenceFeatures, SentenceFeaturesError
 from daemon.library.store import Library
@@ -116,6 +118,7 @@ def open_version(
     index_path: Path,
     generator: str = USUAL,
     sentences_path: Path | None = None,
+    level: RetrievalLevel = "passage",
 ) -> OpenIndex:
     """Make a model version with its index the one that answers, as the generator writes it.
 
@@ -123,6 +126,7 @@ def open_version(
     What titles and words count in its answers is found on the site's pairs for validation, of
     which `_WEIGHED_BY` are asked. What a frozen encoder makes of sentences is kept at
     ``sentences_path`` (None: nowhere), and there what passages had that are gone by now goes.
+    ``level``: as in `daemon.library.levels`.
     Raises EncoderError, VersionError, IndexDamaged or LibraryError;
     the version that was open before stays open then. Where only the pairs can't be read the
     new one is open already, with the usual weights.
@@ -145,6 +149,7 @@ def open_version(
     embed_question = QuestionEmbedder(retriever)
     _open = OpenVersion(
         *(retriever, index, library, titles, model_digest, embed_question, embed_sentences),
+        sentences=_sentences(level, library, embed_sentences),
         generator=generator,
     )
     if previous is not None:
@@ -197,7 +202,9 @@ def evaluate(split: str) -> Evaluation:
     queries = [pair.query for pair in pairs]
     frozen = frozen_queries(version.library, version.retriever.encoder, queries)
     embedded = _query_vectors(version, queries, frozen)
-    found = found_by(version.library, version.index, version.titles, pairs, embedded)
+    found = found_by(
+        *(version.library, version.index, version.titles, pairs, embedded), version.sentences
+    )
     labels, vectors = version.library.features(version.retriever.encoder.digest)
     vanilla = None
     if len(labels) == version.library.counts().passages:
@@ -254,9 +261,19 @@ def _weighed(version: OpenVersion) -> OpenVersion:
     encoder = retriever.encoder if retriever.uses_features else None
     frozen = frozen_queries(version.library, encoder, queries) if encoder else None
     vectors = retriever.embed_queries(queries, frozen)
-    found = found_by(version.library, version.index, version.titles, pairs, vectors)
+    found = found_by(
+        *(version.library, version.index, version.titles, pairs, vectors), version.sentences
+    )
     weights = weigh(version.library, pairs, found.met)
     return replace(version, weights=weights, weighed_by=len(pairs))
+
+
+def _sentences(
+    level: RetrievalLevel, library: Library, embed_sentences: SentenceEmbedder
+) -> Sentences | None:
+    if level == "passage":
+        return None
+    return Sentences(level, library.passages_by_rowid, embed_sentences.of_passages)
 
 
 def _sentence_embedder(

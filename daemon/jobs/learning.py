@@ -168,7 +168,7 @@ def embed_frozen(
 def keep_sentences(
     spec: RetrieverSpec, library_path: Path, sentences_path: Path, seconds: float
 ) -> int:
-    """Encode sentences of passages of which none is kept yet, for so long; of how many passages.
+    """Encode sentences of passages of which not all are kept, for so long; of how many passages.
 
     0: there are no more, or no room for more, or the recipe trains the encoder, so that
     there is nothing to keep. What is done stays done. Raises LibraryError.
@@ -182,7 +182,7 @@ def keep_sentences(
         Library.open(library_path, read_only=True) as library,
         closing(SentenceFeatures.open(sentences_path)) as kept,
     ):
-        there = kept.contents(retriever.encoder.digest)
+        there = kept.whole(retriever.encoder.digest)
         waiting = [
             rowid for content, rowid in library.content_labels().items() if content not in there
         ]

@@ -9,13 +9,15 @@ looked at as well, though they may be far from the nearest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from config.kinds import RetrievalLevel
 from crypto.arrays import Float32, Int64
 from daemon.library.contents import Passage
 from daemon.library.dense.index import DenseIndex
+from daemon.library.levels import RANKED_ANEW, Sentences
 from daemon.library.store import Library
 from daemon.library.titles import Titles, title_words
 
@@ -55,7 +57,8 @@ class Explanation:
     """How a passage came to its score, which is the sum of both parts.
 
     Places count from 1; 0: not in that ranking. The place by meaning is that of
-    ``cosine`` plus the title's weight times ``title_share``.
+    ``cosine`` plus the title's weight times ``title_share``. ``level``: what of the passage
+    the cosine is of (`daemon.library.levels`).
     """
 
     meaning_place: int
@@ -65,6 +68,7 @@ class Explanation:
     bm25: float  # NaN without a place by words
     meaning_part: float
     words_part: float
+    level: RetrievalLevel = "passage"
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Candidates:
     ``nearest``: labels by the index, best first. ``labels`` [n], ascending: those and what
     titles brought, with their exact ``cosines`` [n] and their titles' ``shares`` [n].
     ``words``: (label, BM25), best first; ``indexed``: which of these the index holds.
+    ``level``: what of a passage the cosines are of.
     """
 
     nearest: list[int]
@@ -91,6 +96,7 @@ class Candidates:
     shares: Float32
     words: list[tuple[int, float]]
     indexed: list[bool]
+    level: RetrievalLevel = "passage"
 
     def by_meaning(self, title_weight: float) -> list[int]:
         """As many labels as are ``nearest``, best first, with titles counting so much.
@@ -135,6 +141,7 @@ class Candidates:
             bm25=self.words[words - 1][1] if words else float("nan"),
             meaning_part=1.0 / (_FUSION_K + meaning) if meaning else 0.0,
             words_part=counts / (_FUSION_K + words) if words else 0.0,
+            level=self.level,
         )
 
 
@@ -147,21 +154,26 @@ def search(
     top_k: int,
     weights: RankingWeights = USUAL_WEIGHTS,
     among: Int64 | None = None,
+    sentences: Sentences | None = None,
 ) -> list[Ranked]:
     """The ``top_k`` best passages for a question, best first; of ``among`` (labels), or of all.
 
     ``vector`` [d] is the question as the index's model version embeds it. Where a passage
     came after the index was made its words are all that finds it, and count in full.
-    ``titles``: of the passages that the index holds, or of more.
+    ``titles``: of the passages that the index holds, or of more. ``sentences``: where these
+    are compared (`daemon.library.levels`), and not passages alone.
     """
     depth = max(FUSION_DEPTH, top_k)
+    looked_at = depth_of(depth, sentences)
     if among is None:
-        nearest = index.search(vector[np.newaxis], depth)[0][0].tolist()
+        nearest = index.search(vector[np.newaxis], looked_at)[0][0].tolist()
         words = library.bm25(question, depth)
     else:
-        nearest = _nearest_among(index, among, vector, depth)
+        nearest = _nearest_among(index, among, vector, looked_at)
         words = library.bm25(question, depth, among.tolist())
     found = candidates(index, titles, question, vector, nearest, words, among)
+    if sentences is not None:
+        found = by_sentences(found, vector, sentences, depth)
     fused = found.fused(weights)
     # A passage of the index whose document has changed since is gone: passed over.
     passages = library.passages_by_rowid([rowid for rowid, _ in fused])
@@ -193,6 +205,36 @@ def candidates(
     labels = np.union1d(np.array(nearest, np.int64), _held(index, by_title))
     cosines = _cosines(index, labels, vector)
     return Candidates(nearest, labels, cosines, titles.shares_of(labels, shares), words, indexed)
+
+
+def depth_of(depth: int, sentences: Sentences | None) -> int:
+    """How many of the nearest passages are looked at, of which ``depth`` are to remain."""
+    return depth if sentences is None else max(depth, RANKED_ANEW)
+
+
+def by_sentences(
+    found: Candidates, vector: Float32, sentences: Sentences, depth: int
+) -> Candidates:
+    """The best of those passages, compared at another level with the question [d].
+
+    The ``depth`` best of them are the nearest. Where not all of their sentences are known
+    they are compared as before.
+    """
+    scores = found.cosines + np.float32(USUAL_TITLE_WEIGHT) * found.shares
+    best = np.sort(np.lexsort((found.labels, -scores))[:RANKED_ANEW])
+    labels, shares = found.labels[best], found.shares[best]
+    cosines = sentences.compared(labels, found.cosines[best], vector) if len(best) else None
+    if cosines is None:
+        return replace(found, nearest=found.nearest[:depth])
+    nearest: list[int] = labels[np.lexsort((labels, -cosines))][:depth].tolist()
+    return replace(
+        found,
+        nearest=nearest,
+        labels=labels,
+        cosines=cosines,
+        shares=shares,
+        level=sentences.level,
+    )
 
 
 def labels_of(library: Library, begins: str, title: str) -> Int64 | None:

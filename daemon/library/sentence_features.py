@@ -9,6 +9,7 @@ not there is encoded again. What is safe and why:
   served from an old feature;
 - a row is written whole or not at all, and a process that is killed leaves the rows before;
 - the file has a bound, at which the rows that were written first make room;
+- a row says whether it is of all sentences: a passage is ranked by these (`of_whole`), or not;
 - `retain` drops the rows of passages that are gone, overwrites them, and empties the log.
 """
 
@@ -28,7 +29,7 @@ from daemon.library.schema import LibraryError, transaction
 
 MOST_BYTES = 1 << 30  # of the file: some 130,000 passages of 8 sentences, 384 values each
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = f"""
 CREATE TABLE passage_sentences (
   id INTEGER PRIMARY KEY,  -- ascends: the lowest was written first
@@ -36,6 +37,7 @@ CREATE TABLE passage_sentences (
   content BLOB NOT NULL,   -- SHA-256 of the text that is embedded for the passage
   texts BLOB NOT NULL,     -- SHA-256 of what was read for each of its first n sentences
   vectors BLOB NOT NULL,   -- float16 [n, d], little-endian
+  whole INTEGER NOT NULL,  -- 1: it has no sentence behind these
   UNIQUE (encoder, content)
 );
 PRAGMA user_version = {_SCHEMA_VERSION};
@@ -101,16 +103,45 @@ class SentenceFeatures:
         vectors = np.frombuffer(row[1], dtype="<f2").reshape(count, -1)
         return vectors[:alike].astype(np.float32)
 
-    def put(self, encoder: bytes, content: bytes, texts: Sequence[str], features: Float32) -> None:
-        """Keep the features [n, d] of a passage's first sentences, in the place of older ones."""
+    def of_whole(self, encoder: bytes, contents: Sequence[bytes]) -> dict[bytes, Float32]:
+        """The features [n, d] of each of these passages of which all sentences are kept.
+
+        Nothing is compared with the sentences: what their texts were is not asked here.
+        """
+        found: dict[bytes, Float32] = {}
+        with _explained(self._path):
+            for content in contents:
+                row = self._db.execute(
+                    "SELECT length(texts), vectors FROM passage_sentences"
+                    " WHERE encoder = ? AND content = ? AND whole",
+                    (encoder, content),
+                ).fetchone()
+                if row is not None:
+                    vectors = np.frombuffer(row[1], dtype="<f2").reshape(row[0] // _DIGEST, -1)
+                    found[content] = vectors.astype(np.float32)
+        return found
+
+    def put(
+        self,
+        encoder: bytes,
+        content: bytes,
+        texts: Sequence[str],
+        features: Float32,
+        *,
+        whole: bool,
+    ) -> None:
+        """Keep the features [n, d] of a passage's first sentences, in the place of older ones.
+
+        ``whole``: it has no others.
+        """
         raw = np.ascontiguousarray(features, dtype="<f2").tobytes()
         digests = b"".join(map(_digest, texts))
         with self._transaction():
             self._make_room()
             self._db.execute(
-                "INSERT OR REPLACE INTO passage_sentences(encoder, content, texts, vectors)"
-                " VALUES (?, ?, ?, ?)",
-                (encoder, content, digests, raw),
+                "INSERT OR REPLACE INTO passage_sentences(encoder, content, texts, vectors, whole)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (encoder, content, digests, raw, whole),
             )
 
     def _make_room(self) -> None:
@@ -137,11 +168,11 @@ class SentenceFeatures:
         """Whether what is kept from now on pushes something else out, or nearly."""
         return self.bytes_used() >= 0.9 * self._most_bytes
 
-    def contents(self, encoder: bytes) -> set[bytes]:
-        """The passages of which something is kept."""
+    def whole(self, encoder: bytes) -> set[bytes]:
+        """The passages of which all sentences are kept."""
         with _explained(self._path):
             rows = self._db.execute(
-                "SELECT content FROM passage_sentences WHERE encoder = ?", (encoder,)
+                "SELECT content FROM passage_sentences WHERE encoder = ? AND whole", (encoder,)
             ).fetchall()
         return {content for (content,) in rows}
 

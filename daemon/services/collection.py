@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import structlog
 
+from config.kinds import RetrievalLevel
 from daemon.answering.answering import Answered
 from daemon.answering.generators import USUAL
 from daemon.jobs import answering as answering_jobs
@@ -113,6 +114,7 @@ class CollectionSettings:
     min_pairs: int
     tell_complexity: bool = False
     generator: str = USUAL
+    level: RetrievalLevel = "passage"
 
 
 @dataclass(frozen=True)
@@ -413,6 +415,7 @@ class Collection:
             path,
             self._settings.generator,
             self._sentences,
+            self._settings.level,
         )
         accuracy = opened.accuracy
         if accuracy.usual_recall < LEAST_RECALL and path != self.served_index:

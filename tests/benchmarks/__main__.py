@@ -24,6 +24,7 @@ from tests.benchmarks import (
     bench_crypto,
     bench_index,
     bench_learning_speed,
+    bench_library,
     bench_masking,
     bench_memory,
     bench_robust,
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "robust": bench_robust.figures,
     "ask": bench_ask.figures,
     "index": bench_index.figures,
+    "library": bench_library.figures,
     "learning-speed": bench_learning_speed.figures,
 }
 LONG = ("sums", "memory")  # these say what they are at

@@ -268,7 +268,7 @@ def _fill(spec: RetrieverSpec, state: StateFolder, words: list[str], passages: i
             for passage in found.values():
                 texts = [sentence.embedding_text for sentence in sentences_of(passage)]
                 vectors = _unit(rng, len(texts), encoder.dimension)
-                kept.put(encoder.digest, passage.content, texts, vectors)
+                kept.put(encoder.digest, passage.content, texts, vectors, whole=True)
 
 
 def _document(words: list[str], number: int, drawn: Words) -> Document:

@@ -28,6 +28,7 @@ from tests.support.federation import LiveFederation, LiveSite, Surroundings
 
 _BETWEEN_QUESTIONS_S = 0.5
 _LONGEST_ANSWER_S = 60.0  # a frozen daemon answers when it goes on
+_BETWEEN_LOOKS_S = 0.2  # at all heads: a status costs a daemon some milliseconds
 
 
 @dataclass
@@ -194,7 +195,7 @@ class Ordeal:
                 heads = [await self._head_of(name) for name in among]
                 if sum(head >= round_ for head in heads) >= needed:
                     return time.monotonic() - began
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_BETWEEN_LOOKS_S)
 
     async def stands_still(self, round_: int, for_s: float) -> None:
         """Nobody commits a round for so long, though a run is under way."""

@@ -544,9 +544,17 @@ def _explained(passage: FoundPassage) -> Iterator[str]:
     if why.cosine != why.cosine:  # NaN: it came after the index was made
         yield "meaning: not in the index yet"
     else:
-        yield f"meaning: {_in_place(why.meaning_place)}, cosine {why.cosine:.3f}{titled}"
+        place = _in_place(why.meaning_place)
+        yield f"meaning: {place}, cosine {why.cosine:.3f}{_COSINE_OF.get(why.level, '')}{titled}"
     bm25 = f", BM25 {why.bm25:.2f}" if why.words_place else ""
     yield f"words: {_in_place(why.words_place)}{bm25}{_quoted(why.words)}"
+
+
+# What of a passage was compared; nothing is said of a whole one.
+_COSINE_OF = {
+    "sentence": " of its best sentence",
+    "both": " (mean of the whole and its best sentence)",
+}
 
 
 def _in_place(place: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from config.kinds import RetrievalLevel
 from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -62,10 +63,16 @@ class Site:
             self.spec, self.library, self.versions, digest, self.folder / "index"
         )
 
-    def open(self, digest: bytes | None = None, index: Path | None = None) -> None:
+    def open(
+        self,
+        digest: bytes | None = None,
+        index: Path | None = None,
+        level: RetrievalLevel = "passage",
+    ) -> None:
         answering.open_version(
             *(self.spec, self.library, self.versions, digest or self.digest, index or self.index),
             sentences_path=self.sentences,
+            level=level,
         )
 
     def other_version(self) -> bytes:

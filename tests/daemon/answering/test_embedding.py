@@ -163,6 +163,32 @@ def test_for_what_was_read_in_the_background_no_question_waits(
     assert [answering.ask(question, 4) for question in QUESTIONS] == expected
 
 
+def test_passages_rank_by_sentences_when_the_background_has_read_them(site: Site) -> None:
+    def levels() -> set[str]:
+        ranked = answering.search(QUESTIONS[0], 4, explain=True).passages
+        return {one.explanation.level for one in ranked if one.explanation is not None}
+
+    site.open(level="sentence")
+    assert levels() == {"passage"}
+    answering.ask(QUESTIONS[0], 4)  # keeps some sentences of some passages
+    assert levels() == {"passage"}
+    learning_jobs.keep_sentences(site.spec, site.library, site.sentences, 60.0)
+    assert levels() == {"sentence"}
+    best = answering.search(QUESTIONS[0], 1, explain=True).passages[0]
+    version = answering._opened()
+    question = version.embed_question(QUESTIONS[0])
+    nearest = version.embed_sentences(sentences_of(best.passage)) @ question
+    assert best.explanation is not None
+    assert best.explanation.cosine == pytest.approx(float(nearest.max()), abs=1e-6)
+
+
+def test_of_a_trained_encoder_passages_rank_as_a_whole(site: Site) -> None:
+    remembered = RememberedSentences(open_retriever(replace(site.spec, adapt="full")))
+    some = sentences(site)
+    remembered(some)
+    assert remembered.of_passages([one.passage for one in some]) is None
+
+
 def test_the_background_stops_where_the_file_is_full(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -565,7 +565,7 @@ def kept_of(site: Site) -> set[str]:
         Library.open(state.library, read_only=True) as library,
         closing(SentenceFeatures.open(state.sentences)) as kept,
     ):
-        there = kept.contents(open_retriever(site.spec).encoder.digest)
+        there = kept.whole(open_retriever(site.spec).encoder.digest)
         known = {one.content: one.document_id for one in library.passages()}
     return {known.get(content, "gone") for content in there}
 

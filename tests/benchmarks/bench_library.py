@@ -1,0 +1,247 @@
+"""From files to answers, beside a plain pipeline in the same run.
+
+The plain one is what most would write: pdfplumber for text and tables, pytesseract for pages
+without text, passages of so many words, sentence-transformers, hnswlib; one file after
+another. pytesseract and sentence-transformers aren't otherwise needed here, so the controls
+that use them are left out where they are not installed, as scans are without tesseract.
+
+Files: PDFs made for it (prose of drawn words, and a table on every fourth page), some of
+them as pictures. With HANSE_DATA the annual reports of its PDF samples are read, too.
+
+    python -m tests.benchmarks.bench_library
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import hnswlib
+import numpy as np
+import pdfplumber
+import pypdfium2 as pdfium
+from reportlab.lib.pagesizes import A4
+from reportlab.lib.styles import getSampleStyleSheet
+from reportlab.platypus import PageBreak, Paragraph, SimpleDocTemplate, Table
+
+from daemon.jobs import learning
+from daemon.learning.retriever.encoder import locate
+from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.box import Boxes
+from daemon.library.files import found
+from daemon.library.readers.documents import Block, Document
+from daemon.library.readers.pdf.pdf import read_pdf
+from daemon.library.readers.reader import Source
+from daemon.library.store import Library
+from daemon.personal.serving import retriever_for
+from tests.benchmarks.bench_index import _row
+
+FILES, PAGES, SCANS, SCANNED_PAGES = 24, 8, 4, 2
+RUNS = 3
+SEED = 5
+PASSAGE_TOKENS, WORDS_OF_A_PASSAGE = 220, 160
+DPI = 200  # of the plain pipeline's pictures, as ours are
+PLUMBER = "pdfplumber, text and tables, same pages"
+PLAIN = "pdfplumber + sentence-transformers + hnswlib, one after another"
+TESSERACT = "pytesseract, page after page"
+DATA = Path(os.environ.get("HANSE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SAMPLES = DATA / "financebench" / "pdf_samples"
+
+T = TypeVar("T")
+
+
+def figures() -> list[dict[str, Any]]:
+    """One row a figure; ratio < 1 means that ours takes less than the control."""
+    with tempfile.TemporaryDirectory() as folder:
+        texts, scans = Path(folder) / "texts", Path(folder) / "scans"
+        texts.mkdir()
+        scans.mkdir()
+        for number in range(FILES):
+            _write(texts / f"report{number}.pdf", number, PAGES)
+        rows = [*_reading("made", sorted(texts.iterdir()))]
+        if SAMPLES.is_dir():
+            rows += _reading("annual reports", sorted(SAMPLES.glob("*.pdf")))
+        for number in range(SCANS):
+            _write_picture(scans / f"scan{number}.pdf", number)
+        rows += _scanned(scans)
+        return [*rows, *_searchable(texts, Path(folder))]
+
+
+def _reading(name: str, paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Processor time of the pages that have a text, all of `read_pdf`; median of RUNS."""
+    native = {path: _native(path) for path in paths}
+    pages = sum(map(len, native.values()))
+
+    def ours() -> None:
+        for path, numbers in native.items():
+            source = Source(path, path.name, path.stat().st_size)
+            read = {one.page for one in read_pdf(source) if isinstance(one, Block)}
+            if not read & set(numbers):
+                raise RuntimeError(f"nothing was read of {path}: the benchmark measures nothing")
+
+    def plain() -> None:
+        for path, numbers in native.items():
+            _plumbed(path, numbers)
+
+    taken = [(_timed(ours)[1], _timed(plain)[1]) for _ in range(RUNS)]
+    mine, control = (median(one) * 1000 / pages for one in zip(*taken, strict=True))
+    yield _row(f"reading a page of text, {name}, {pages} pages", mine, "ms", PLUMBER, control)
+
+
+def _scanned(folder: Path) -> Iterator[dict[str, Any]]:
+    """Seconds until all scans are read: ours several at once."""
+    pages = SCANS * SCANNED_PAGES
+
+    def ours() -> int:
+        with Boxes() as boxes:
+            items = list(boxes.read(found(folder)))
+        return sum(len(item.text) for item in items if isinstance(item, Document))
+
+    letters, seconds = _timed(ours, time.perf_counter)
+    if not letters:
+        return  # no engine for OCR is installed
+    try:
+        import pytesseract  # type: ignore[import-not-found]
+    except ImportError:
+        yield _row(f"reading a scanned page, {pages} pages", seconds / pages, "s")
+        return
+
+    def plain() -> None:
+        for path in sorted(folder.iterdir()):
+            with pdfplumber.open(path) as document:
+                for page in document.pages:
+                    pytesseract.image_to_string(page.to_image(resolution=DPI).original)
+
+    _, control = _timed(plain, time.perf_counter)
+    yield _row(
+        *(f"reading a scanned page, {pages} pages", seconds / pages, "s"),
+        *(TESSERACT, control / pages),
+    )
+
+
+def _searchable(texts: Path, root: Path) -> Iterator[dict[str, Any]]:
+    """Seconds from the files to an index of them, the encoder loaded beforehand."""
+    spec = RetrieverSpec(threads=os.cpu_count() or 1, device="cpu")
+    retriever_for(spec).encoder.encode(["warm"])
+    versions = root / "versions"
+    digest = learning.write_initial_version(spec, versions)
+
+    def ours() -> Path:
+        with Boxes() as boxes:
+            documents = [one for one in boxes.read(found(texts)) if isinstance(one, Document)]
+        learning.ingest(spec, root / "library.sqlite3", documents, [], PASSAGE_TOKENS)
+        learning.embed_passages(spec, root / "library.sqlite3")
+        return learning.build_index(
+            spec, root / "library.sqlite3", versions, digest, root / "index"
+        )
+
+    _, seconds = _timed(ours, time.perf_counter)
+    with Library.open(root / "library.sqlite3", read_only=True) as library:
+        count = library.counts().passages
+    try:
+        control = _plain_pipeline(texts)
+    except ImportError:
+        control = None
+    name = f"from a file to searchable, {FILES} PDFs of {PAGES} pages, {count} passages"
+    yield _row(name, seconds / FILES, "s a file", PLAIN if control else None, control)
+    spent, with_sentences = 1, 0.0
+    while spent:
+        spent, more = _timed(
+            lambda: learning.keep_sentences(
+                spec, root / "library.sqlite3", root / "sentences.sqlite3", 60.0
+            ),
+            time.perf_counter,
+        )
+        with_sentences += more
+    total = (seconds + with_sentences) / FILES
+    yield _row(f"the same with its sentences, {count} passages", total, "s a file")
+
+
+def _plain_pipeline(texts: Path) -> float:
+    """Seconds a file of the plain way; raises ImportError where it isn't installed."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(locate(RetrieverSpec().encoder)), device="cpu")
+    model.encode(["warm"])
+
+    def plain() -> None:
+        passages = []
+        for path in sorted(texts.iterdir()):
+            words = " ".join(_plumbed(path, _native(path))).split()
+            passages += [
+                " ".join(words[at : at + WORDS_OF_A_PASSAGE])
+                for at in range(0, len(words), WORDS_OF_A_PASSAGE)
+            ]
+        vectors = model.encode(passages, batch_size=32, normalize_embeddings=True)
+        index = hnswlib.Index(space="cosine", dim=vectors.shape[1])
+        index.init_index(len(vectors), M=16, ef_construction=256)
+        index.add_items(vectors, np.arange(len(vectors)))
+
+    return _timed(plain, time.perf_counter)[1] / FILES
+
+
+def _plumbed(path: Path, numbers: Sequence[int]) -> list[str]:
+    """Text and tables of those pages, by pdfplumber."""
+    read = []
+    with pdfplumber.open(path) as document:
+        for number in numbers:
+            page = document.pages[number - 1]
+            rows = [row for table in page.extract_tables() for row in table]
+            read.append(page.extract_text() + " ".join(str(cell) for row in rows for cell in row))
+    return read
+
+
+def _native(path: Path) -> list[int]:
+    """The pages that have a text, from 1."""
+    with pdfium.PdfDocument(path) as document:
+        return [
+            number + 1
+            for number in range(len(document))
+            if document[number].get_textpage().count_chars() > 200
+        ]
+
+
+def _write(path: Path, seed: int, pages: int) -> None:
+    chance = np.random.default_rng(SEED + seed)
+    vocabulary = ["".join(chance.choice(list("aeioulnrst"), 6)) for _ in range(800)]
+    style = getSampleStyleSheet()
+    parts: list[Any] = []
+    for page in range(pages):
+        parts.append(Paragraph(f"Part {page + 1} of report {seed}", style["Heading2"]))
+        for _ in range(6):
+            words = chance.choice(vocabulary, 70).tolist()
+            text = ". ".join(" ".join(words[at : at + 14]).capitalize() for at in range(0, 70, 14))
+            parts.append(Paragraph(f"{text}.", style["BodyText"]))
+        if page % 4 == 3:
+            numbers = chance.integers(1000, 9999, (6, 4)).astype(str).tolist()
+            parts.append(Table([["item", "first", "second", "third"], *numbers]))
+        parts.append(PageBreak())
+    SimpleDocTemplate(str(path), pagesize=A4).build(parts)
+
+
+def _write_picture(path: Path, seed: int) -> None:
+    """The same as a picture of each page: a scan."""
+    text = path.with_suffix(".text.pdf")
+    _write(text, seed, SCANNED_PAGES)
+    with pdfium.PdfDocument(text) as document:
+        pictures = [page.render(scale=DPI / 72).to_pil().convert("L") for page in document]
+    pictures = pictures[:SCANNED_PAGES]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], resolution=DPI)
+    text.unlink()
+
+
+def _timed(job: Callable[[], T], clock: Callable[[], float] = time.process_time) -> tuple[T, float]:
+    started = clock()
+    result = job()
+    return result, clock() - started
+
+
+if __name__ == "__main__":
+    for row in figures():
+        print(json.dumps(row))
