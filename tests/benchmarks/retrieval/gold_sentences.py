@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from crypto.arrays import Float32, Int64
 from daemon.answering.extractive import sentences_of
 from daemon.evaluation.evaluation import Judged
 from daemon.evaluation.intervals import Interval, figures_of
-from daemon.learning.retriever.encoder import Encoder
 from daemon.library.contents import Passage
 from daemon.library.dense.index import DenseIndex
 from daemon.library.levels import RANKED_ANEW
@@ -68,7 +67,7 @@ def measured_by_sentences(
     library: Library,
     passages: Mapping[int, Passage],
     sentences: Mapping[int, Float32],
-    encoder: Encoder,
+    encode: Callable[[Sequence[str]], Float32],
     index: DenseIndex,
 ) -> dict[str, Any]:
     """The rank of the first right sentence, and passage, of each question, by words and meaning."""
@@ -87,7 +86,7 @@ def measured_by_sentences(
             rows := {row for row, (doc, digest, _) in enumerate(keys) if (doc, digest) in one.marks}
         )
     ]
-    queries = encoder.encode([one.query for one, _ in asked])
+    queries = encode([one.query for one, _ in asked])
     words = _Words([s.text for label in labels for s in sentences_of(passages[label])])
     right = [rows for _, rows in asked]
     right_passages = [{int(owners[row]) for row in rows} for rows in right]

@@ -14,7 +14,8 @@ _INTRODUCTION = """\
 
 `python -m tests.benchmarks.retrieval --data DATA` (an hour of two cores; what is embedded is
 kept) asks seven institutions of MedQuAD, each in its own documents, and FinanceBench's whole
-development corpus. The encoder is the default one as it comes, passages have up to 220 tokens.
+development corpus. The encoder is the default one as it comes (in bfloat16), passages have up to
+220 tokens.
 *Level* is `[retrieval] level`: what of a passage is compared with the question. *Read* is what
 the encoder reads of it: with headings (the document's title, and headings where there are any)
 or its text alone. What titles and words count is chosen as a site chooses it, on its validation
