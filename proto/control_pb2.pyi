@@ -1429,7 +1429,7 @@ class SearchReply(_message.Message):
     seconds: _builtins.float
     """from receipt to reply"""
     words_weight: _builtins.float
-    """what a rank by words counts, one by meaning counting 1"""
+    """what a passage with all of the question's words adds to its cosine"""
     title_weight: _builtins.float
     """what a title with all of the question's words adds to a cosine"""
     weighed_by: _builtins.int
@@ -1512,7 +1512,7 @@ Global___FoundPassage: _TypeAlias = FoundPassage  # noqa: Y015
 
 @_typing.final
 class RankExplanation(_message.Message):
-    """How a passage came to its score: the sum of meaning_part and words_part."""
+    """How a passage came to its score: cosine + title_part + words_part."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1521,25 +1521,28 @@ class RankExplanation(_message.Message):
     TITLE_SHARE_FIELD_NUMBER: _builtins.int
     TITLE_WORDS_FIELD_NUMBER: _builtins.int
     WORDS_PLACE_FIELD_NUMBER: _builtins.int
-    BM25_FIELD_NUMBER: _builtins.int
+    WORDS_SHARE_FIELD_NUMBER: _builtins.int
     WORDS_FIELD_NUMBER: _builtins.int
-    MEANING_PART_FIELD_NUMBER: _builtins.int
+    TITLE_PART_FIELD_NUMBER: _builtins.int
     WORDS_PART_FIELD_NUMBER: _builtins.int
+    INDEXED_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     meaning_place: _builtins.int
-    """by cosine and title together, from 1; 0: not among those"""
+    """by cosine, from 1; 0: it came after the index was made"""
     cosine: _builtins.float
-    """of question and passage; NaN: it came after the index was made"""
+    """of the question and the passage, at the level below"""
     title_share: _builtins.float
     """of what the question's words weigh, the part that its title has; 0 .. 1"""
     words_place: _builtins.int
     """by words, from 1; 0: not among those"""
-    bm25: _builtins.float
-    """greater is better; NaN: no place by words"""
-    meaning_part: _builtins.float
-    """of the score: 1 / (60 + place)"""
+    words_share: _builtins.float
+    """BM25 over what the question's words weigh, about 1 with each of them once; 0: no place"""
+    title_part: _builtins.float
+    """of the score: weight x share"""
     words_part: _builtins.float
-    """of the score: weight / (60 + place)"""
+    """of the score: weight x share"""
+    indexed: _builtins.bool
+    """false: it came after the index was made, and the cosine is assumed"""
     level: _builtins.str
     """what the cosine is of: passage, sentence (its best), or both (their mean)"""
     @_builtins.property
@@ -1558,15 +1561,16 @@ class RankExplanation(_message.Message):
         title_share: _builtins.float = ...,
         title_words: _abc.Iterable[_builtins.str] | None = ...,
         words_place: _builtins.int = ...,
-        bm25: _builtins.float = ...,
+        words_share: _builtins.float = ...,
         words: _abc.Iterable[_builtins.str] | None = ...,
-        meaning_part: _builtins.float = ...,
+        title_part: _builtins.float = ...,
         words_part: _builtins.float = ...,
+        indexed: _builtins.bool = ...,
         level: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bm25", b"bm25", "cosine", b"cosine", "level", b"level", "meaning_part", b"meaning_part", "meaning_place", b"meaning_place", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosine", b"cosine", "indexed", b"indexed", "level", b"level", "meaning_place", b"meaning_place", "title_part", b"title_part", "title_share", b"title_share", "title_words", b"title_words", "words", b"words", "words_part", b"words_part", "words_place", b"words_place", "words_share", b"words_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1664,7 +1668,7 @@ class EvaluateReply(_message.Message):
     split: _builtins.str
     """whose pairs were asked"""
     words_weight: _builtins.float
-    """what a rank by words counts in "fused", one by meaning counting 1"""
+    """what a passage with all of the question's words adds to its cosine in "fused" """
     weighed_by: _builtins.int
     """pairs of split valid that the weight was chosen on; 0: none, the usual one"""
     title_weight: _builtins.float

@@ -4,7 +4,7 @@
 bm25      by words alone
 vanilla   by the encoder as it was before any training (exact search)
 dense     by the model version: what training changes
-fused     dense and bm25 together, titles counting, as `weigh` found: what a question meets
+fused     dense, with what titles and words add, as `weigh` found: what a question meets
 ========  =====================================================================
 
 To add one: its function in `RANKINGS`, which `fedctl eval` prints as it comes.
@@ -26,8 +26,8 @@ from daemon.learning.options import EvaluationError
 from daemon.library.dense.index import DenseIndex
 from daemon.library.levels import Sentences
 from daemon.library.readers.documents import Pair
+from daemon.library.search import DEPTH as SEARCH_DEPTH
 from daemon.library.search import (
-    FUSION_DEPTH,
     TITLE_WEIGHTS,
     USUAL_WEIGHTS,
     WORDS_WEIGHTS,
@@ -117,44 +117,47 @@ def found_by(
 
     ``sentences``: as in `daemon.library.search.search`; they change what a question meets.
     """
-    looked_at = depth_of(FUSION_DEPTH, sentences)
-    nearest = index.search(vectors, max(DEPTH, looked_at))[0].tolist()
+    looked_at = depth_of(SEARCH_DEPTH, sentences)
+    nearest = index.search(vectors, max(DEPTH, looked_at))[0]
     words = [library.bm25(pair.query, DEPTH) for pair in pairs]
     met = [
-        candidates(index, titles, pair.query, vector, near[:looked_at], some[:FUSION_DEPTH])
+        candidates(index, titles, pair.query, vector, near[:looked_at], some[:SEARCH_DEPTH])
         for pair, vector, near, some in zip(pairs, vectors, nearest, words, strict=True)
     ]
     if sentences is not None:
         met = [
-            by_sentences(one, vector, sentences, FUSION_DEPTH)
-            for one, vector in zip(met, vectors, strict=True)
+            by_sentences(one, vector, sentences) for one, vector in zip(met, vectors, strict=True)
         ]
-    dense = [near[:DEPTH] for near in nearest]
+    dense = [near[:DEPTH].tolist() for near in nearest]
     return Retrieved(dense, [[rowid for rowid, _ in some] for some in words], met)
 
 
 def weigh(library: Library, pairs: Sequence[Pair], met: Sequence[Candidates]) -> RankingWeights:
-    """What titles and the ranking by words are to count for ``met``, by these pairs.
+    """What titles and words are to count for ``met``, by these pairs.
 
     First titles, words counting as usual, then words: of each the one with the greatest mean
-    reciprocal rank among ten, of equal ones the usual. Fewer than FEWEST_TO_WEIGH pairs would
-    choose by chance.
+    reciprocal rank among ten, if it is better than the usual by more than the standard error
+    of that difference: less is chance (the one-standard-error rule: Breiman, Friedman, Olshen
+    and Stone, Classification and Regression Trees, 1984, section 3.4.3). Fewer than
+    FEWEST_TO_WEIGH pairs are chance altogether.
     """
     document_of = {passage.rowid: passage.document_id for passage in library.passages()}
 
     def best(among: Sequence[RankingWeights], usual: RankingWeights) -> RankingWeights:
-        means = {
-            weights: judged(_fused(met, weights), pairs, document_of).mean("mrr@10")
+        ranks = {
+            weights: judged(_ranked(met, weights), pairs, document_of).scores["mrr@10"]
             for weights in among
         }
-        return max(means, key=lambda one: (means[one], one == usual))
+        greatest = max(ranks, key=lambda one: (ranks[one].mean(), one == usual))
+        more = ranks[greatest] - ranks[usual]
+        return greatest if more.mean() > more.std() / len(more) ** 0.5 else usual
 
     titled = best([replace(USUAL_WEIGHTS, title=title) for title in TITLE_WEIGHTS], USUAL_WEIGHTS)
     return best([replace(titled, words=words) for words in WORDS_WEIGHTS], titled)
 
 
-def _fused(met: Sequence[Candidates], weights: RankingWeights) -> Labels:
-    return [[rowid for rowid, _ in one.fused(weights)] for one in met]
+def _ranked(met: Sequence[Candidates], weights: RankingWeights) -> Labels:
+    return [one.labels[one.ranked(weights, SEARCH_DEPTH)].tolist() for one in met]
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ RANKINGS: dict[str, Callable[[Questions], Labels | None]] = {
     "bm25": lambda asked: asked.found.by_words,
     "vanilla": lambda asked: asked.vanilla,
     "dense": lambda asked: asked.found.dense,
-    "fused": lambda asked: _fused(asked.found.met, asked.weights),
+    "fused": lambda asked: _ranked(asked.found.met, asked.weights),
 }
 """Those at the top of this module, in the order in which they are shown; None: not to be had."""
 

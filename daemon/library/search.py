@@ -1,48 +1,49 @@
-"""Search: two rankings, by meaning and by words, fused to one; titles count in the first.
+"""Search: passages by meaning, raised by what their title and their words have of a question.
 
-A question that names a company or a year means a document, and no embedding of a passage
-says well whose it is. So a passage's cosine is raised by what its document's title says of
-the question (`daemon.library.titles`), and passages under the titles that say most are
-looked at as well, though they may be far from the nearest.
+    score = cosine + title weight x title share + words weight x words share
+
+A question that names a company or a year means a document, and one that asks for a form's
+number means the passage that has it: of neither an embedding says much. Titles are as
+`daemon.library.titles` has them, words as `daemon.library.words`.
+That scores are added and not ranks is measured in docs/decisions/0035.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from config.kinds import RetrievalLevel
-from crypto.arrays import Float32, Int64
+from crypto.arrays import Bools, Float32, Int64
 from daemon.library.contents import Passage
 from daemon.library.dense.index import DenseIndex
 from daemon.library.levels import RANKED_ANEW, Sentences
 from daemon.library.store import Library
 from daemon.library.titles import Titles, title_words
 
-FUSION_DEPTH = 50  # passages of each ranking that take part in the fusion, at least
-_FUSION_K = 60  # of reciprocal rank fusion; its authors found results flat around it
+DEPTH = 50  # passages of each ranking that are looked at, at least
 # Passages that are looked at for their titles. More of them cost a millisecond a thousand;
 # with fewer a long document that a question names is not seen whole.
 _BY_TITLE = 2000
 _BLOCK = 1 << 14  # passages whose vectors are in memory at a time
 
-# What the ranking by words counts, beside that by meaning, and what a title that has all of
-# a question's words adds to a cosine: chosen on a site's own pairs
-# (`daemon.evaluation.rankings.weigh`), of these. The usual ones are where there are none to
-# choose by (docs/decisions/0019 and 0029).
-WORDS_WEIGHTS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.0)
+# What a title that has all of a question's words adds to a cosine, and what a passage that
+# has them does: chosen on a site's own pairs (`daemon.evaluation.rankings.weigh`), of these.
+# The usual ones are where there are none to choose by (docs/decisions/0029 and 0035).
 TITLE_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
-USUAL_WORDS_WEIGHT = 0.1
+WORDS_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 USUAL_TITLE_WEIGHT = 0.1
+USUAL_WORDS_WEIGHT = 0.2
 
 
 @dataclass(frozen=True)
 class RankingWeights:
-    """``words``: what a rank by words counts, one by meaning counting 1.
+    """What is added to a cosine: ``title``, times the title's share; ``words``, times the text's.
 
-    ``title``: what a title with all of the question's words adds to a cosine.
+    A share is 1 where a title has all of the question's words, and about 1 where a passage
+    has each of them once.
     """
 
     words: float = USUAL_WORDS_WEIGHT
@@ -54,21 +55,22 @@ USUAL_WEIGHTS = RankingWeights()
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a passage came to its score, which is the sum of both parts.
+    """How a passage came to its score: cosine + title_part + words_part.
 
-    Places count from 1; 0: not in that ranking. The place by meaning is that of
-    ``cosine`` plus the title's weight times ``title_share``. ``level``: what of the passage
-    the cosine is of (`daemon.library.levels`).
+    Places count from 1; 0: not in that ranking. ``level``: what of the passage the cosine is
+    of (`daemon.library.levels`). ``indexed``: whether the index holds it; the cosine of one
+    that came later is that of the passage whose place by meaning is its place by words.
     """
 
-    meaning_place: int
-    cosine: float  # NaN for a passage that came after the index was made
+    meaning_place: int  # by cosine
+    cosine: float
     title_share: float  # 0 .. 1; see `daemon.library.titles`
     words_place: int
-    bm25: float  # NaN without a place by words
-    meaning_part: float
+    words_share: float  # see `daemon.library.words`; 0 without a place by words
+    title_part: float
     words_part: float
-    level: RetrievalLevel = "passage"
+    indexed: bool
+    level: RetrievalLevel
 
 
 @dataclass(frozen=True)
@@ -84,65 +86,56 @@ class Ranked:
 class Candidates:
     """Passages that may answer a question, before anything is weighed.
 
-    ``nearest``: labels by the index, best first. ``labels`` [n], ascending: those and what
-    titles brought, with their exact ``cosines`` [n] and their titles' ``shares`` [n].
-    ``words``: (label, BM25), best first; ``indexed``: which of these the index holds.
-    ``level``: what of a passage the cosines are of.
+    ``labels`` [n], ascending: the nearest by the index, those that titles bring, and the best
+    by words; with their ``cosines`` [n], their ``titles``' shares [n] and their ``words``'
+    [n], 0 where they are not among the best. ``indexed`` [n]: those that the index holds; the
+    others' cosines as in `Explanation`. ``level``: what of a passage the cosines are of.
     """
 
-    nearest: list[int]
     labels: Int64
     cosines: Float32
-    shares: Float32
-    words: list[tuple[int, float]]
-    indexed: list[bool]
+    titles: Float32
+    words: Float32
+    indexed: Bools
     level: RetrievalLevel = "passage"
 
-    def by_meaning(self, title_weight: float) -> list[int]:
-        """As many labels as are ``nearest``, best first, with titles counting so much.
+    def scores(self, weights: RankingWeights) -> Float32:
+        """[n] what they are ranked by."""
+        added = np.float32(weights.title) * self.titles
+        added += np.float32(weights.words) * self.words
+        return self.cosines + added
 
-        Where they count nothing, or none says anything, these are the nearest.
-        """
-        if title_weight == 0.0 or not self.shares.any():
-            return self.nearest
-        scores = self.cosines + np.float32(title_weight) * self.shares
-        best = np.lexsort((self.labels, -scores))[: len(self.nearest)]
-        ranked: list[int] = self.labels[best].tolist()
-        return ranked
+    def ranked(self, weights: RankingWeights, most: int | None = None) -> list[int]:
+        """Their rows, best first, equal ones by label; the first ``most``, or all."""
+        rows: list[int] = np.lexsort((self.labels, -self.scores(weights)))[:most].tolist()
+        return rows
 
-    def fused(self, weights: RankingWeights) -> list[tuple[int, float]]:
-        """Labels with their scores, best first; see `search`."""
-        rowids = [rowid for rowid, _ in self.words]
-        new = [None if held else rowid for rowid, held in zip(rowids, self.indexed, strict=True)]
-        return reciprocal_rank_fusion(
-            [self.by_meaning(weights.title), rowids, new], (1.0, weights.words, 1.0 - weights.words)
+    def at(self, rows: Int64) -> Candidates:
+        """Those in these rows, which ascend."""
+        return Candidates(
+            *(self.labels[rows], self.cosines[rows], self.titles[rows]),
+            *(self.words[rows], self.indexed[rows], self.level),
         )
 
-    def explained(self, labels: Sequence[int], weights: RankingWeights) -> list[Explanation]:
-        """How each of these labels came to its score."""
-        meaning = _places(self.by_meaning(weights.title))
-        words = _places([rowid for rowid, _ in self.words])
-        return [
-            self._explained(label, meaning.get(label, 0), words.get(label, 0), weights)
-            for label in labels
-        ]
+    def explained(self, weights: RankingWeights) -> Callable[[int], Explanation]:
+        """Of each row, how it came to its score."""
+        meaning = _places(np.lexsort((self.labels, -self.cosines)), self.indexed)
+        words = _places(np.lexsort((self.labels, -self.words)), self.words > 0.0)
 
-    def _explained(
-        self, label: int, meaning: int, words: int, weights: RankingWeights
-    ) -> Explanation:
-        counts = weights.words if words and self.indexed[words - 1] else 1.0
-        at = int(np.searchsorted(self.labels, label))
-        here = at < len(self.labels) and self.labels[at] == label
-        return Explanation(
-            meaning_place=meaning,
-            cosine=float(self.cosines[at]) if here else float("nan"),
-            title_share=float(self.shares[at]) if here else 0.0,
-            words_place=words,
-            bm25=self.words[words - 1][1] if words else float("nan"),
-            meaning_part=1.0 / (_FUSION_K + meaning) if meaning else 0.0,
-            words_part=counts / (_FUSION_K + words) if words else 0.0,
-            level=self.level,
-        )
+        def explanation(row: int) -> Explanation:
+            return Explanation(
+                meaning_place=int(meaning[row]),
+                cosine=float(self.cosines[row]),
+                title_share=float(self.titles[row]),
+                words_place=int(words[row]),
+                words_share=float(self.words[row]),
+                title_part=weights.title * float(self.titles[row]),
+                words_part=weights.words * float(self.words[row]),
+                indexed=bool(self.indexed[row]),
+                level=self.level,
+            )
+
+        return explanation
 
 
 def search(
@@ -163,26 +156,25 @@ def search(
     ``titles``: of the passages that the index holds, or of more. ``sentences``: where these
     are compared (`daemon.library.levels`), and not passages alone.
     """
-    depth = max(FUSION_DEPTH, top_k)
-    looked_at = depth_of(depth, sentences)
+    depth = max(DEPTH, top_k)
     if among is None:
-        nearest = index.search(vector[np.newaxis], looked_at)[0][0].tolist()
+        nearest = index.search(vector[np.newaxis], depth_of(depth, sentences))[0][0]
         words = library.bm25(question, depth)
     else:
-        nearest = _nearest_among(index, among, vector, looked_at)
+        nearest = among  # all of them are compared: a graph can't pass over any
         words = library.bm25(question, depth, among.tolist())
     found = candidates(index, titles, question, vector, nearest, words, among)
     if sentences is not None:
-        found = by_sentences(found, vector, sentences, depth)
-    fused = found.fused(weights)
+        found = by_sentences(found, vector, sentences)
+    rows = found.ranked(weights, depth)
     # A passage of the index whose document has changed since is gone: passed over.
-    passages = library.passages_by_rowid([rowid for rowid, _ in fused])
-    there = [(rowid, score) for rowid, score in fused if rowid in passages][:top_k]
-    explained = found.explained([rowid for rowid, _ in there], weights)
+    passages = library.passages_by_rowid(found.labels[rows].tolist())
+    scores, explained = found.scores(weights), found.explained(weights)
     return [
-        Ranked(passages[rowid], score, explanation)
-        for (rowid, score), explanation in zip(there, explained, strict=True)
-    ]
+        Ranked(passages[label], float(scores[row]), explained(row))
+        for row, label in zip(rows, found.labels[rows].tolist(), strict=True)
+        if label in passages
+    ][:top_k]
 
 
 def candidates(
@@ -190,21 +182,30 @@ def candidates(
     titles: Titles,
     question: str,
     vector: Float32,
-    nearest: list[int],
+    nearest: Int64,
     words: list[tuple[int, float]],
     among: Int64 | None = None,
 ) -> Candidates:
-    """What both rankings of a question have found, and what titles bring to the first.
+    """What both rankings of a question have found, and what titles bring.
 
     ``vector`` [d]: the question; ``nearest``: labels by the index, ``words``: labels with
-    BM25, both best first. With ``among`` titles bring these labels, and no others.
+    shares, best first. With ``among`` these are all that may be found.
     """
-    indexed = index.holds([rowid for rowid, _ in words])
     shares = titles.shares(titles.asked(question))
     by_title = titles.best(shares, _BY_TITLE) if among is None else among
-    labels = np.union1d(np.array(nearest, np.int64), _held(index, by_title))
-    cosines = _cosines(index, labels, vector)
-    return Candidates(nearest, labels, cosines, titles.shares_of(labels, shares), words, indexed)
+    by_words = np.array([label for label, _ in words], np.int64)
+    held = _held(index, np.unique(np.concatenate([nearest, by_title, by_words])))
+    labels = np.union1d(held, by_words)
+    indexed = np.isin(labels, held)
+    by, cosines = np.zeros(len(labels), np.float32), np.zeros(len(labels), np.float32)
+    by[np.searchsorted(labels, by_words)] = [score for _, score in words]
+    cosines[indexed] = _cosines(index, held, vector)
+    if len(held) and not indexed.all():
+        best = -np.sort(-cosines[indexed])
+        places = np.flatnonzero(np.isin(by_words, labels[~indexed]))
+        new = np.searchsorted(labels, by_words[places])
+        cosines[new] = best[np.minimum(places, len(best) - 1)]
+    return Candidates(labels, cosines, titles.shares_of(labels, shares), by, indexed)
 
 
 def depth_of(depth: int, sentences: Sentences | None) -> int:
@@ -212,29 +213,16 @@ def depth_of(depth: int, sentences: Sentences | None) -> int:
     return depth if sentences is None else max(depth, RANKED_ANEW)
 
 
-def by_sentences(
-    found: Candidates, vector: Float32, sentences: Sentences, depth: int
-) -> Candidates:
+def by_sentences(found: Candidates, vector: Float32, sentences: Sentences) -> Candidates:
     """The best of those passages, compared at another level with the question [d].
 
-    The ``depth`` best of them are the nearest. Where not all of their sentences are known
-    they are compared as before.
+    Where not all of their sentences are known they are compared as before.
     """
-    scores = found.cosines + np.float32(USUAL_TITLE_WEIGHT) * found.shares
-    best = np.sort(np.lexsort((found.labels, -scores))[:RANKED_ANEW])
-    labels, shares = found.labels[best], found.shares[best]
-    cosines = sentences.compared(labels, found.cosines[best], vector) if len(best) else None
-    if cosines is None:
-        return replace(found, nearest=found.nearest[:depth])
-    nearest: list[int] = labels[np.lexsort((labels, -cosines))][:depth].tolist()
-    return replace(
-        found,
-        nearest=nearest,
-        labels=labels,
-        cosines=cosines,
-        shares=shares,
-        level=sentences.level,
-    )
+    best = found.at(np.sort(np.array(found.ranked(USUAL_WEIGHTS, RANKED_ANEW), np.int64)))
+    if not len(best.labels):
+        return found
+    cosines = sentences.compared(best.labels, best.cosines, vector)
+    return found if cosines is None else replace(best, cosines=cosines, level=sentences.level)
 
 
 def labels_of(library: Library, begins: str, title: str) -> Int64 | None:
@@ -260,13 +248,6 @@ def _held(index: DenseIndex, labels: Int64) -> Int64:
     return held
 
 
-def _nearest_among(index: DenseIndex, among: Int64, vector: Float32, depth: int) -> list[int]:
-    """The ``depth`` nearest of these labels, best first: exact, for a graph can't pass over any."""
-    held = _held(index, among)
-    nearest: list[int] = held[np.lexsort((held, -_cosines(index, held, vector)))][:depth].tolist()
-    return nearest
-
-
 def _cosines(index: DenseIndex, labels: Int64, vector: Float32) -> Float32:
     """[n] of a question and these passages, some at a time: each block is a copy."""
     blocks = [
@@ -276,25 +257,9 @@ def _cosines(index: DenseIndex, labels: Int64, vector: Float32) -> Float32:
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
-def _places(ranking: Sequence[int]) -> dict[int, int]:
-    return {label: place for place, label in enumerate(ranking, start=1)}
-
-
-def reciprocal_rank_fusion(
-    rankings: Sequence[Sequence[int | None]],
-    weights: Sequence[float] | None = None,
-) -> list[tuple[int, float]]:
-    """Labels with the sum of weight / (60 + rank) over the rankings, best first.
-
-    Ranks count from 1. Only ranks are compared, so cosines and BM25 scores need
-    no common scale (Cormack, Clarke and Büttcher, SIGIR 2009). Without ``weights`` all
-    count alike; a ranking that weighs nothing adds its labels behind all others. None
-    holds a place in a ranking for a label that does not count in it.
-    """
-    scores: dict[int, float] = {}
-    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings), strict=True):
-        for rank, label in enumerate(ranking, start=1):
-            if label is None:
-                continue
-            scores[label] = scores.get(label, 0.0) + weight / (_FUSION_K + rank)
-    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+def _places(order: Int64, among: Bools) -> Int64:
+    """[n] the place of each row of ``among``, from 1, in that order; 0 for the others."""
+    places = np.zeros(len(order), np.int64)
+    kept = order[among[order]]
+    places[kept] = np.arange(1, len(kept) + 1)
+    return places

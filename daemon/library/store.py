@@ -486,10 +486,10 @@ class Library:
     def bm25(
         self, query: str, k: int, among: Sequence[int] | None = None
     ) -> list[tuple[int, float]]:
-        """The ``k`` best passages by BM25 over title and text: (rowid, score), best first.
+        """The ``k`` best passages by BM25 over title and text: (rowid, share), best first.
 
-        Greater scores are better. Any text is a valid query; one without a word finds
-        nothing. With ``among``: of these rowids.
+        Shares as in `daemon.library.words`. Any text is a valid query; one without a word
+        finds nothing. With ``among``: of these rowids.
         """
         with explained(self._path):
             return self._words.best(query, k, among)

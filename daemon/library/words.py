@@ -11,11 +11,13 @@ is missing has none of the rare words (docs/decisions/0032).
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Sequence
 
 _MAX_QUERY_TERMS = 128
+_LEAST_WEIGHT = 1e-6  # FTS5's, of a word that is in half of the passages or more
 # Measured on the questions of seven institutions, 15,863 passages together: MRR@10 is that of
 # the whole ranking also where 800 are looked at.
 _MOST_POSTINGS = 2000
@@ -44,9 +46,12 @@ class WordsRanking:
     def best(
         self, query: str, k: int, among: Sequence[int] | None = None
     ) -> list[tuple[int, float]]:
-        """The ``k`` best passages: (rowid, score), best first; greater scores are better.
+        """The ``k`` best passages: (rowid, share), best first; ``among``: of these rowids.
 
-        ``among``: of these rowids.
+        A share is BM25 over what the question's words weigh together (their inverse document
+        frequencies, of those that any passage has), and at least what a word of one passage
+        weighs: about 1 for a passage of usual length that has each of them once. So shares
+        of different questions compare, and a lone common word makes a small one.
         """
         counts = self._count(terms(query))
         if not counts or k < 1:
@@ -59,7 +64,13 @@ class WordsRanking:
         # all that there is of it.
         if telling := [term for term in common if 2 * counts[term] < self._passages]:
             scores |= self._scores(f"({_any(rare)}) AND ({_any(telling)})", most, allowed)
-        return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
+        whole = max(sum(self._weight(count) for count in counts.values()), self._weight(1))
+        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
+        return [(rowid, score / whole) for rowid, score in best]
+
+    def _weight(self, count: int) -> float:
+        """Of a word that is in so many passages, as FTS5 has it."""
+        return max(math.log((self._passages - count + 0.5) / (count + 0.5)), _LEAST_WEIGHT)
 
     def _scores(self, expression: str, most: int, allowed: str | None) -> dict[int, float]:
         """BM25 of passages by rowid, of the ``most`` that came last."""

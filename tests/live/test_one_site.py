@@ -238,10 +238,10 @@ async def test_a_search_finds_what_an_answer_is_made_of(site: LiveSite) -> None:
     assert [p.passage_id for p in found.passages] == [p.passage_id for p in answered.passages]
     for passage in found.passages:
         why = passage.explanation
-        assert passage.score == pytest.approx(why.meaning_part + why.words_part)
+        assert passage.score == pytest.approx(why.cosine + why.title_part + why.words_part)
     assert "winch" in found.passages[0].explanation.words
     out = await shown(site, "search", question, "--explain", "--top-k", "1")
-    assert "meaning: place 1, cosine 0." in out
+    assert "meaning: place 1" in out
     state = str(site.folder / "state")
     entries = await shown(site, "audit", "show", "--state-dir", state, "--json")
     assert '"action": "search"' in entries

@@ -213,9 +213,9 @@ class CannedDaemon(ControlServicer):
             passage_id="d1#0",
             title="Locks\x1b[31m",
             text="Locks leak.",
-            score=1 / 62 + 0.1 / 61,
+            score=0.865,
         )
-        new = control.FoundPassage(document_id="d2", passage_id="d2#0", text="Gates.", score=1 / 62)
+        new = control.FoundPassage(document_id="d2", passage_id="d2#0", text="Gates.", score=0.54)
         if request.explain:
             found.explanation.CopyFrom(
                 control.RankExplanation(
@@ -224,15 +224,18 @@ class CannedDaemon(ControlServicer):
                     title_share=0.75,
                     title_words=["locks"],
                     words_place=1,
-                    bm25=3.5,
+                    words_share=0.9,
                     words=["locks", "leak"],
-                    meaning_part=1 / 62,
-                    words_part=0.1 / 61,
+                    title_part=0.15,
+                    words_part=0.09,
+                    indexed=True,
+                    level="sentence",
                 )
             )
-            nan = float("nan")
             new.explanation.CopyFrom(
-                control.RankExplanation(cosine=nan, words_place=2, bm25=1.5, words_part=1 / 62)
+                control.RankExplanation(
+                    cosine=0.5, words_place=2, words_share=0.4, words_part=0.04, level="passage"
+                )
             )
         return control.SearchReply(
             passages=[found, new], words_weight=0.1, title_weight=0.2, weighed_by=40

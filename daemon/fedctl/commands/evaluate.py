@@ -177,9 +177,8 @@ def _show(console: Console, reply: EvaluateReply, wanted: Sequence[str]) -> None
     console.print(_figures_table(reply, wanted))
     how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
     console.print(
-        "vanilla: the encoder before training; fused: what a question meets, where a rank by "
-        f"words counts {reply.words_weight:g} of one by meaning and a title adds up to "
-        f"{reply.title_weight:g} to a cosine ({how})."
+        "vanilla: the encoder before training; fused: what a question meets, where words add up "
+        f"to {reply.words_weight:g} to a cosine and a title up to {reply.title_weight:g} ({how})."
     )
 
 

@@ -530,8 +530,8 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
         console.print(f"No passage {among} has to do with that.")
     how = f"chosen on {reply.weighed_by} pairs of split valid" if reply.weighed_by else "the usual"
     console.print(
-        f"A rank by words counts {reply.words_weight:g} of one by meaning and a title adds up to "
-        f"{reply.title_weight:g} to a cosine ({how})."
+        f"Words add up to {reply.words_weight:g} to a cosine, and a title up to "
+        f"{reply.title_weight:g} ({how})."
     )
     _show_retrieved(console, reply)
 
@@ -539,21 +539,23 @@ def _show_found(console: Console, reply: SearchReply, among: str) -> None:
 def _explained(passage: FoundPassage) -> Iterator[str]:
     """Lines that say how a passage came to its score."""
     why = passage.explanation
-    yield f"score {passage.score:.5f} = {why.meaning_part:.5f} meaning + {why.words_part:.5f} words"
-    titled = f", title {why.title_share:.2f}" + _quoted(why.title_words)
-    if why.cosine != why.cosine:  # NaN: it came after the index was made
-        yield "meaning: not in the index yet"
+    yield (
+        f"score {passage.score:.4f} = {why.cosine:.4f} cosine + {why.title_part:.4f} title "
+        f"+ {why.words_part:.4f} words"
+    )
+    if why.indexed:
+        yield f"meaning: {_in_place(why.meaning_place)}{_COSINE_OF.get(why.level, '')}"
     else:
-        place = _in_place(why.meaning_place)
-        yield f"meaning: {place}, cosine {why.cosine:.3f}{_COSINE_OF.get(why.level, '')}{titled}"
-    bm25 = f", BM25 {why.bm25:.2f}" if why.words_place else ""
-    yield f"words: {_in_place(why.words_place)}{bm25}{_quoted(why.words)}"
+        yield "meaning: not in the index yet; its place by words stands for it"
+    yield f"title: {why.title_share:.2f} of the question{_quoted(why.title_words)}"
+    share = f", {why.words_share:.2f} of the question" if why.words_place else ""
+    yield f"words: {_in_place(why.words_place)}{share}{_quoted(why.words)}"
 
 
 # What of a passage was compared; nothing is said of a whole one.
 _COSINE_OF = {
-    "sentence": " of its best sentence",
-    "both": " (mean of the whole and its best sentence)",
+    "sentence": " by its best sentence",
+    "both": " by the mean of the whole and its best sentence",
 }
 
 

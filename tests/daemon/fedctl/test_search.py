@@ -27,20 +27,23 @@ def test_an_explanation_has_places_scores_and_words(fedctl: Fedctl, daemon: Cann
     out = fedctl("search", "Why do locks leak?", "--explain").out
     assert daemon.asked[0].explain
     for line in (
-        "score 0.01777 = 0.01613 meaning + 0.00164 words",
-        "meaning: place 2, cosine 0.625, title 0.75 (locks)",
-        "words: place 1, BM25 3.50 (locks, leak)",
-        "meaning: not in the index yet",
-        "words: place 2, BM25 1.50",
-        "title adds up to 0.2 to a cosine (chosen on 40 pairs of split valid).",
+        "score 0.8650 = 0.6250 cosine + 0.1500 title + 0.0900 words",
+        "meaning: place 2 by its best sentence",
+        "title: 0.75 of the question (locks)",
+        "words: place 1, 0.90 of the question (locks, leak)",
+        "meaning: not in the index yet; its place by words stands for it",
+        "words: place 2, 0.40 of the question",
+        "Words add up to 0.1 to a cosine, and a title up to 0.2",
+        "(chosen on 40 pairs of split valid).",
     ):
         assert line in out.replace("\n", " ")
 
 
-def test_what_is_not_known_is_null(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+def test_an_explanation_is_data_or_null(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     told = fedctl("search", "why", "--explain", "--json").object
     first, new = (one["explanation"] for one in told["passages"])
-    assert (first["title_words"], first["cosine"], new["cosine"]) == (["locks"], 0.625, None)
+    assert (first["title_words"], first["cosine"], first["level"]) == (["locks"], 0.625, "sentence")
+    assert (first["indexed"], new["indexed"]) == (True, False)
     assert (told["question"], told["title_weight"], told["weighed_by"]) == ("why", 0.2, 40)
     plain = fedctl("search", "why", "--json").object["passages"]
     assert [one["explanation"] for one in plain] == [None, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,13 +14,11 @@ from daemon.library.dense.index import DenseIndex, build_index
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document
 from daemon.library.search import (
-    FUSION_DEPTH,
+    DEPTH,
     USUAL_WEIGHTS,
-    USUAL_WORDS_WEIGHT,
     Ranked,
     RankingWeights,
     labels_of,
-    reciprocal_rank_fusion,
     search,
 )
 from daemon.library.store import Library
@@ -72,31 +69,6 @@ def library(tmp_path: Path) -> Iterator[Library]:
         yield opened
 
 
-def test_fusion_adds_the_reciprocals_of_ranks() -> None:
-    fused = dict(reciprocal_rank_fusion([[7, 8, 9], [9, 7]]))
-    assert fused == {
-        7: pytest.approx(1 / 61 + 1 / 62),
-        8: pytest.approx(1 / 62),
-        9: pytest.approx(1 / 63 + 1 / 61),
-    }
-
-
-def test_fusion_is_best_first_and_ties_have_one_order() -> None:
-    assert [label for label, _ in reciprocal_rank_fusion([[3, 1], [1, 3]])] == [1, 3]
-    assert [label for label, _ in reciprocal_rank_fusion([[5, 4], [6]])] == [5, 6, 4]
-    assert reciprocal_rank_fusion([[], []]) == []
-
-
-def test_a_rank_counts_by_the_weight_of_its_ranking() -> None:
-    assert dict(reciprocal_rank_fusion([[7, 8], [9, 7]], (1.0, 0.5))) == {
-        7: pytest.approx(1 / 61 + 0.5 / 62),
-        8: pytest.approx(1 / 62),
-        9: pytest.approx(0.5 / 61),
-    }
-    assert [label for label, _ in reciprocal_rank_fusion([[7, 8], [9, 7]], (1.0, 0.0))] == [7, 8, 9]
-    assert dict(reciprocal_rank_fusion([[None, 8]])) == {8: pytest.approx(1 / 62)}
-
-
 def test_words_decide_as_far_as_they_count(library: Library) -> None:
     index = indexed(library)
     asked = ("tarred rope", 4, TEXTS["sail"])  # by words the rope, by meaning the sail
@@ -117,7 +89,7 @@ def test_an_index_knows_what_it_holds(library: Library) -> None:
     assert (index.holds([]), empty.holds([1, 2])) == ([], [False, False])
 
 
-def test_words_count_in_full_for_what_the_index_has_not_seen(library: Library) -> None:
+def test_what_the_index_has_not_seen_is_placed_by_its_words(library: Library) -> None:
     index = indexed(library)
     splitter = SentenceSplitter(lambda t: len(t.split()), 50)
     library.put_documents([Document("keel", "", "Oak makes a straight keel.")], splitter=splitter)
@@ -128,9 +100,12 @@ def test_words_count_in_full_for_what_the_index_has_not_seen(library: Library) -
 
 
 def test_what_both_rankings_like_comes_first(library: Library) -> None:
-    ranked = found(library, indexed(library), "Which rope is tarred?", 4)
+    index = indexed(library)
+    ranked = found(library, index, "Which rope is tarred?", 4)
     assert ranked[0].passage.document_id == "rope"
-    assert ranked[0].score == pytest.approx((1 + USUAL_WORDS_WEIGHT) / 61)
+    [(rope, share)] = library.bm25("rope tarred", 1)
+    cosine = float(index.vectors(np.array([rope]))[0] @ bag_of_words(["Which rope is tarred?"])[0])
+    assert ranked[0].score == pytest.approx(cosine + USUAL_WEIGHTS.words * share, abs=1e-6)
     assert [r.score for r in ranked] == sorted((r.score for r in ranked), reverse=True)
 
 
@@ -182,7 +157,7 @@ ASKED = "How often was rope tarred at Cedar in FY2004?"
 def test_a_title_brings_what_is_far_from_the_nearest(filings: Library) -> None:
     index, far = indexed(filings), "The bilge pump."
     [of] = [p.rowid for p in filings.passages() if p.document_id == "cedar2004"]
-    nearest = index.search(bag_of_words([far]), FUSION_DEPTH)[0][0].tolist()
+    nearest = index.search(bag_of_words([far]), DEPTH)[0][0].tolist()
     assert of not in nearest
     titled = RankingWeights(words=0.0, title=1.0)
     first = found(filings, index, ASKED, 3, far, weights=titled)
@@ -200,25 +175,32 @@ def test_the_more_a_title_counts_the_more_it_decides(filings: Library) -> None:
     assert first[1.0].passage.document_id == "cedar2004"
 
 
-def old_ranking(library: Library, index: DenseIndex, question: str) -> list[tuple[int, float]]:
-    """Both rankings fused, as before titles counted."""
-    words = [rowid for rowid, _ in library.bm25(question, 50)]
-    nearest = index.search(bag_of_words([question]), 50)[0][0].tolist()
-    return reciprocal_rank_fusion([nearest, words, [None] * len(words)], (1.0, 0.1, 0.9))
+def without_titles(library: Library, index: DenseIndex, question: str) -> list[tuple[int, float]]:
+    """Every passage by its cosine and its words alone."""
+    labels = index.labels()
+    cosines = index.vectors(labels) @ bag_of_words([question])[0]
+    words = dict(library.bm25(question, DEPTH))
+    scores = [
+        (label, float(cosine) + USUAL_WEIGHTS.words * words.get(label, 0.0))
+        for label, cosine in zip(labels.tolist(), cosines, strict=True)
+    ]
+    return sorted(scores, key=lambda one: (-one[1], one[0]))
 
 
-def test_titles_that_count_nothing_leave_the_ranking_as_it_was(filings: Library) -> None:
-    index = indexed(filings)
-    ranked = found(filings, index, ASKED, 50, weights=RankingWeights(title=0.0))
-    assert [(r.passage.rowid, r.score) for r in ranked] == old_ranking(filings, index, ASKED)[:50]
-
-
-def test_titles_that_say_nothing_leave_the_ranking_as_it_was(library: Library) -> None:
-    alike = [Document(f"rope{n}", "", TEXTS["rope"]) for n in range(60)]
-    library.put_documents(alike, splitter=SentenceSplitter(lambda t: len(t.split()), 50))
-    index, asked = indexed(library), "Which rope is tarred?"
-    ranked = found(library, index, asked, 50, weights=RankingWeights(title=0.3))
-    assert [(r.passage.rowid, r.score) for r in ranked] == old_ranking(library, index, asked)[:50]
+@pytest.mark.parametrize("alike", [False, True])
+def test_titles_that_count_or_say_nothing_leave_the_ranking_be(
+    filings: Library, library: Library, alike: bool
+) -> None:
+    if alike:
+        copies = [Document(f"rope{n}", "", TEXTS["rope"]) for n in range(60)]
+        library.put_documents(copies, splitter=SentenceSplitter(lambda t: len(t.split()), 50))
+    of, weight = (library, 0.3) if alike else (filings, 0.0)
+    index = indexed(of)
+    ranked = found(of, index, ASKED, 20, weights=RankingWeights(title=weight))
+    expected = without_titles(of, index, ASKED)[:20]
+    assert [one.score for one in ranked] == pytest.approx(
+        [score for _, score in expected], abs=1e-6
+    )
 
 
 def test_an_explanation_adds_up_to_the_score(filings: Library) -> None:
@@ -230,15 +212,22 @@ def test_an_explanation_adds_up_to_the_score(filings: Library) -> None:
     why = [r.explanation for r in ranked if r.explanation is not None]
     assert len(why) == len(ranked)
     for one, said in zip(ranked, why, strict=True):
-        assert one.score == pytest.approx(said.meaning_part + said.words_part, abs=1e-15)
-        place = said.meaning_place
-        assert said.meaning_part == pytest.approx(1 / (60 + place) if place else 0.0)
+        parts = said.cosine + said.title_part + said.words_part
+        assert one.score == pytest.approx(parts, abs=1e-6)
+        assert said.title_part == pytest.approx(weights.title * said.title_share)
+        assert said.words_part == pytest.approx(weights.words * said.words_share)
+        assert (said.words_place > 0) == (said.words_share > 0.0)
     by_meaning = sorted((w for w in why if w.meaning_place), key=lambda w: w.meaning_place)
-    titled = [said.cosine + weights.title * said.title_share for said in by_meaning]
-    assert titled == pytest.approx(sorted(titled, reverse=True), abs=1e-6)
+    assert [w.cosine for w in by_meaning] == sorted((w.cosine for w in by_meaning), reverse=True)
     [new] = [w for r, w in zip(ranked, why, strict=True) if r.passage.document_id == "new"]
-    assert (math.isnan(new.cosine), new.meaning_place) == (True, 0)
-    assert new.words_part == pytest.approx(1 / (60 + new.words_place)), "words count in full"
+    assert (new.indexed, new.meaning_place) == (False, 0)
+    cosines = index.vectors(index.labels()) @ bag_of_words([ASKED])[0]
+    place = [rowid for rowid, _ in filings.bm25(ASKED, DEPTH)].index(new_rowid(filings))
+    assert new.cosine == pytest.approx(float(np.sort(cosines)[::-1][place]), abs=1e-6)
+
+
+def new_rowid(library: Library) -> int:
+    return next(p.rowid for p in library.passages() if p.document_id == "new")
 
 
 def test_titles_may_know_passages_that_the_index_does_not(filings: Library) -> None:
