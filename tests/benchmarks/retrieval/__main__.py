@@ -20,7 +20,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -84,7 +83,7 @@ class Embedding:
         # A third of the time; no vector is further than a cosine of 0.996 from the full one.
         self._model = copy.deepcopy(encoder.model).to(torch.bfloat16)
         self.passages = {one.rowid: one for one in library.passages()}
-        self._path = cache / "embedded.sqlite3"
+        self._kept = SentenceFeatures.open(cache / "embedded.sqlite3", most_bytes=_MOST_BYTES)
         self._name = read.name.encode()
 
     def encode(self, texts: Sequence[str]) -> Float32:
@@ -94,42 +93,37 @@ class Embedding:
     def _key(self, kind: bytes, text: str) -> bytes:
         return hashlib.sha256(kind + self._name + b"\0" + text.encode()).digest()
 
-    def _kept(self) -> SentenceFeatures:
-        return SentenceFeatures.open(self._path, most_bytes=_MOST_BYTES)
-
-    def _encoded(self, kind: bytes, texts_of: Callable[[Passage], list[str]]) -> dict[int, Float32]:
-        """[n, d] of each passage by its label; what is not kept is encoded."""
-        keys = {label: self._key(kind, one.embedding_text) for label, one in self.passages.items()}
+    def _encoded(
+        self, kind: bytes, of: Iterable[Passage], texts_of: Callable[[Passage], list[str]]
+    ) -> dict[int, Float32]:
+        """[n, d] of each of these passages by its label; what is not kept is encoded."""
+        keys = {one.rowid: self._key(kind, one.embedding_text) for one in of}
         digest = self._encoder.digest
-        with closing(self._kept()) as kept:
-            there = kept.whole(digest)
-            waiting = [label for label, key in keys.items() if key not in there]
-            for start in range(0, len(waiting), _AT_ONCE):
-                some = {
-                    label: texts_of(self.passages[label]) for label in waiting[start:][:_AT_ONCE]
-                }
-                encoded = self.encode([text for one in some.values() for text in one])
-                ends = np.cumsum([len(one) for one in some.values()])[:-1]
-                for (label, texts), vectors in zip(
-                    some.items(), np.split(encoded, ends), strict=True
-                ):
-                    kept.put(digest, keys[label], texts, vectors, whole=True)
-                _told(f"{self._read.name}, {kind.decode()}", start + len(some), len(waiting))
-            found = kept.of_whole(digest, list(keys.values()))
+        found = self._kept.of_whole(digest, list(keys.values()))
+        waiting = [label for label, key in keys.items() if key not in found]
+        for start in range(0, len(waiting), _AT_ONCE):
+            some = {label: texts_of(self.passages[label]) for label in waiting[start:][:_AT_ONCE]}
+            encoded = self.encode([text for one in some.values() for text in one])
+            ends = np.cumsum([len(one) for one in some.values()])[:-1]
+            for (label, texts), vectors in zip(some.items(), np.split(encoded, ends), strict=True):
+                self._kept.put(digest, keys[label], texts, vectors, whole=True)
+                found[keys[label]] = vectors.astype(np.float16).astype(np.float32)
+            _told(f"{self._read.name}, {kind.decode()}", start + len(some), len(waiting))
         return {label: found[key] for label, key in keys.items()}
 
     @cached_property
     def index(self) -> DenseIndex:
         """The passages, to be searched."""
-        vectors = self._encoded(b"passages", lambda one: [self._read.of_passage(one)])
+        vectors = self._encoded(
+            b"passages", self.passages.values(), lambda one: [self._read.of_passage(one)]
+        )
         labels = np.array(sorted(vectors), np.int64)
         return build_index(labels, np.concatenate([vectors[label] for label in labels.tolist()]))
 
-    @cached_property
-    def sentences(self) -> dict[int, Float32]:
-        """The sentences [n, d] of each passage, by its label."""
+    def sentences(self, of: Iterable[Passage]) -> dict[int, Float32]:
+        """The sentences [n, d] of each of these passages, by its label."""
         return self._encoded(
-            b"sentences", lambda one: [self._read.of_sentence(s) for s in sentences_of(one)]
+            b"sentences", of, lambda one: [self._read.of_sentence(s) for s in sentences_of(one)]
         )
 
     def at(self, level: RetrievalLevel) -> Sentences | None:
@@ -141,7 +135,7 @@ class Embedding:
             return {label: self.passages[label] for label in labels}
 
         def vectors(passages: Sequence[Passage]) -> list[Float32]:
-            return [self.sentences[one.rowid] for one in passages]
+            return list(self.sentences(passages).values())
 
         return Sentences(level, passages, vectors)
 
@@ -181,13 +175,13 @@ def measured(corpus: Corpus, cache: Path, gold: Sequence[Gold]) -> dict[str, Any
                 print(json.dumps(row), flush=True)
             if gold:
                 by_sentence[read.name] = measured_by_sentences(
-                    *(gold, library, embedding.passages, embedding.sentences),
+                    *(gold, library, embedding.passages),
+                    embedding.sentences(embedding.passages.values()),
                     *(embedding.encode, embedding.index),
                 )
     return {
         "corpus": corpus.name,
         "passages": len(embedding.passages),
-        "sentences": sum(len(one) for one in embedding.sentences.values()),
         "questions": [len(corpus.chosen_on), len(corpus.judged_on)],
         "rows": rows,
         "kinds": _by_kind(corpus, best),
