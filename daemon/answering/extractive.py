@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -26,6 +27,8 @@ NOTHING_FOUND = "No answer was found in this site's documents."
 # one core. Measured on 56 questions of one institution, as the share of answer
 # sentences that come from a right document: 0.50 with 5 passages and 32
 # sentences, 0.49 with these at half the time; with neither share nor rank weight 0.45.
+# Taken from each passage in turn, for a long first one left no room: on 234 questions of five
+# institutions 0.60 of the answers have a sentence that a reader marked, 0.56 before.
 _PASSAGES = 3
 _CANDIDATES = 12
 _SENTENCES = 3  # in an answer, at most
@@ -98,12 +101,13 @@ def sentences_of(passage: Passage) -> list[Sentence]:
 
 
 def _candidates(passages: Sequence[Ranked]) -> list[_Candidate]:
-    candidates = [
-        _Candidate(ranked, rank, sentence)
+    """The first sentences of each of the best passages in turn, in reading order."""
+    of_each = [
+        [_Candidate(ranked, rank, sentence) for sentence in sentences_of(ranked.passage)]
         for rank, ranked in enumerate(passages[:_PASSAGES])
-        for sentence in sentences_of(ranked.passage)
     ]
-    return candidates[:_CANDIDATES]
+    in_turn = [one for some in zip_longest(*of_each) for one in some if one is not None]
+    return sorted(in_turn[:_CANDIDATES], key=lambda one: (one.rank, one.position))
 
 
 def _choose(candidates: Sequence[_Candidate], scores: Float32) -> list[_Candidate]:

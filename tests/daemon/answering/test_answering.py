@@ -95,6 +95,12 @@ def test_of_equal_sentences_that_of_the_better_passage_is_cited() -> None:
     assert [c.document_id for c in given.citations] == ["d1"]
 
 
+def test_a_long_first_passage_leaves_room_for_the_others() -> None:
+    long = " ".join(f"The {word} goose flies south." for word in WORDS[:20])
+    given = answer("Is hemp rope tarred?", ranked(long, "Hemp rope is tarred twice."))
+    assert given.text == "Hemp rope is tarred twice. [1]"
+
+
 def test_no_more_than_three_sentences() -> None:
     text = " ".join(f"Rope number {word} is tarred." for word in ("one", "red", "old", "big"))
     assert len(answer("Which rope number is tarred?", ranked(text)).citations) == 3
