@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import BinaryIO, cast
 
 from daemon.library.readers import documents
@@ -45,14 +45,14 @@ _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_
 def read_lines(source: Source) -> Iterator[Item]:
     """Records of a .jsonl file."""
     with source.open() as file:
-        yield from _read_records(source.path, _Lines(file))
+        yield from _read_records(source, _Lines(file))
 
 
 def read_packed_lines(source: Source) -> Iterator[Item]:
     """Records of a .jsonl.gz file."""
     with source.open() as file, gzip.open(file) as packed:
         wide = io.BufferedReader(cast(io.RawIOBase, packed), STEP)
-        yield from _read_records(source.path, _Lines(wide, packed_bytes=source.size))
+        yield from _read_records(source, _Lines(wide, packed_bytes=source.size))
 
 
 class _Lines:
@@ -90,9 +90,10 @@ class _Lines:
         return line
 
 
-def _read_records(path: Path, lines: _Lines) -> Iterator[Item]:
+def _read_records(source: Source, lines: _Lines) -> Iterator[Item]:
     """Records of a .jsonl file; the first problems told one by one, the others counted."""
-    split = _split_of_name(path.name)
+    path = str(source.path)
+    split = _split_of_name(PurePosixPath(source.name).name)
     problems, records = 0, 0
     try:
         while True:
@@ -104,18 +105,18 @@ def _read_records(path: Path, lines: _Lines) -> Iterator[Item]:
             except Refused as refusal:
                 problems += 1
                 if problems <= _MAX_PROBLEMS:
-                    yield FileProblem(str(path), str(refusal), lines.number)
+                    yield FileProblem(path, str(refusal), lines.number)
                 continue
             if item is not None:
                 records += 1
                 yield item
     except (OSError, EOFError, zlib.error) as error:
-        yield FileProblem(str(path), f"{cause_of(error)} (read up to line {lines.number})")
+        yield FileProblem(path, f"{cause_of(error)} (read up to line {lines.number})")
         problems += 1
     if problems > _MAX_PROBLEMS:
-        yield FileProblem(str(path), f"{problems - _MAX_PROBLEMS} more lines refused")
+        yield FileProblem(path, f"{problems - _MAX_PROBLEMS} more lines refused")
     if not problems and not records:
-        yield FileProblem(str(path), "only blank lines: nothing to ingest")
+        yield FileProblem(path, "only blank lines: nothing to ingest")
 
 
 def _record(line: bytes, split: str, *, first: bool) -> Document | Pair | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -201,6 +202,21 @@ def test_records_and_pairs_are_called_after_the_folder(site: Site) -> None:
     site.write("all.jsonl", json.dumps(lines[7]) + "\n")
     site.look()
     assert site.texts() == {"contracts/7": "Entry 7."}
+
+
+def test_pairs_kept_for_testing_by_their_files_name_stay_so(site: Site) -> None:
+    line = json.dumps({"query": "Which entry?", "positives": ["7"]}) + "\n"
+    site.write("all.jsonl", json.dumps({"id": "7", "title": "", "text": "Entry."}) + "\n")
+    site.write("in/pairs_test.jsonl", line)
+    site.write("pairs_valid.jsonl.gz", gzip.compress(line.replace("Which", "What").encode()))
+    site.look()
+    with Library.open(site.library, read_only=True) as library:
+        found = {split: library.pairs(split) for split in ("train", "valid", "test")}
+    assert found == {
+        "train": [],
+        "valid": [Pair("What entry?", ("contracts/7",), "valid")],
+        "test": [Pair("Which entry?", ("contracts/7",), "test")],
+    }
 
 
 def test_a_document_that_moves_to_another_file_stays(site: Site) -> None:
