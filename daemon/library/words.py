@@ -14,7 +14,7 @@ import json
 import math
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _MAX_QUERY_TERMS = 128
 _LEAST_WEIGHT = 1e-6  # FTS5's, of a word that is in half of the passages or more
@@ -31,6 +31,10 @@ _SCORES = (
     # The plus keeps SQLite from matching once for each rowid.
     " WHERE passage_words MATCH ?2 AND (?4 IS NULL OR +rowid IN"
     " (SELECT value FROM json_each(?4))) ORDER BY rowid DESC LIMIT ?3"
+)
+_COUNT_AMONG = (
+    "SELECT count(*) FROM passage_words WHERE passage_words MATCH ?"
+    " AND +rowid IN (SELECT value FROM json_each(?))"
 )
 
 
@@ -52,13 +56,20 @@ class WordsRanking:
         frequencies, of those that any passage has), and at least what a word of one passage
         weighs: about 1 for a passage of usual length that has each of them once. So shares
         of different questions compare, and a lone common word makes a small one.
+
+        Among some rowids words are rare or not by these: one that is rare elsewhere would find
+        nothing that is wanted, and keep the others from finding any.
         """
         counts = self._count(terms(query))
-        if not counts or k < 1:
-            return []
         most = max(_MOST_POSTINGS, k)
-        rare, common = _parted(counts, most)
-        allowed = None if among is None else json.dumps(list(among))
+        if among is None:
+            allowed, here = None, counts
+        else:
+            allowed = json.dumps(list(among))
+            here = self._count_among(counts, allowed)
+        if not here or k < 1:
+            return []
+        rare, common = _parted(here, most)
         scores = self._scores(_any(rare), most, allowed)
         # FTS5 gives a word that half of the passages have next to no weight, but would read
         # all that there is of it.
@@ -75,6 +86,13 @@ class WordsRanking:
     def _scores(self, expression: str, most: int, allowed: str | None) -> dict[int, float]:
         """BM25 of passages by rowid, of the ``most`` that came last."""
         return dict(self._db.execute(_SCORES, (_TITLE_WEIGHT, expression, most, allowed)))
+
+    def _count_among(self, asked: Iterable[str], allowed: str) -> dict[str, int]:
+        """In how many of these passages each word is; without those that are in none."""
+        found: dict[str, int] = {}
+        for term in asked:
+            ((found[term],),) = self._db.execute(_COUNT_AMONG, (_any([term]), allowed))
+        return {term: count for term, count in found.items() if count}
 
     def _count(self, asked: Sequence[str]) -> dict[str, int]:
         """In how many passages each of these words is; those that are in none are left out."""

@@ -64,6 +64,22 @@ def test_of_a_word_that_is_everywhere_the_latest_are_looked_at(
     assert len(library.bm25("lamp", 40)) == 40, "no fewer than were asked for"
 
 
+def test_a_word_that_is_rare_elsewhere_hides_nothing_that_is_wanted(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five lamps hang, and none of those that are wanted; of these 20 burn, and 80 are of brass."""
+    question = "Which brass lamp hangs or burns?"
+    wanted = [rowid for rowid in range(1, 201) if rowid % 40 != 2]
+    whole = library.bm25(question, 500, wanted)
+    monkeypatch.setattr(BOUND, 4)
+    assert len(library.bm25("hangs", 4)) == 4, "the bound is below what the rarest word finds"
+    assert {rowid for rowid, _ in library.bm25("brass hangs", 4, wanted)} == set(range(197, 201))
+    monkeypatch.setattr(BOUND, 30)
+    some = library.bm25(question, 20, wanted)
+    assert [rowid for rowid, _ in some] == [rowid for rowid, _ in whole][:20]
+    assert library.bm25("hangs", 20, wanted) == []
+
+
 def test_words_that_came_meanwhile_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "library.sqlite3"
     with filled(path) as writer, Library.open(path, read_only=True) as reader:
