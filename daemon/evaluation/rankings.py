@@ -141,7 +141,7 @@ def weigh(library: Library, pairs: Sequence[Pair], met: Sequence[Candidates]) ->
     and Stone, Classification and Regression Trees, 1984, section 3.4.3). Fewer than
     FEWEST_TO_WEIGH pairs are chance altogether.
     """
-    document_of = {passage.rowid: passage.document_id for passage in library.passages()}
+    document_of = library.document_of()
 
     def best(among: Sequence[RankingWeights], usual: RankingWeights) -> RankingWeights:
         ranks = {
@@ -182,7 +182,7 @@ def judged_rankings(
     library: Library, pairs: Sequence[Pair], questions: Questions
 ) -> dict[str, Judged]:
     """Each of `RANKINGS` that is to be had, judged on ``pairs``."""
-    document_of = {passage.rowid: passage.document_id for passage in library.passages()}
+    document_of = library.document_of()
     return {
         name: judged(labels, pairs, document_of)
         for name, ranking in RANKINGS.items()

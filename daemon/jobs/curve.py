@@ -87,7 +87,7 @@ def judge_version(
     missing: NotIndexed | None = None
     with Library.open(library_path) as library:
         _, pairs = held_out(library, "valid", most=most)
-        document_of = {passage.rowid: passage.document_id for passage in library.passages()}
+        document_of = library.document_of()
         for kind, own in kinds.items():
             if own in known:
                 continue

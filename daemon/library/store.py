@@ -531,6 +531,10 @@ class Library:
             )
         ]
 
+    def document_of(self) -> dict[int, str]:
+        """The document of each passage, by label: to judge a ranking takes no text."""
+        return dict(self._rows("SELECT rowid, document_id FROM passage ORDER BY rowid", ()))
+
     def rowids(self) -> list[int]:
         """The labels of all passages, ascending."""
         return [rowid for (rowid,) in self._rows("SELECT rowid FROM passage ORDER BY rowid", ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from crypto.arrays import Float32
 from daemon.evaluation.rankings import RANKINGS, Questions, found_by, judged_rankings, weigh
 from daemon.library.passages import SentenceSplitter
 from daemon.library.readers.documents import Document, Pair
+from daemon.library.schema import LibraryError
 from daemon.library.search import (
     TITLE_WEIGHTS,
     USUAL_WEIGHTS,
@@ -100,3 +102,18 @@ def test_where_titles_say_nothing_their_weight_is_the_usual(library: Library) ->
     index, pairs = indexed(library), asked_by_name()
     found = found_by(library, index, Titles(()), pairs, vectors_of(pairs))
     assert weigh(library, pairs, found.met).title == USUAL_WEIGHTS.title
+
+
+def test_rankings_are_judged_without_reading_a_text(library: Library) -> None:
+    index, titles, pairs = indexed(library), Titles(library.titles()), asked_by_name()
+    found = found_by(library, index, titles, pairs, vectors_of(pairs))
+
+    def no_text(action: int, table: str | None, column: str | None, *_: str | None) -> int:
+        is_text = (action, table, column) == (sqlite3.SQLITE_READ, "passage", "text")
+        return sqlite3.SQLITE_DENY if is_text else sqlite3.SQLITE_OK
+
+    library._db.set_authorizer(no_text)
+    with pytest.raises(LibraryError, match=r"passage\.text"):
+        library.passages()
+    weigh(library, pairs, found.met)
+    assert judged_rankings(library, pairs, Questions(found, None, USUAL_WEIGHTS))
