@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,28 +14,13 @@ from daemon.control.context import Calls, Context, refuse
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
 from daemon.library.contents import Passage, StoredDocument
-from daemon.library.readers.documents import (
-    KINDS,
-    MAX_ID,
-    MAX_PAGE,
-    MAX_POSITIVES,
-    MAX_QUERY_BYTES,
-    MAX_SOURCE,
-    MAX_SPANS,
-    MAX_TEXT_BYTES,
-    MAX_TITLE,
-    Document,
-    Pair,
-    Place,
-    Span,
-)
+from daemon.library.readers.bounds import fault_of
+from daemon.library.readers.documents import MAX_SPANS, Document, Kind, Pair, Place, Span
 from daemon.process.streams import watched
 from daemon.services.collection import ChangeUnderWay
 from daemon.services.folders import FolderState
 from proto import control_pb2 as control
 
-_DATE: Final = re.compile(r"(\d{4}-\d{2}-\d{2})?")
-_LANGUAGE: Final = re.compile(r"([a-z]{2})?")
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
 _PAIRS_TOLD: Final = 1 << 20  # kept in mind of one ingest; any beyond that counts as new
@@ -279,46 +263,27 @@ def _parsed(
     pairs: list[Pair] = []
     errors: list[str] = []
     for item in request.documents:
-        if not 1 <= len(item.id) <= MAX_ID:
-            errors.append(f"document id of {len(item.id)} characters: 1 to {MAX_ID} are allowed")
-        elif item.split not in ("", "train", "valid", "test"):
-            errors.append(f"document {item.id}: split {item.split!r} is not train, valid or test")
-        elif len(item.title) > MAX_TITLE or len(item.text.encode()) > MAX_TEXT_BYTES:
-            errors.append(
-                f"document {item.id}: a title has up to {MAX_TITLE} characters, a text "
-                f"{MAX_TEXT_BYTES} bytes"
-            )
-        elif len(item.source) > MAX_SOURCE or len(item.author) > MAX_TITLE:
-            errors.append(f"document {item.id}: its source or author is too long")
-        elif not _DATE.fullmatch(item.date) or not _LANGUAGE.fullmatch(item.language):
-            errors.append(f"document {item.id}: no date YYYY-MM-DD, or no language of two letters")
-        elif len(item.spans) > MAX_SPANS:
+        if len(item.spans) > MAX_SPANS:  # each takes more room here than in the message
             errors.append(f"document {item.id}: more than {MAX_SPANS:,} spans: cut it")
-        elif (spans := _spans(item)) is None:
-            errors.append(f"document {item.id}: its spans don't lie in its text one after another")
+        elif fault := fault_of(document := _document(item)):
+            errors.append(fault)
         else:
-            documents.append(_document(item, spans))
-    for pair in request.pairs:
-        if not pair.query.strip() or not 1 <= len(pair.positives) <= MAX_POSITIVES:
-            errors.append(f"a pair needs a query and 1 to {MAX_POSITIVES} positives")
-        elif len(pair.query.encode()) > MAX_QUERY_BYTES:
-            errors.append(f"a pair's query has up to {MAX_QUERY_BYTES} bytes")
-        elif max(map(len, pair.positives)) > MAX_ID:
-            errors.append(f"a pair's document id has up to {MAX_ID} characters")
-        elif pair.split not in ("train", "valid", "test"):
-            errors.append(f"a pair's split {pair.split!r} is not train, valid or test")
+            documents.append(document)
+    for told in request.pairs:
+        if fault := fault_of(pair := Pair(told.query, tuple(told.positives), told.split)):
+            errors.append(fault)
         else:
-            pairs.append(Pair(pair.query, tuple(pair.positives), pair.split))
+            pairs.append(pair)
     return documents, pairs, errors
 
 
-def _document(item: control.Document, spans: tuple[Span, ...]) -> Document:
+def _document(item: control.Document) -> Document:
     return Document(
         id=item.id,
         title=item.title,
         text=item.text,
         split=item.split,
-        spans=spans,
+        spans=tuple(map(_span, item.spans)),
         source=item.source,
         author=item.author,
         date=item.date,
@@ -326,20 +291,9 @@ def _document(item: control.Document, spans: tuple[Span, ...]) -> Document:
     )
 
 
-def _spans(document: control.Document) -> tuple[Span, ...] | None:
-    """The blocks of a document; None where they can't be blocks of its text."""
-    spans: list[Span] = []
-    before = 0
-    for span in document.spans:
-        place = tuple(span.place)
-        on_page = not place or (len(place) == 4 and all(0.0 <= part <= 1.0 for part in place))
-        in_text = before <= span.begin < span.end <= len(document.text)
-        if span.kind not in KINDS or not on_page or not in_text or span.page > MAX_PAGE:
-            return None
-        before = span.end
-        at = cast(Place, place) if place else None
-        spans.append(Span(span.kind, span.begin, span.end, span.page, at))
-    return tuple(spans)
+def _span(span: control.Span) -> Span:
+    place = cast(Place, tuple(span.place)) if span.place else None
+    return Span(cast(Kind, span.kind), span.begin, span.end, span.page, place)
 
 
 async def _behind(

@@ -1,9 +1,13 @@
 """Readers in boxes: each file is read by a process of its own, which can do little else.
 
 Files come from anywhere, and what parses them is large and partly written in C. So the
-process that reads one has bounded memory and time, writes no file and reaches no network
-where the kernel lets us say so, and is over when its file is. What it tells is taken as a
-stranger's word: never unpickled, bounded, and under no other file's name.
+process that reads one has bounded memory and time, writes no file, reads no other and reaches
+no network where the kernel lets us say so (`daemon.process.confinement`), and is over when its
+file is. What it tells is taken as a stranger's word: never unpickled, bounded, and under no
+other file's name.
+
+What goes wrong may be the file's fault, or pass: time that was short, a process that was killed,
+a machine that refuses something (`FileProblem.passing`).
 
 To start Python takes longer than to read most files: so there is one process that does
 nothing but fork (`main`).
@@ -11,11 +15,9 @@ nothing but fork (`main`).
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -35,13 +37,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from daemon.library.files import Found, read_file, reader_of
 from daemon.library.readers import documents
+from daemon.library.readers.bounds import fault_of
 from daemon.library.readers.documents import Attached, Document, FileProblem, Item, Pair
-from daemon.library.readers.reader import STEP, Source, cause_of
+from daemon.library.readers.reader import STEP, Source, TooSlow, cause_of, is_passing
+from daemon.process.confinement import INSTALLED, ConfinementError, confine, end_with_parent
 
 _MESSAGE_BYTES: Final = 6 * documents.MAX_TEXT_BYTES  # a text, and where its blocks lie
 _REQUEST_BYTES: Final = 64 << 10
 _PIPE_BYTES: Final = 1 << 20
 _GRACE_S: Final = 10.0  # on a busy machine, for a reader to end itself in
+_AT_ONCE: Final = 4  # readers, each with its gigabyte; fewer where there are fewer processors
 _PROBLEMS: Final = 1000  # of a file
 _TELL_S: Final = 1.0  # a scan is few bytes a page, and people wait
 _LONGEST_CAUSE: Final = 1000  # characters
@@ -63,28 +68,55 @@ class Limits:
     """What the reader of a file may take."""
 
     memory_bytes: int = 1 << 30  # of data
-    pause_s: float = 120.0  # from one block to the next; so a page takes no longer
+    pause_s: float = 120.0  # from one block, or image that is read, to the next
     file_s: float = 1800.0  # all of it
-    attached: int = 100  # files in it
+    attached: int = 100  # files in it, and in these
     depth: int = 3  # files in files in files
+    records: int = 1_000_000  # documents and pairs, with those of files in it
+    text_bytes: int = 1 << 30  # of these; a packed file can hold 200 times its size
 
 
-class _Clock:
-    """The seconds that a file may take; what whoever listens takes does not count."""
+class _Allowance:
+    """What is left to a file, with all that is in it, of its limits."""
 
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._seconds = limits.file_s
+        self._records = limits.records
+        self._text_bytes = limits.text_bytes
+        self.attached = limits.attached
 
-    def wait(self, told: Connection, most: float) -> bool:
-        """Whether something is told in time."""
+    def wait(self, told: Connection) -> bool:
+        """Whether something is told in time; what whoever listens takes does not count."""
         began = time.monotonic()
-        is_told = self._left > 0.0 and told.poll(min(most, self._left))
-        self._left -= time.monotonic() - began
+        most = min(self._limits.pause_s + _GRACE_S, self._seconds)
+        is_told = self._seconds > 0.0 and told.poll(most)
+        self._seconds -= time.monotonic() - began
         return is_told
+
+    def take(self, size: int) -> None:
+        """A document or a pair of so many bytes. Raises _Ended where it is one too many."""
+        self._records -= 1
+        self._text_bytes -= size
+        if self._records < 0 or self._text_bytes < 0:
+            raise _Ended(
+                f"more than {self._limits.records:,} documents and pairs, or "
+                f"{self._limits.text_bytes >> 20:,} MiB of text: read up to there, cut it into "
+                "several files"
+            )
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A file that is being read, and by whom what is in it is told."""
+
+    file: Found
+    told: Connection
+    forks: _Forks
 
 
 class Boxes:
-    """Reads files, each in a box, as many at once as there are processors."""
+    """Reads files, each in a box, a few at once."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
@@ -115,21 +147,18 @@ class Boxes:
     ) -> Generator[Item, None, None]:
         """What is in the files, in their order; ``watch`` hears of bytes as they are read."""
         waiting = iter(files)
-        begun: deque[tuple[Found, Connection] | FileProblem] = deque()
+        begun: deque[_Begun | FileProblem] = deque()
         read = 0  # of these, files
+        at_once = min(_AT_ONCE, len(os.sched_getaffinity(0)))
         try:
             while True:
                 # All but the first wait for their turn, once they have told as much as a
                 # pipe holds: by then most have told everything.
-                while (
-                    not self._over
-                    and read < (os.cpu_count() or 1)
-                    and (file := next(waiting, None))
-                ):
+                while not self._over and read < at_once and (file := next(waiting, None)):
                     if isinstance(file, FileProblem):
                         begun.append(file)
                     else:
-                        begun.append((file, self._begin(file)))
+                        begun.append(self._begin(file))
                         read += 1
                 if self._over or not begun:
                     return
@@ -137,78 +166,93 @@ class Boxes:
                 if isinstance(first, FileProblem):
                     yield first
                 else:
-                    with first[1]:
-                        yield from self._whole(*first, watch)
+                    yield from self._whole(first, watch)
                     read -= 1
                 begun.popleft()
         finally:
             for one in begun:
                 if not isinstance(one, FileProblem):
-                    one[1].close()  # its reader finds nobody who listens, and ends
+                    one.told.close()  # its reader finds nobody who listens, and ends
 
-    def _whole(self, file: Found, told: Connection, watch: Callable[[int], None]) -> Iterator[Item]:
+    def _whole(self, one: _Begun, watch: Callable[[int], None]) -> Iterator[Item]:
         """A file; ``watch`` hears of all its bytes, also of those that were refused unread."""
-        size, read = file.size, 0
+        size, read = one.file.size, 0
 
         def count(more: int) -> None:
             nonlocal read
             read += more
             watch(more)
 
-        clock = _Clock(self._limits.file_s)
-        yield from self._told(file, told, count, str(file.path), 1, clock)
+        allowance, where = _Allowance(self._limits), str(one.file.path)
+        try:
+            yield from self._told(one, count, where, 1, allowance, patient=True)
+        except _Lost:  # it had told nothing yet: once more
+            if self._over:
+                return
+            yield from self._told(self._begin(one.file), count, where, 1, allowance)
         watch(size - read)
 
-    def _begin(self, file: Found) -> Connection:
+    def _begin(self, file: Found) -> _Begun:
         below = str(file.below) if file.below is not None else ""
         request = [str(file.path), file.name, below, asdict(self._limits)]
         if self._forks is not None:
             try:
-                return self._forks.begin(request)
+                return _Begun(file, self._forks.begin(request), self._forks)
             except ConnectionError:  # it was killed, as where memory is short: its readers, too
                 self._forks.end()
         self._forks = _Forks()
-        return self._forks.begin(request)
+        return _Begun(file, self._forks.begin(request), self._forks)
 
     def _told(
         self,
-        file: Found,
-        told: Connection,
+        one: _Begun,
         watch: Callable[[int], None],
         where: str,
         depth: int,
-        clock: _Clock,
+        allowance: _Allowance,
+        *,
+        patient: bool = False,
     ) -> Iterator[Item]:
-        """What a reader tells of its file, which people know as ``where``, with what is in it."""
+        """What a reader tells of its file, which people know as ``where``, with what is in it.
+
+        ``patient``: raises _Lost where it was lost with what forks, and had told nothing yet.
+        """
+        file = one.file
         reader = reader_of(file.path)
         its_id = file.name if reader is not None and reader.named_by_file else None
         documents_told, problems = 0, 0
         names: set[str] = set()
         try:
-            while (item := self._next(told, clock)) is not None:
-                if isinstance(item, int):
-                    watch(item)
-                elif isinstance(item, Attached):
-                    yield from self._attached(file, item, names, where, depth, clock)
-                elif isinstance(item, FileProblem):
-                    problems += 1
-                    if problems <= _PROBLEMS:  # a path that a file told would not be its own
-                        yield replace(item, path=where)
-                elif isinstance(item, Document) and its_id is not None:
-                    documents_told += 1
-                    if documents_told == 1:
-                        source = str(Path(where).absolute()).encode(errors="replace")
-                        yield replace(item, id=its_id, source=source.decode())
-                else:
-                    yield item
+            with one.told:
+                while (item := self._next(one, allowance)) is not None:
+                    patient = patient and isinstance(item, int)
+                    if isinstance(item, int):
+                        watch(item)
+                    elif isinstance(item, Attached):
+                        yield from self._attached(file, item, names, where, depth, allowance)
+                    elif isinstance(item, FileProblem):
+                        problems += 1
+                        if problems <= _PROBLEMS:  # a path that a file told would not be its own
+                            yield replace(item, path=where)
+                    elif isinstance(item, Document) and its_id is not None:
+                        documents_told += 1
+                        if documents_told == 1:
+                            source = str(Path(where).absolute()).encode(errors="replace")
+                            yield replace(item, id=its_id, source=source.decode())
+                    else:
+                        yield item
+        except _Lost as lost:
+            if patient:
+                raise
+            yield FileProblem(where, str(lost), passing=True)
         except _Ended as ended:
-            yield FileProblem(where, str(ended))
+            yield FileProblem(where, str(ended), passing=ended.passing)
 
     def _next(
-        self, told: Connection, clock: _Clock
+        self, one: _Begun, allowance: _Allowance
     ) -> Document | Pair | FileProblem | Attached | int | None:
         """The next that is told; None: that was all. Raises _Ended."""
-        kind, content = self._message(told, clock)
+        kind, content = self._message(one, allowance)
         if kind == _OVER:
             return None
         try:
@@ -218,24 +262,30 @@ class Boxes:
             makes_sense = False
         if not makes_sense:
             raise _Ended("its reader told what makes no sense: the file is hostile")
+        if isinstance(item, Document | Pair):
+            allowance.take(len(content))
         if kind != b"A":
             return item  # type: ignore[no-any-return]
-        _, content = self._message(told, clock)
+        _, content = self._message(one, allowance)
         return Attached(item, content)
 
-    def _message(self, told: Connection, clock: _Clock) -> tuple[bytes, bytes]:
+    def _message(self, one: _Begun, allowance: _Allowance) -> tuple[bytes, bytes]:
         limits = self._limits
         try:
-            if not clock.wait(told, limits.pause_s + _GRACE_S):
+            if not allowance.wait(one.told):
                 raise _Ended(
                     f"not read within {limits.pause_s:.0f} s a page and {limits.file_s:.0f} s "
-                    "all in all: cut it into several files"
+                    "all in all: cut it into several files",
+                    passing=True,
                 )
-            message = told.recv_bytes(_MESSAGE_BYTES)
+            message = one.told.recv_bytes(_MESSAGE_BYTES)
         except EOFError:
+            if one.forks.is_lost():
+                raise _Lost("what reads files was killed: see that memory is not short") from None
             raise _Ended(
                 f"its reader ended: a page took more than {limits.pause_s:.0f} s or "
-                f"{limits.memory_bytes >> 20} MiB, or the file is damaged; save it anew or cut it"
+                f"{limits.memory_bytes >> 20} MiB, or the file is damaged; save it anew or cut it",
+                passing=True,
             ) from None
         except OSError as error:
             raise _Ended(f"its reader told too much ({error}): cut it into several files") from None
@@ -248,7 +298,7 @@ class Boxes:
         names: set[str],
         where: str,
         depth: int,
-        clock: _Clock,
+        allowance: _Allowance,
     ) -> Iterator[Item]:
         """What is in a file of a file. Its name is its sender's: it names no folder of ours."""
         name = PurePosixPath(attached.name.replace("\0", "")).name[-100:]
@@ -257,7 +307,8 @@ class Boxes:
             name = f"{len(names)}-{name}"
         names.add(name)
         where = f"{where}/{name}"
-        if len(names) > self._limits.attached or depth >= self._limits.depth:
+        allowance.attached -= 1
+        if allowance.attached < 0 or depth >= self._limits.depth:
             yield FileProblem(where, "too many files in files: take it out and ingest it")
             return
         with tempfile.TemporaryDirectory(prefix="hanse-attached-") as folder:
@@ -266,38 +317,30 @@ class Boxes:
             try:
                 path.write_bytes(attached.content)
             except OSError as error:
-                yield FileProblem(where, f"can't be taken out of its file: {cause_of(error)}")
+                cause = f"can't be taken out of its file: {cause_of(error)}"
+                yield FileProblem(where, cause, passing=is_passing(error))
                 return
-            inner = Found(path, f"{file.name}/{name}")
-            with self._begin(inner) as told:
-                yield from self._told(inner, told, lambda _: None, where, depth + 1, clock)
+            inner = self._begin(Found(path, f"{file.name}/{name}"))
+            yield from self._told(inner, lambda _: None, where, depth + 1, allowance)
 
 
 def _makes_sense(item: object) -> bool:
-    """Whether it can be sent on; the daemon looks at what it says, and refuses it by name."""
-    if isinstance(item, Document):
-        words = (item.id, item.title, item.split, item.author, item.date, item.language)
-        return (
-            len(item.text.encode()) <= documents.MAX_TEXT_BYTES
-            and max(map(len, words)) <= documents.MAX_TITLE
-            and len(item.spans) <= documents.MAX_SPANS
-            and all(
-                0 <= span.begin <= span.end <= len(item.text)
-                and 0 <= span.page <= documents.MAX_PAGE
-                for span in item.spans
-            )
-        )
-    if isinstance(item, Pair):
-        return (
-            len(item.query.encode()) <= documents.MAX_QUERY_BYTES
-            and len(item.positives) <= documents.MAX_POSITIVES
-            and max(map(len, (item.split, *item.positives))) <= documents.MAX_ID
-        )
+    """Whether it is within the bounds of what may be told."""
+    if isinstance(item, Document | Pair):
+        return not fault_of(item)
     return not isinstance(item, FileProblem) or len(item.cause) <= _LONGEST_CAUSE
 
 
 class _Ended(Exception):
     """A reader tells nothing more; the message is the cause and the remedy."""
+
+    def __init__(self, cause: str, *, passing: bool = False) -> None:
+        super().__init__(cause)
+        self.passing = passing
+
+
+class _Lost(Exception):
+    """A reader was lost with what forks, for no fault of its file; the message says so."""
 
 
 # ---- the process that forks -------------------------------------------------------
@@ -310,12 +353,13 @@ class _Forks:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                # Not from the folder in which somebody stands: that is not ours to run, nor a
+                # reader's to read.
+                [sys.executable, "-P", "-m", __name__],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # Nothing of the environment that a reader has no use for.
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for us to hear
             )
 
@@ -324,7 +368,8 @@ class _Forks:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         told = Connection(ours, writable=False)
         try:
-            fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            with suppress(PermissionError):  # one has so much for all pipes together
+                fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs])
         except OSError:
             told.close()
@@ -332,6 +377,15 @@ class _Forks:
         finally:
             os.close(theirs)
         return told
+
+    def is_lost(self) -> bool:
+        """Whether it has ended, and with it what it began."""
+        try:
+            return not self._requests.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # the line is broken, or we have ended it
+            return True
 
     def end(self) -> None:
         """End it with all that it began, and what those did: an OCR engine outlives its reader."""
@@ -341,28 +395,50 @@ class _Forks:
         self._process.wait()
 
 
+def _environment() -> dict[str, str]:
+    """Nothing that a reader has no use for, and where this program is."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    here = Path(__file__).parents[2]
+    paths = list(filter(None, kept.get("PYTHONPATH", "").split(os.pathsep)))
+    if here.name not in INSTALLED:
+        paths.append(str(here))
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)} if paths else kept
+
+
 def main() -> None:
     """Fork a reader for each request that comes on standard input, until nobody asks."""
-    _end_with_parent()
+    end_with_parent()
     requests = socket.socket(fileno=0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is not waited for
     while True:
         request, told, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 1)
         if not request:
             return
-        path, name, below, limits = json.loads(request)
-        file = Found(Path(path), name, Path(below) if below else None)
+        with Connection(told[0], readable=False) as connection:
+            _fork(requests, request, connection)
+
+
+def _fork(requests: socket.socket, request: bytes, told: Connection) -> None:
+    """Have a request's file read. Where that can't be begun, others are read all the same."""
+    path, name, below, limits = json.loads(request)
+    file = Found(Path(path), name, Path(below) if below else None)
+    try:
         # What it asks for first is its libraries, which its children have then. Nothing of a
         # file is looked at before its first block is asked for.
         if (reader := reader_of(file.path)) is not None and reader.blocks is not None:
             reader.blocks(Source(file.path, name, 0))
-        if os.fork() == 0:
-            requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            with Connection(told[0], readable=False) as connection:
-                _read(file, Limits(**limits), connection)
-            os._exit(0)
-        os.close(told[0])
+        child = os.fork()
+    except Exception as error:
+        cause = f"this machine can't begin to read it ({type(error).__name__}: {error})"
+        with suppress(OSError):  # nobody listens any more
+            _tell(told, b"F", FileProblem("", _sayable(cause), passing=True))
+            told.send_bytes(_OVER)
+        return
+    if child == 0:
+        requests.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _read(file, Limits(**limits), told)
+        os._exit(0)
 
 
 # ---- a reader -----------------------------------------------------------------------
@@ -374,92 +450,74 @@ def _read(file: Found, limits: Limits, told: Connection) -> None:
 
     def watch(count: int) -> None:
         nonlocal unsaid, said
-        signal.setitimer(signal.ITIMER_REAL, limits.pause_s)  # ends this process
         unsaid += count
-        if unsaid >= STEP or (unsaid and time.monotonic() - said > _TELL_S):
+        if unsaid >= STEP or time.monotonic() - said > _TELL_S:
+            _pause()  # whoever listens may take their time
             _tell(told, b"B", unsaid)
             unsaid, said = 0, time.monotonic()
+        signal.signal(signal.SIGALRM, _too_slow)
+        signal.setitimer(signal.ITIMER_REAL, limits.pause_s, _GRACE_S / 2)
+
+    def ready(path: Path) -> None:
+        confine(path, memory_bytes=limits.memory_bytes, cpu_s=limits.file_s)
 
     try:
-        _confine(limits)
         watch(0)
-        for item in read_file(file, watch):
-            signal.setitimer(signal.ITIMER_REAL, 0)  # whoever listens may take their time
+        for item in read_file(file, watch, ready):
+            _pause()
             match item:
                 case Document():
                     _tell(told, b"D", item)
                 case Pair():
                     _tell(told, b"P", item)
                 case FileProblem():
-                    cause = item.cause.encode(errors="replace").decode()[:_LONGEST_CAUSE]
-                    _tell(told, b"F", replace(item, path="", cause=cause))
+                    _tell(told, b"F", replace(item, path="", cause=_sayable(item.cause)))
                 case Attached():
                     _tell(told, b"A", item.name)
                     told.send_bytes(b"A" + item.content)
             watch(0)
+        _pause()
         _tell(told, b"B", unsaid)
-    except MemoryError:
-        cause = f"needs more than {limits.memory_bytes >> 20} MiB to be read: cut it"
-        _tell(told, b"F", FileProblem("", cause))
     except BrokenPipeError:
         return  # nobody listens any more
-    except Exception as error:
-        cause = f"damaged, or of a kind that isn't known ({type(error).__name__}): save it anew"
-        _tell(told, b"F", FileProblem("", cause))
+    except (TooSlow, Exception) as error:
+        _pause()
+        _tell(told, b"F", _problem_of(error, limits))
     told.send_bytes(_OVER)
+
+
+def _problem_of(error: BaseException, limits: Limits) -> FileProblem:
+    """What ended the reading of a file, and whose fault it is."""
+    match error:
+        case TooSlow():
+            cause = f"a page took more than {limits.pause_s:.0f} s: cut it into several files"
+        case ConfinementError():
+            cause = str(error)
+        case MemoryError():
+            cause = f"needs more than {limits.memory_bytes >> 20} MiB to be read: cut it"
+        case _:
+            kind = type(error).__name__
+            cause = f"damaged, or of a kind that isn't known ({kind}): save it anew"
+    passing = isinstance(error, TooSlow | ConfinementError)
+    return FileProblem("", _sayable(cause), passing=passing)
+
+
+def _pause() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _too_slow(_signal: int, _frame: object) -> None:
+    """Raise TooSlow; what does not heed that is ended by the next alarm."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    raise TooSlow
+
+
+def _sayable(cause: str) -> str:
+    return cause.encode(errors="replace").decode()[:_LONGEST_CAUSE]
 
 
 def _tell(told: Connection, kind: bytes, item: Any) -> None:
     told.send_bytes(kind + _TOLD[kind].dump_json(item))
-
-
-def _confine(limits: Limits) -> None:
-    """Give up what a reader has no need of; the kernel does not give it back."""
-    _end_with_parent()
-    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    seconds = max(1, int(limits.file_s))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _touch_nothing()
-    # Another user's network has no routes. For root alone without one of users, in which
-    # root could no longer read what belongs to others.
-    _LIBC.unshare(_CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWUSER | _CLONE_NEWNET)
-
-
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
-# WRITE_FILE, the REMOVE_ and MAKE_ rights, REFER and TRUNCATE: bits of files. To read and to
-# execute (0, 2 and 3) stays, for libraries and tesseract. Each is known from a version on.
-_WRITING: Final = {1: 0x1FF2, 2: 0x3FF2, 3: 0x7FF2}
-_TCP: Final = 3  # to bind and to connect; version 4
-_OUTWARDS: Final = 3  # abstract sockets and signals to processes outside; version 6
-
-
-def _touch_nothing() -> None:
-    """No file is written, made, renamed or removed, nobody called or killed (Landlock)."""
-    version = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
-    if version < 1:  # before Linux 5.13, or switched off: the other limits hold
-        return
-    rights = [_WRITING[min(version, 3)], _TCP, _OUTWARDS][: 1 + (version >= 4) + (version >= 6)]
-    handled = (ctypes.c_uint64 * len(rights))(*rights)
-    size = ctypes.sizeof(handled)
-    rules = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(handled), size, 0)
-    if rules < 0 or _LIBC.syscall(_LANDLOCK_RESTRICT_SELF, rules, 0) != 0:
-        raise OSError(ctypes.get_errno(), "Landlock refused")
-    os.close(rules)
-
-
-def _end_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl refused")
 
 
 if __name__ == "__main__":

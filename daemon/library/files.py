@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.library.readers.documents import Attached, FileProblem, Item, Read
-from daemon.library.readers.reader import Reader, Refused, Source, cause_of
+from daemon.library.readers.reader import Reader, Refused, Source, cause_of, is_passing
 from daemon.library.readers.records import read_lines, read_packed_lines
 
 # What reads an office file is imported where one is read.
@@ -186,21 +186,25 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def read_file(
-    file: Found, watch: Callable[[int], None] = lambda _: None
+    file: Found,
+    watch: Callable[[int], None] = lambda _: None,
+    ready: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[Item | Attached]:
     """Read one file in this process; whatever goes wrong in it is its own problem.
 
     A document's id is its file's path below the given folder, unless the file says ids.
-    ``watch``: as in `Source`.
+    ``watch``: as in `Source`. ``ready`` is called with the path by which the file is opened,
+    before anything of it is read.
     """
     try:
         with _openable(file) as path:
             reader, size = _checked(file, path)
+            ready(path)
             yield from reader.read(Source(path, file.name, size, watch))
     except Refused as refusal:
         yield FileProblem(str(file.path), str(refusal))
     except (OSError, EOFError, zlib.error) as error:
-        yield FileProblem(str(file.path), cause_of(error))
+        yield FileProblem(str(file.path), cause_of(error), passing=is_passing(error))
 
 
 @contextmanager

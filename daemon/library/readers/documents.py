@@ -115,12 +115,16 @@ def answer_of(document_id: str) -> str:
 
 @dataclass(frozen=True)
 class FileProblem:
-    """What was not read, why, and what to do; ``line`` and ``page`` count from 1."""
+    """What was not read, why, and what to do; ``line`` and ``page`` count from 1.
+
+    ``passing``: it need not be the file's fault, and another try may go well.
+    """
 
     path: str
     cause: str
     line: int | None = None
     page: int | None = None
+    passing: bool = False
 
     def __str__(self) -> str:
         where = self.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import zlib
@@ -25,6 +26,13 @@ from daemon.library.readers.documents import (
 )
 
 STEP = 1 << 20  # bytes read at a time
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "EBUSY", "EDQUOT", "EHOSTDOWN", "EINTR", "EIO", "EMFILE", "ENFILE"),
+        *("ENOMEM", "ENOSPC", "ENOTCONN", "ESTALE", "ETIMEDOUT"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,8 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
             if size > documents.MAX_TEXT_BYTES:
                 limit = documents.MAX_TEXT_BYTES >> 20
                 raise Refused(f"longer than {limit} MiB of text: cut it into several files")
-            blocks.append(piece)
+            if piece.text:  # else its span would be none
+                blocks.append(piece)
         else:
             problems += isinstance(piece, FileProblem)
             yield piece
@@ -134,6 +143,13 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
 
 class Refused(Exception):
     """A record or a file that is not taken; the message is the cause and the remedy."""
+
+
+class TooSlow(BaseException):
+    """A page, or another piece of a file, takes longer than it may. Raised wherever it is read.
+
+    No Exception: libraries go on after these.
+    """
 
 
 def decoded(raw: bytes) -> str:
@@ -166,3 +182,8 @@ def cause_of(error: Exception) -> str:
         if isinstance(error, kind):
             return text
     return getattr(error, "strerror", None) or str(error)
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the machine's state caused it, and not the file's content."""
+    return isinstance(error, OSError) and error.errno in _PASSING

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ import pytest
 from daemon.library.box import Boxes, Limits
 from daemon.library.files import Found
 from daemon.library.readers.documents import Document, FileProblem, Item
+from daemon.process.confinement import landlock_version
 
 GOOD = '{"id": "a", "title": "Keels", "text": "A keel runs along the bottom."}\n'
 
@@ -93,12 +94,37 @@ TAKEN_OVER = """
     def flood(source):
         yield Block("text", "x" * (17 << 20))
 
+    def spy(source):
+        for line in source.path.read_text().splitlines():
+            for read in (lambda: Path(line).read_bytes(), lambda: sorted(os.listdir(line))):
+                try:
+                    yield Block("text", f"{line}: {read()}")
+                except OSError as error:
+                    yield Block("text", f"{line} refused: {error.strerror}")
+        yield Block("text", source.path.read_text())
+
+    def slow(source):
+        time.sleep(1)
+        yield Block("text", "It took its time.")
+
+    def broken(source):
+        raise ImportError("no such library")
+
+    def many(source):
+        for n in range(100):
+            yield Document(f"{n}", "", "x" * 1000)
+
+    def gap(source):
+        yield Document("a", "", "one two", spans=(Span("text", 0, 3), Span("text", 6, 7)))
+
     def environment(source):
         yield Block("text", "\\n".join(os.environ))
 
     for act in (environment, memory, hang, spin, crash, trip, write, impostor, nest, flood):
         files.READERS["." + act.__name__] = Reader(blocks=act)
-    for act in (names, wait, liar):
+    for act in (spy, slow, broken):
+        files.READERS["." + act.__name__] = Reader(blocks=act)
+    for act in (names, wait, liar, many, gap):
         files.READERS["." + act.__name__] = Reader(records=act)
     files.READERS[".txt"] = Reader(records=impostor)
 """
@@ -116,21 +142,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def landlock_version() -> int:
-    version: int = ctypes.CDLL(None).syscall(444, None, 0, 1)
-    return version
+# Before a reader is begun, as many layers of Landlock as a process may have.
+NO_LAYER_LEFT = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.prctl(38, 1, 0, 0, 0)
+    for _ in range(16):
+        handled = (ctypes.c_uint64 * 1)(1 << 12)
+        rules = libc.syscall(444, ctypes.byref(handled), ctypes.sizeof(handled), 0)
+        assert libc.syscall(446, rules, 0) == 0
+"""
 
 
 def children_of(pid: int) -> list[int]:
     """The processes that this one began, for reading."""
-    return [
-        child.pid
-        for child in psutil.Process(pid).children(recursive=True)
-        if "daemon.library.box" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "daemon.library.box" in " ".join(child.cmdline()):
+                found.append(child.pid)
+    return found
 
 
-def boxed(folder: Path, *names: str, limits: Limits | None = None) -> Iterator[Item]:
+def boxed(folder: Path, *names: str, limits: Limits | None = None) -> Generator[Item, None, None]:
     with Boxes(limits) as boxes:
         yield from boxes.read([Found(folder / name, name) for name in names])
 
@@ -172,6 +206,62 @@ def test_a_reader_writes_calls_and_kills_nobody(folder: Path) -> None:
     assert [entry.name for entry in folder.iterdir()].count("written") == 0
     assert path.stat().st_size > 0
     assert after == Document("a", "Keels", "A keel runs along the bottom.")
+
+
+@pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")
+@pytest.mark.parametrize("is_watched", [False, True], ids=["ingested", "watched"])
+def test_a_reader_reads_its_own_file_and_no_other(folder: Path, is_watched: bool) -> None:
+    """Not the site's key, its library, the file beside it, or what the daemon has in memory."""
+    site = folder.parent / "site"
+    for name in ("identity/signing.key", "state/library.sqlite3"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("a secret")
+    (folder / "b.txt").write_text("a secret")
+    forbidden = [
+        *(site / "identity/signing.key", site / "state", site / "state/library.sqlite3"),
+        *(folder, folder / "b.txt", "/etc/passwd", "/etc/shadow", "/root", "/tmp", "/"),
+        *(
+            f"/proc/{os.getpid()}/environ",
+            f"/proc/{os.getpid()}/maps",
+            "/proc/self/root/etc/passwd",
+        ),
+    ]
+    (folder / "a.spy").write_text("\n".join(map(str, forbidden)))
+    below = folder if is_watched else None
+    with Boxes() as boxes:
+        (document,) = boxes.read([Found(folder / "a.spy", "a.spy", below)])
+    assert isinstance(document, Document), document
+    *said, its_own = document.text.split("\n\n")
+    assert its_own == (folder / "a.spy").read_text()
+    assert len(said) == 2 * len(forbidden)
+    assert [line for line in said if " refused: " not in line] == []
+    assert "a secret" not in document.text
+
+
+@pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")
+def test_a_machine_that_confines_no_reader_reads_nothing_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.jsonl").write_text(GOOD)
+    code = folder.parent / "refusing"
+    code.mkdir()
+    (code / "sitecustomize.py").write_text(textwrap.dedent(NO_LAYER_LEFT))
+    monkeypatch.setenv("PYTHONPATH", f"{code}:{os.environ['PYTHONPATH']}")
+    (problem,) = boxed(folder, "a.jsonl")
+    assert isinstance(problem, FileProblem)
+    assert "this machine lets no reader give up its rights (landlock_restrict_self" in problem.cause
+    assert problem.passing
+
+
+def test_what_a_file_may_add_is_bounded_in_all(folder: Path) -> None:
+    (folder / "a.many").write_text("x")
+    for limits in (Limits(records=30), Limits(text_bytes=32_000)):
+        *documents, problem = boxed(folder, "a.many", limits=limits)
+        assert isinstance(problem, FileProblem)
+        assert "read up to there, cut it into several files" in problem.cause
+        assert not problem.passing
+        assert 25 <= len(documents) <= 30
+    assert len(list(boxed(folder, "a.many"))) == 100
 
 
 def test_a_file_of_one_name_is_one_document_of_that_name(folder: Path) -> None:
@@ -228,6 +318,53 @@ def test_what_no_daemon_would_take_is_not_passed_on(folder: Path) -> None:
     for item in told:
         assert isinstance(item, FileProblem), item
         assert "the file is hostile" in item.cause
+
+
+def test_text_outside_its_blocks_is_refused(folder: Path) -> None:
+    (folder / "a.gap").write_text("x")
+    (problem,) = boxed(folder, "a.gap")
+    assert "the file is hostile" in str(problem)
+
+
+def test_what_cannot_be_begun_ends_no_other(folder: Path) -> None:
+    names = ["a.slow", "b.broken", "c.jsonl"]
+    for name in names:
+        (folder / name).write_text(GOOD)
+    slow, broken, good = boxed(folder, *names)
+    assert isinstance(slow, Document)
+    assert isinstance(good, Document)
+    assert isinstance(broken, FileProblem)
+    assert "this machine can't begin to read it (ImportError: no such library)" in broken.cause
+    assert broken.passing
+
+
+def test_files_under_way_are_read_though_what_forks_is_killed(folder: Path) -> None:
+    for name in ("a.slow", "b.slow"):
+        (folder / name).write_text("x")
+    boxes, told = Boxes(), list[Item]()
+    files = [Found(folder / name, name) for name in ("a.slow", "b.slow")]
+    reading = threading.Thread(target=lambda: told.extend(boxes.read(files)))
+    reading.start()
+    while len(children_of(os.getpid())) < 2:
+        reading.join(0.01)
+    forks = min(children_of(os.getpid()), key=lambda pid: psutil.Process(pid).create_time())
+    psutil.Process(forks).kill()
+    reading.join(30)
+    boxes.end()
+    assert [item.id for item in told if isinstance(item, Document)] == ["a.slow", "b.slow"]
+
+
+def test_a_few_files_are_read_at_once_whatever_the_processors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    names = [f"{n}.slow" for n in range(6)]
+    for name in names:
+        (folder / name).write_text("x")
+    told = boxed(folder, *names)
+    next(told)
+    assert len(children_of(os.getpid())) <= 1 + 4
+    told.close()
 
 
 def test_files_are_read_though_what_forks_is_killed(folder: Path) -> None:

@@ -1,0 +1,180 @@
+"""What a process gives up before it looks at a stranger's file: the kernel does not give it back.
+
+It writes nothing, calls and signals nobody, and reads that one file and the programs that it is
+read by, nothing else (Landlock): not the site's keys, its library, or the file beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+
+# landlock_create_ruleset, _add_rule and _restrict_self (landlock(7))
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_GET_VERSION, _PATH_BENEATH = 1, 1
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+# WRITE_FILE, READ_FILE, READ_DIR, the REMOVE_ and MAKE_ rights, REFER and TRUNCATE: bits of
+# files. To execute (bit 0) takes the right to read. Each is known from a version on.
+_FILES: Final = {1: 0x1FFE, 2: 0x3FFE, 3: 0x7FFE}
+_TCP: Final = 3  # to bind and to connect; version 4
+_OUTWARDS: Final = 3  # abstract sockets and signals to processes outside; version 6
+
+# Programs and their data, and what the C library and number crunchers ask of the machine. Of
+# /etc, /home, /opt, /srv, /var and /tmp nothing.
+_PROGRAMS: Final = (
+    *("/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store"),
+    *(f"/usr/{part}" for part in ("bin", "lib", "lib32", "lib64", "libexec", "share")),
+    *(f"/usr/local/{part}" for part in ("bin", "lib", "lib64", "share")),
+    *("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu"),
+)
+INSTALLED: Final = ("site-packages", "dist-packages")  # folders of what pip and Debian install
+
+
+class ConfinementError(Exception):
+    """This machine does not let a process give up its rights; the message says what to do."""
+
+
+class _Rule(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("at", ctypes.c_int32))
+
+
+def confine(readable: Path, *, memory_bytes: int, cpu_s: float) -> None:
+    """Give up all but reading one file, with so much data and processor time.
+
+    Raises OSError where that file can't be opened, and ConfinementError.
+    """
+    at = os.open(readable, os.O_PATH | os.O_CLOEXEC)
+    try:
+        end_with_parent()
+        _limit(resource.RLIMIT_DATA, memory_bytes)
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_FSIZE, 0)
+        _limit(resource.RLIMIT_CPU, max(1, int(cpu_s)))
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        _touch_nothing_but(at)
+    finally:
+        os.close(at)
+    # Another user's network has no routes. For root alone without one of users, in which
+    # root could no longer read what belongs to others.
+    _LIBC.unshare(_CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWUSER | _CLONE_NEWNET)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process with the one that began it. Raises ConfinementError."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def landlock_version() -> int:
+    """What this kernel knows of Landlock; 0: nothing.
+
+    Raises ConfinementError where somebody denies it.
+    """
+    version = int(_LIBC.syscall(_CREATE_RULESET, None, 0, _GET_VERSION))
+    if version >= 1:
+        return version
+    # Before Linux 5.13, or switched off at boot. A filter that denies it is another matter.
+    if ctypes.get_errno() in (errno.ENOSYS, errno.EOPNOTSUPP):
+        return 0
+    raise _refused("landlock_create_ruleset")
+
+
+def _touch_nothing_but(readable: int) -> None:
+    """Nothing is written, made, renamed or removed, nobody called or killed, and little read."""
+    version = landlock_version()
+    if version == 0:  # the other limits hold
+        return
+    rights = [_FILES[min(version, 3)], _TCP, _OUTWARDS][: 1 + (version >= 4) + (version >= 6)]
+    handled = (ctypes.c_uint64 * len(rights))(*rights)
+    rules = _LIBC.syscall(_CREATE_RULESET, ctypes.byref(handled), ctypes.sizeof(handled), 0)
+    if rules < 0:
+        raise _refused("landlock_create_ruleset")
+    try:
+        _allow(rules, readable, _READ_FILE)
+        _allow_at(rules, "/proc", _READ_DIR)  # to close descriptors; no file below it is read
+        for path in _programs():
+            _allow_at(rules, path, _READ_FILE | _READ_DIR)
+        if _LIBC.syscall(_RESTRICT_SELF, rules, 0) != 0:
+            raise _refused("landlock_restrict_self")
+    finally:
+        os.close(rules)
+
+
+def _programs() -> Iterator[str]:
+    """The code that reads files, with its data.
+
+    Of Python's, what is installed; of what is imported from elsewhere, as from a checkout, its
+    package alone: a state folder may lie beside it.
+    """
+    yield from _PROGRAMS
+    yield from (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    yield f"{sys.base_prefix}/lib"
+    yield from (path for path in sys.path if Path(path).name in INSTALLED)
+    for name, module in tuple(sys.modules.items()):
+        if "." not in name:
+            yield from getattr(module, "__path__", None) or [
+                getattr(module, "__file__", None) or ""
+            ]
+    if engine := shutil.which("tesseract"):  # which may be no part of the system
+        prefix = Path(engine).resolve().parent.parent
+        yield from (engine, f"{prefix}/lib", f"{prefix}/share")
+    if "TESSDATA_PREFIX" in os.environ:
+        yield os.environ["TESSDATA_PREFIX"]
+
+
+def _allow_at(rules: int, path: str, rights: int) -> None:
+    try:
+        at = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # not on this machine
+    try:
+        _allow(rules, at, rights)
+    finally:
+        os.close(at)
+
+
+def _allow(rules: int, at: int, rights: int) -> None:
+    """To do that with a file, or with all that is below a folder."""
+    if not stat.S_ISDIR(os.fstat(at).st_mode):
+        rights &= _READ_FILE
+    rule = _Rule(rights, at)
+    if _LIBC.syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(rule), 0) != 0:
+        raise _refused("landlock_add_rule")
+
+
+def _limit(kind: int, most: int) -> None:
+    """Less, where less is all that this process may have."""
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    try:
+        resource.setrlimit(kind, (most, most))
+    except (ValueError, OSError) as error:
+        raise ConfinementError(f"this machine lets no reader be limited ({error})") from None
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise _refused("prctl")
+
+
+def _refused(call: str) -> ConfinementError:
+    return ConfinementError(
+        f"this machine lets no reader give up its rights ({call}: "
+        f"{os.strerror(ctypes.get_errno())}), so nothing is read: permit that call, as "
+        "config/systemd/fedd.service does"
+    )
