@@ -13,6 +13,8 @@ import math
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +25,8 @@ from PIL import Image
 from daemon.library.readers.pdf.words import Word
 
 INSTALL = "install tesseract-ocr, with its package for each language, and read the file again"
-_SECONDS = 100  # for an image; a dense page takes 10, and a reader has two minutes for it
+_SECONDS = 100  # for an image; a dense page takes 10, and a reader has two minutes for each
+_PAGE_SECONDS = 200  # after which no further image of a page is begun
 _LEAST_SURE = 30  # of 100: what tesseract is less sure of is mostly dust
 _LEAST_SCORE = 0.5  # of 1: RapidOCR's own measure
 _MOST_LANGUAGES = 4  # of those that are installed: each takes its time
@@ -37,7 +40,14 @@ _NOISY = 0.0002  # of an image are specks, above which they are taken out
 
 
 class OcrFailed(Exception):
-    """An engine could not read an image; the message is the cause and the remedy."""
+    """An engine could not read an image; the message is the cause and the remedy.
+
+    ``passing``: as in `FileProblem`.
+    """
+
+    def __init__(self, cause: str, *, passing: bool = False) -> None:
+        super().__init__(cause)
+        self.passing = passing
 
 
 class Engine(Protocol):
@@ -50,6 +60,29 @@ class Engine(Protocol):
 
         Raises `OcrFailed`.
         """
+
+
+class Paced:
+    """An engine that says before each image that it is alive, and gives a page so much time."""
+
+    def __init__(self, engine: Engine, alive: Callable[[], None]) -> None:
+        self.dpi = engine.dpi
+        self._engine = engine
+        self._alive = alive
+        self._until = math.inf
+
+    def begin_page(self) -> None:
+        """What is read from here on is another page's."""
+        self._until = time.monotonic() + _PAGE_SECONDS
+
+    def read(self, image: Image.Image, *, sparse: bool) -> list[Word]:
+        """See `Engine`; also where the page's time is over."""
+        self._alive()
+        if time.monotonic() > self._until:
+            raise OcrFailed(
+                f"its images are not read in {_PAGE_SECONDS} s: split the page", passing=True
+            )
+        return self._engine.read(image, sparse=sparse)
 
 
 @cache
@@ -101,12 +134,15 @@ class Tesseract:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise OcrFailed(f"not read in {_SECONDS} s: split the page, or scan it again") from None
+            cause = f"not read in {_SECONDS} s: split the page, or scan it again"
+            raise OcrFailed(cause, passing=True) from None
         except OSError as error:
-            raise OcrFailed(f"tesseract does not start ({error.strerror}): {INSTALL}") from None
+            cause = f"tesseract does not start ({error.strerror}): {INSTALL}"
+            raise OcrFailed(cause, passing=True) from None
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
-            raise OcrFailed(f"tesseract gave up ({lines[-1]}): see that it works by itself")
+            cause = f"tesseract gave up ({lines[-1]}): see that it works by itself"
+            raise OcrFailed(cause, passing=done.returncode < 0)  # somebody ended it
         return done.stdout.decode(errors="replace")
 
 

@@ -1,8 +1,9 @@
 """Reads .pdf: blocks in reading order, page by page, with their places.
 
 Text comes from PDFium; tables by how words are aligned, and by their lines where they have
-some; pages and figures that are images go through OCR, where an engine is installed. Never more
-than a page is held beyond the open file.
+some; pages and figures that are images go through OCR, where an engine is installed. Some pages
+are looked at beforehand (`_MOST_LEARNED`); of the others never more than one is held. A page that
+takes too long is left out, and said.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from daemon.library.readers.pdf.words import (
     turned_words,
     words_of,
 )
-from daemon.library.readers.reader import Refused, Source
+from daemon.library.readers.reader import Refused, Source, TooSlow
 
 _MOST_LEARNED, _AT_ONCE = 32, 4  # pages looked at beforehand, and how many of them in a row
 _MOST_DAMAGED = 25  # pages one after the other; a broken page tree may claim a million
 _DAMAGED = "damaged page: print the file to a new PDF"
+_TOO_SLOW = "takes too long to be read: print the file to a new PDF, or split the page"
 
 
 def read_pdf(source: Source) -> Iterator[Read]:
@@ -72,7 +74,8 @@ class _Reader:
         self._style = Style()
         self._running = Running(self._pages)
         self._ruled = Ruled(source.path)
-        self._engine = ocr.engine()
+        engine = ocr.engine()
+        self._engine = ocr.Paced(engine, lambda: source.watch(0)) if engine else None
         self._waiting: list[int] = []  # pages with something that no engine is there to read
         self._learned = set[int]()
         # Pages that were looked at beforehand, open: to open one is half of reading it.
@@ -120,6 +123,7 @@ class _Reader:
             first = self._pages * group // groups
             last = self._pages * (group + 1) // groups
             for number in range(first + 1, min(last, first + _AT_ONCE) + 1):
+                self._source.watch(0)
                 try:
                     self._seen[number] = _seen(self._document[number - 1])
                 except pdfium.PdfiumError:
@@ -137,14 +141,23 @@ class _Reader:
             seen = self._seen.pop(number, None) or _seen(self._document[number - 1])
         except pdfium.PdfiumError:
             return [FileProblem(self._path, _DAMAGED, page=number)]
+        if self._engine is not None:
+            self._engine.begin_page()
         try:
             return self._read_page(number, seen)
         except pdfium.PdfiumError:
             return [FileProblem(self._path, _DAMAGED, page=number)]
+        except TooSlow:
+            self._source.watch(0)
+            return [FileProblem(self._path, _TOO_SLOW, page=number, passing=True)]
         except (ocr.OcrFailed, Refused) as failed:
-            return [FileProblem(self._path, str(failed), page=number)]
+            return [self._failed(failed, number)]
         finally:
             seen.page.close()
+
+    def _failed(self, error: ocr.OcrFailed | Refused, number: int) -> FileProblem:
+        passing = isinstance(error, ocr.OcrFailed) and error.passing
+        return FileProblem(self._path, str(error), page=number, passing=passing)
 
     def _read_page(self, number: int, seen: _Seen) -> list[Read]:
         page, words, frame = seen.page, seen.words, seen.frame
@@ -185,7 +198,7 @@ class _Reader:
                 for block in self._figure(figure, page, blocks, number):
                     _insert(blocks, block)
             except (ocr.OcrFailed, Refused) as failed:
-                problems.append(FileProblem(self._path, str(failed), page=number))
+                problems.append(self._failed(failed, number))
         if turned:
             text = " ".join(word.text for word in turned)
             blocks.append(Block("text", text, number, place_of(frame, box_of(rows_of(turned)))))

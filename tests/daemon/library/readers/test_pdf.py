@@ -322,7 +322,7 @@ def test_reading_tells_of_every_byte_once(tmp_path: Path) -> None:
     size = path.stat().st_size
     for _ in read_pdf(Source(path, path.name, size, heard.append)):
         pass
-    assert len(heard) == 7
+    assert len(list(filter(None, heard))) == 7
     assert sum(heard) == size
 
 
