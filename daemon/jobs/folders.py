@@ -11,25 +11,36 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from daemon.library.box import Boxes
-from daemon.library.file_notes import FileNote, FilePart, FilesGone, FilesRead, Stamp
+from daemon.library.file_notes import (
+    UNFINISHED,
+    FileNote,
+    FilePart,
+    FilesGone,
+    FilesRead,
+    Stamp,
+)
 from daemon.library.files import Found, open_below
 from daemon.library.folders import (
     Changes,
     Folder,
     Memory,
     NotRead,
+    Retry,
     Tree,
     cause_for_daemon,
     changes,
     held_back,
     look,
+    retry_of,
 )
+from daemon.library.readers.bounds import fault_of
 from daemon.library.readers.documents import MAX_ID, Document, FileProblem, Item, Pair
 from daemon.library.store import Library
 from daemon.process.workers import ask
@@ -40,6 +51,11 @@ _BATCH_ITEMS: Final = 500  # files, documents and pairs
 _GONE_AT_ONCE: Final = 1000
 _TOLD: Final = 100  # of what was not read
 _CAUSE: Final = 500  # characters
+# What a file may have, and how long its bytes may take to come: a file that is all gap costs who
+# made it nothing, and one of a slow disk keeps the other folders waiting.
+_MOST_BYTES: Final = 4 << 30
+_DIGEST_S: Final = 60.0
+_STEP: Final = 1 << 20
 
 _boxes = Boxes()  # begun with the first file, and over with this process
 
@@ -78,15 +94,20 @@ def look_through(
             f"{tree.missing}; nothing that was read from it is removed meanwhile: mount its disk, "
             "or correct library.folders and restart"
         )
-        return Looked(Memory(), trouble=trouble, seconds=time.monotonic() - started)
+        memory = Memory(retries=before.retries)
+        return Looked(memory, trouble=trouble, seconds=time.monotonic() - started)
     seconds = time.monotonic() - started
-    reading = _Reading(folder, tree, notes)
+    reading = _Reading(folder, tree, notes, before.retries, now_ns)
     for batch in _batches(reading.parts(found.read)):
         give(FilesRead(folder.name, tuple(batch)))
     trouble, memory = _give_gone(folder, library_path, tree, found, (len(notes), before), give)
     not_read = [*tree.problems, *reading.failed]
     return Looked(
-        replace(memory, waiting={**found.waiting, **reading.changing}),
+        replace(
+            memory,
+            waiting={**found.waiting, **reading.changing},
+            retries={n: one for n, one in reading.retries.items() if n in tree.files},
+        ),
         seen=len(tree.files),
         other_kinds=tree.other_kinds,
         not_read=tuple(not_read[:_TOLD]),
@@ -132,6 +153,7 @@ class _UnderWay:
     documents: list[Document] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
+    passing: bool = False  # one of the causes is: it is tried again
     size: int = 0
 
     @property
@@ -153,9 +175,19 @@ _END: Final = FileProblem("", "")  # behind each file: boxes tell problems as th
 class _Reading:
     """The reading of a look's files: what could not be opened, and what changed meanwhile."""
 
-    def __init__(self, folder: Folder, tree: Tree, notes: dict[str, FileNote]) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        tree: Tree,
+        notes: dict[str, FileNote],
+        retries: Mapping[str, Retry],
+        now_ns: Callable[[], int],
+    ) -> None:
+        """``retries``: of the look before."""
         self.failed: list[NotRead] = []
         self.changing: dict[str, Stamp] = {}
+        self.retries = dict(retries)  # for the next look
+        self._now_ns = now_ns
         self._folder = folder
         self._tree = tree
         self._notes = notes
@@ -177,15 +209,24 @@ class _Reading:
         """The files, each with its end behind it; some are opened while others are read."""
         folder = self._folder.path
         for name in names:
+            stamp, digest = self._tree.files[name], b""
+            refusal: FileProblem | None = None
             try:
-                stamp, digest = _seen(folder, name)
+                seen, digest = _seen(folder, name)
             except FileNotFoundError:
                 continue  # gone meanwhile: the next look will find it so
+            except _NotDigested as error:
+                seen, refusal = stamp, FileProblem("", str(error), passing=error.passing)
             except OSError as error:
                 self.failed.append(NotRead(name, cause_for_daemon(error)))
                 continue
-            if stamp != self._tree.files[name]:
-                self.changing[name] = stamp
+            if seen != stamp:
+                self.changing[name] = seen
+                continue
+            if refusal is not None:
+                self._begun.append(_UnderWay(name, FileNote(stamp, digest)))
+                yield refusal
+                yield _END
                 continue
             before = self._notes.get(name)
             # What it was is what it is: only its note changes.
@@ -199,14 +240,21 @@ class _Reading:
         prefix = f"{self._folder.name}/"
         if isinstance(item, FileProblem):
             file.causes.append(_cause(item, self._folder.path / file.name))
+            file.passing = file.passing or item.passing
         elif isinstance(item, Pair):
             named = tuple(prefix + one for one in item.positives)
-            file.pairs.append(replace(item, positives=named))
+            pair = replace(item, positives=named)
+            if fault := fault_of(pair):
+                file.causes.append(fault)
+                return
+            file.pairs.append(pair)
             file.size += len(item.query) + sum(map(len, named))
         elif len(prefix) + len(item.id) > MAX_ID:
             file.causes.append(f"an id or path longer than {MAX_ID} characters: shorten it")
+        elif fault := fault_of(document := replace(item, id=prefix + item.id)):
+            file.causes.append(fault)
         else:
-            file.documents.append(replace(item, id=prefix + item.id))
+            file.documents.append(document)
             file.size += len(item.text)
 
     def _ended(self, file: _UnderWay) -> Iterator[FilePart]:
@@ -221,7 +269,17 @@ class _Reading:
         refused = file.causes[0][:_CAUSE] if file.causes else ""
         if len(file.causes) > 1:
             refused += f" (and {len(file.causes) - 1} more)"
-        yield file.part(replace(file.note, refused=refused))
+        retry = None
+        if file.passing:
+            retry = retry_of(self.retries.get(file.name), stamp, self._now_ns())
+        if retry is None:
+            self.retries.pop(file.name, None)
+            yield file.part(replace(file.note, refused=refused))
+            return
+        self.retries[file.name] = retry
+        at = datetime.fromtimestamp(retry.not_before_ns / 1e9, UTC)
+        refused += f" (try {retry.tries}; another one from {at:%Y-%m-%d %H:%M} UTC on)"
+        yield file.part(replace(file.note, stamp=UNFINISHED, refused=refused))
 
 
 def _cause(problem: FileProblem, path: Path) -> str:
@@ -230,11 +288,31 @@ def _cause(problem: FileProblem, path: Path) -> str:
     return str(replace(problem, path=inner)).lstrip(":, ")
 
 
+class _NotDigested(Exception):
+    """A file is not looked at; the message is the cause and the remedy."""
+
+    def __init__(self, cause: str, *, passing: bool = False) -> None:
+        super().__init__(cause)
+        self.passing = passing
+
+
 def _seen(folder: Path, name: str) -> tuple[Stamp, bytes]:
-    """How a file is, and the SHA-256 of its content. Raises OSError."""
+    """How a file is, and the SHA-256 of its content. Raises OSError and _NotDigested.
+
+    Of no more than it says to have, for one that is not on a disk may have no end.
+    """
+    digest, until = hashlib.sha256(), time.monotonic() + _DIGEST_S
     with os.fdopen(open_below(folder, name), "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").digest()
-        return _stamp(os.fstat(file.fileno())), digest
+        left = os.fstat(file.fileno()).st_size
+        if left > _MOST_BYTES:
+            raise _NotDigested(f"larger than {_MOST_BYTES >> 30} GiB: cut it into several files")
+        while left > 0 and (piece := file.read(min(left, _STEP))):
+            digest.update(piece)
+            left -= len(piece)
+            if time.monotonic() > until:
+                cause = f"takes more than {_DIGEST_S:.0f} s to come from its disk"
+                raise _NotDigested(cause, passing=True)
+        return _stamp(os.fstat(file.fileno())), digest.digest()
 
 
 def _stamp_of(folder: Path, name: str) -> Stamp:

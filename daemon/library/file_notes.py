@@ -16,8 +16,6 @@ from pathlib import Path
 from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import explained
 
-_UNFINISHED = -1  # bytes: no file has so many, so it is read again
-
 
 @dataclass(frozen=True)
 class Stamp:
@@ -26,6 +24,10 @@ class Stamp:
     size: int
     mtime_ns: int
     inode: int
+
+
+UNFINISHED = Stamp(-1, 0, 0)
+"""No file has so many bytes: what is noted with this one is read again."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,12 @@ class FileNotes:
     def put(self, collection: str, part: FilePart) -> list[str]:
         """Note a part of a file; the documents that came from it before, and do so no longer.
 
-        Of a file that nothing could be read of, its documents stay as they were.
+        Of a file that nothing could be read of, its documents stay as they were; so does what
+        it had before, where it is to be read again.
         """
         key = (collection, os.fsencode(part.name))
         if part.first:
-            self._note(key, FileNote(Stamp(_UNFINISHED, 0, 0), b""))
+            self._note(key, FileNote(UNFINISHED, b""))
             self._mark(key, 0)
         self._db.executemany(
             "INSERT OR REPLACE INTO file_document VALUES (?, ?, ?, 1)",
@@ -145,7 +148,8 @@ class FileNotes:
         rows = self._db.execute(
             "SELECT document_id, current FROM file_document WHERE collection = ? AND path = ?", key
         ).fetchall()
-        if part.note.refused and not any(current for _, current in rows):
+        nothing_read = part.note.refused and not any(current for _, current in rows)
+        if nothing_read or part.note.stamp == UNFINISHED:
             self._mark(key, 1)
             return []
         self._db.execute(

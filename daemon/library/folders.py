@@ -6,6 +6,8 @@ here, from the notes of what was read before (`FileNote`) and from the look befo
 - a file is read when its size, its time of change or its inode is another than noted. One that
   changed within the last two seconds, or whose size is another than when it last had to
   wait, is being written, and waits for the next look;
+- what could not be read for a cause that may pass (`FileProblem.passing`) is tried again after
+  pauses that grow, and after five tries in all remembered like any other that is refused;
 - what is noted and no longer there is gone, unless the folder that it lay in could not be
   looked into;
 - a folder that is not there, or in which no file is left, may be a disk that is not mounted:
@@ -31,6 +33,7 @@ from daemon.library.files import SUFFIXES
 _SETTLED_NS = 2_000_000_000
 _FEW = 10  # files, which people do remove at once
 _AGREEING = 3  # further looks
+_PAUSES_NS = tuple(minutes * 60_000_000_000 for minutes in (10, 60, 360, 1440))  # between tries
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,22 @@ class Tree:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """A file that could not be read for a cause that may pass: how often, and when to try next."""
+
+    stamp: Stamp
+    tries: int
+    not_before_ns: int  # since 1970
+
+
+@dataclass(frozen=True)
 class Memory:
-    """What one look tells the next."""
+    """What one look tells the next; of ``retries`` a restart begins anew."""
 
     waiting: Mapping[str, Stamp] = field(default_factory=dict)
     gone: bytes = b""  # a digest of what was gone, where that was held back
     agreed: int = 0  # looks that found the same after that
+    retries: Mapping[str, Retry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,6 +151,9 @@ def changes(notes: Mapping[str, FileNote], tree: Tree, before: Memory, now_ns: i
         note = notes.get(name)
         if note is not None and note.stamp == stamp:
             continue
+        retry = before.retries.get(name)
+        if retry is not None and retry.stamp == stamp and now_ns < retry.not_before_ns:
+            continue
         if _settled(stamp, before.waiting.get(name), now_ns):
             read.append(name)
         else:
@@ -155,6 +171,14 @@ def _settled(stamp: Stamp, before: Stamp | None, now_ns: int) -> bool:
     if stamp.mtime_ns > now_ns:  # of a clock that is ahead: two looks have to agree
         return before == stamp
     return now_ns - stamp.mtime_ns >= _SETTLED_NS
+
+
+def retry_of(before: Retry | None, stamp: Stamp, now_ns: int) -> Retry | None:
+    """When a file that may be read another time is tried again; None: not any more."""
+    tries = 1 if before is None or before.stamp != stamp else before.tries + 1
+    if tries > len(_PAUSES_NS):
+        return None
+    return Retry(stamp, tries, now_ns + _PAUSES_NS[tries - 1])
 
 
 def held_back(gone: Sequence[str], noted: int, tree: Tree, before: Memory) -> tuple[str, Memory]:

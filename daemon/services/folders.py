@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -23,6 +24,7 @@ from daemon.learning.options import LearningError
 from daemon.library.file_notes import FilesGone, FilesRead
 from daemon.library.folders import Folder, Memory
 from daemon.library.schema import LibraryError
+from daemon.process.confinement import ConfinementError, landlock_version
 from daemon.process.tasks import logged
 from daemon.process.workers import Worker, WorkerCrashed
 from daemon.services.collection import Collection
@@ -116,6 +118,12 @@ class WatchedFolders:
 
     async def run(self) -> None:
         """Look through one folder after the other, again and again, until cancelled."""
+        with suppress(ConfinementError):  # each file says so
+            if self.states and landlock_version() == 0:
+                log.warning(
+                    "a hostile file could read what the daemon may",
+                    cause="this kernel has no Landlock (Linux 5.13): watch no folder of strangers",
+                )
         await logged(self._forget_others())
         while self.states:
             for state in self.states:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.message import EmailMessage
 from pathlib import Path
 from random import Random
@@ -18,16 +19,26 @@ import pytest
 
 from daemon.jobs import folders
 from daemon.jobs.folders import Looked, look_through
-from daemon.library.file_notes import FilesGone, FilesRead
+from daemon.library.box import Boxes, Limits
+from daemon.library.file_notes import (
+    UNFINISHED,
+    FileNote,
+    FilePart,
+    FilesGone,
+    FilesRead,
+    Stamp,
+)
 from daemon.library.folders import Folder, Memory, look
 from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Pair
+from daemon.library.readers.documents import Document, Pair
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
 from daemon.process import faultpoints
 
 SPLITTER = SentenceSplitter(lambda text: len(text.split()), 50)
 LATER = 10_000_000_000  # ns: nothing is being written any more
+MINUTE = 60_000_000_000
+A_STAMP = Stamp(1, 1, 1)
 
 
 class Site:
@@ -140,8 +151,6 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = site.write("rope.txt", "Hemp rope is tarred.")
-    from daemon.library.box import Boxes
-
     read = Boxes.read
 
     def disturbed(boxes: Boxes, *args: object) -> object:
@@ -172,6 +181,86 @@ def test_a_refused_file_is_remembered_until_it_is_mended(site: Site) -> None:
     (site.folder.path / "lamp.docx").unlink()
     site.look()
     assert (site.refused(), site.texts()) == ({}, {"contracts/rope.txt": "Wire rope."})
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """No file is read in time."""
+    with Boxes(Limits(file_s=0.0)) as boxes, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "_boxes", boxes)
+        yield
+
+
+def test_what_was_not_read_in_time_is_tried_again_and_told(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    site.write("sail.txt", "Flax sail.")
+    with busy_machine():
+        site.look()
+        told = site.refused()["rope.txt"]
+        assert told.startswith("not read within 120 s a page and 0 s all in all")
+        assert " (try 1; another one from " in told
+        assert told.endswith(" UTC on)")
+    site.look()
+    assert site.given == [], "not with each look: it takes what a file may take"
+    site.write("sail.txt", "Cotton sail.")
+    site.look()
+    assert site.texts() == {"contracts/sail.txt": "Cotton sail."}, "what has changed is read"
+    site.look(later=LATER + 11 * MINUTE)
+    assert (set(site.texts()), site.refused()) == ({"contracts/rope.txt", "contracts/sail.txt"}, {})
+    assert site.memory.retries == {}
+
+
+def test_what_is_never_read_in_time_is_given_up(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    tries, day = 0, 24 * 60 * MINUTE
+    with busy_machine():
+        for days in range(1, 9):
+            site.look(later=days * day + LATER)
+            tries += bool(site.given)
+    assert tries == 5
+    assert "not read within" in site.refused()["rope.txt"]
+    assert "another one" not in site.refused()["rope.txt"]
+    site.write("rope.txt", "Wire rope.")
+    site.look()
+    assert site.texts() == {"contracts/rope.txt": "Wire rope."}
+
+
+def test_what_a_file_had_before_stays_until_it_is_read_again(site: Site) -> None:
+    letter = EmailMessage()
+    letter["Subject"] = "The lamp"
+    letter.set_content("The lamp burns oil.")
+    letter.add_attachment("It is trimmed daily.", filename="trim.txt")
+    site.write("letter.eml", letter.as_bytes())
+    site.look()
+    both = site.texts()
+    assert len(both) == 2
+    alone = Document("contracts/letter.eml", "The lamp", "The lamp burns oil.")
+    for note in (FileNote(UNFINISHED, b"", "trim.txt: not read in time"), FileNote(A_STAMP, b"")):
+        site.give(FilesRead("contracts", (FilePart("letter.eml", note, (alone,)),)))
+        assert (site.texts() == both) == (note.stamp == UNFINISHED)
+    assert set(site.texts()) == {"contracts/letter.eml"}
+
+
+def test_a_file_that_is_all_gap_keeps_nobody_waiting(site: Site) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    os.truncate(site.write("all.jsonl", ""), 1 << 40)
+    site.look()
+    assert site.texts() == {"contracts/rope.txt": "Hemp rope."}
+    assert site.refused() == {"all.jsonl": "larger than 4 GiB: cut it into several files"}
+    site.look()
+    assert site.given == []
+
+
+def test_a_file_that_a_disk_hardly_gives_waits_for_another_try(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write("rope.txt", "Hemp rope.")
+    monkeypatch.setattr(folders, "_DIGEST_S", -1.0)
+    site.look()
+    assert site.refused()["rope.txt"].startswith("takes more than -1 s to come from its disk (try")
+    monkeypatch.undo()
+    site.look(later=LATER + 11 * MINUTE)
+    assert site.texts() == {"contracts/rope.txt": "Hemp rope."}
 
 
 def test_a_letter_that_loses_its_attachment_loses_that_document(site: Site) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.library.file_notes import FileNote, Stamp
+from daemon.library.file_notes import UNFINISHED, FileNote, Stamp
 from daemon.library.files import Found, read_file
-from daemon.library.folders import Memory, Tree, changes, held_back, look
+from daemon.library.folders import Memory, Retry, Tree, changes, held_back, look, retry_of
 from daemon.library.readers.documents import Document
 
 NOW = 1_000_000_000_000
@@ -196,3 +196,26 @@ def test_half_of_the_files_or_nine_go_at_once(gone: int, held: bool) -> None:
     names = tuple(sorted(many(gone)))
     assert bool(held_back(names, 20, Tree(many(1)), Memory())[0]) is held
     assert not held_back(names[:9], 10, Tree(many(1)), Memory())[0]
+
+
+# ---- what may be read another time ------------------------------------------------
+
+
+def test_a_file_to_be_tried_again_waits_for_its_time_or_its_change() -> None:
+    notes = noted(a=UNFINISHED)
+    memory = Memory(retries={"a": Retry(A, 1, NOW + 1)})
+    assert changes(notes, Tree({"a": A}), memory, NOW).read == ()
+    assert changes(notes, Tree({"a": A}), memory, NOW + 1).read == ("a",)
+    assert changes(notes, Tree({"a": B}), memory, NOW).read == ("a",), "it is another file now"
+    assert changes(notes, Tree({"a": A}), Memory(), NOW).read == ("a",), "after a restart"
+
+
+def test_pauses_between_tries_grow_and_come_to_an_end() -> None:
+    retry, pauses = retry_of(None, A, NOW), list[int]()
+    while retry is not None:
+        pauses.append(retry.not_before_ns - NOW)
+        assert retry.tries == len(pauses)
+        retry = retry_of(retry, A, NOW)
+    assert len(pauses) == 4
+    assert pauses == sorted(set(pauses))
+    assert retry_of(Retry(A, 4, NOW), B, NOW) == retry_of(None, B, NOW), "it has changed"
