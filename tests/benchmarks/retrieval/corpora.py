@@ -49,7 +49,7 @@ def filings(data: Path) -> Corpus:
         [pair for pair, here in zip(pairs, first, strict=True) if here],
         [pair for pair, here in zip(pairs, first, strict=True) if not here],
         [
-            (row["question_type"], row["reasoning"])
+            [kind for kind in (row["question_type"], row["reasoning"]) if kind]
             for row, here in zip(asked, first, strict=True)
             if not here
         ],
