@@ -241,7 +241,8 @@ async def test_a_search_finds_what_an_answer_is_made_of(site: LiveSite) -> None:
         assert passage.score == pytest.approx(why.cosine + why.title_part + why.words_part)
     assert "winch" in found.passages[0].explanation.words
     out = await shown(site, "search", question, "--explain", "--top-k", "1")
-    assert "meaning: place 1" in out
+    place = found.passages[0].explanation.meaning_place
+    assert f"meaning: place {place}" in out
     state = str(site.folder / "state")
     entries = await shown(site, "audit", "show", "--state-dir", state, "--json")
     assert '"action": "search"' in entries
