@@ -192,7 +192,6 @@ def texts_and_records() -> Files:
         "digits.jsonl": (b'{"id": "x", "text": ' + b"9" * 10_000 + b"}\n", "JSON that can't be"),
         "cut.jsonl.gz": (gzip.compress(b'{"id": "x", "text": "y"}\n' * 100)[:40], "cut short"),
         "no.jsonl.gz": (b"no gzip file", "not a gzip file"),
-        "program.exe": (b"MZ", "not a kind of file"),
         "tags.md": (b"---\ntitle: 0x" + b"f" * 60_000 + b"\n---\nText.\n", "damaged"),
     }
 
@@ -242,7 +241,6 @@ def odd_entries_in(folder: Path) -> dict[str, str]:
         "self.txt": "symbolic links",
         "round": "a link to a folder above it",
         "\x1b[31mred\n.txt": "binary",
-        "\u202efdp.exe": "not a kind of file",
         os.fsdecode(b"\xff\xfe.txt"): "not UTF-8",
         "hole.docx": "no .docx file",
         **dict.fromkeys(("hole.txt", "hole.html", "hole.eml", "hole.csv"), "longer than 64 MiB"),
