@@ -209,6 +209,7 @@ def test_a_changed_byte_anywhere_in_an_authority_is_refused(fed: Federation) -> 
             Trust.from_pem(certificate)
 
 
+@pytest.mark.slow
 def test_a_changed_byte_anywhere_in_a_request_is_refused(fed: Federation) -> None:
     request = x509.load_pem_x509_csr((fed.alpha_dir / "site.csr").read_bytes())
     for der in changed(request.public_bytes(Encoding.DER), request.signature):

@@ -20,7 +20,7 @@ from peers.attempts import effects as do
 from proto import control_pb2 as control
 from tests.daemon.rounds.test_driver import started
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]  # it imports torch for its workers
 
 
 async def test_pairs_of_an_ingest_that_was_broken_off_are_promised(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ async def test_a_user_has_so_many_connections_and_gets_others_for_them(tmp_path:
             writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become others")
 async def test_users_are_told_apart(tmp_path: Path) -> None:
     path = Path("/tmp") / f"hanse-doorman-{os.getpid()}.sock"

@@ -306,6 +306,7 @@ def test_socket_from_the_settings(fedctl: Fedctl, path: Path, tmp_path: Path) ->
     assert refused.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("option", ["--socket", "--config"])
 def test_an_option_beats_the_environment(

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from daemon.fedctl.commands import library
 from daemon.fedctl.terminal.output import Exit
 from daemon.library.files import SUFFIXES
@@ -72,6 +74,7 @@ def test_ingest_tells_what_the_daemon_refused(
     assert "refused: document b: its id is too long" in ran.err
 
 
+@pytest.mark.slow
 def test_ingest_tells_of_pairs_that_name_no_document_here(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_collections_name_stands_before_all_ids(
         assert (ran.code, "no name of a collection" in ran.err) == (Exit.USAGE, True)
 
 
+@pytest.mark.slow
 def test_ingest_tells_how_the_librarys_pairs_are_split(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:
@@ -130,6 +134,7 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     assert max(sizes) < library.BATCH_BYTES + (1 << 20)
 
 
+@pytest.mark.slow
 def test_a_batch_of_short_lines_is_within_its_bounds(
     fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
 ) -> None:
@@ -171,6 +176,7 @@ def test_a_batch_is_sent_when_the_one_before_it_is_stored(tmp_path: Path) -> Non
     assert len(read) > 2
 
 
+@pytest.mark.slow
 def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> None:
     """In bytes as they lie on the disk, also of what is packed or refused."""
     records = b"".join(

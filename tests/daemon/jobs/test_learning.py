@@ -267,6 +267,7 @@ def reciprocal_rank(site: Site, digest: bytes) -> float:
     return evaluate_rankings(rankings, [set(pair.positives) for pair in pairs]).mrr_at_10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapt", ["head", "lora"])
 def test_a_version_with_the_update_applied_finds_more(site: Site, adapt: str) -> None:
     plan = PLAN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def test_a_pair_lies_between_its_query_and_its_passage() -> None:
     np.testing.assert_allclose(lies, [[2**-0.5, 2**-0.5]], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_of_5000_pairs_by_topic_take_a_moment() -> None:
     many = np.random.default_rng(0).normal(size=(5000, 384)).astype(np.float32)
     started = time.process_time()

@@ -326,6 +326,7 @@ def test_text_outside_its_blocks_is_refused(folder: Path) -> None:
     assert "the file is hostile" in str(problem)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_begun_ends_no_other(folder: Path) -> None:
     names = ["a.slow", "b.broken", "c.jsonl"]
     for name in names:
@@ -338,6 +339,7 @@ def test_what_cannot_be_begun_ends_no_other(folder: Path) -> None:
     assert broken.passing
 
 
+@pytest.mark.slow
 def test_files_under_way_are_read_though_what_forks_is_killed(folder: Path) -> None:
     for name in ("a.slow", "b.slow"):
         (folder / name).write_text("x")
@@ -354,6 +356,7 @@ def test_files_under_way_are_read_though_what_forks_is_killed(folder: Path) -> N
     assert [item.id for item in told if isinstance(item, Document)] == ["a.slow", "b.slow"]
 
 
+@pytest.mark.slow
 def test_a_few_files_are_read_at_once_whatever_the_processors(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -502,6 +502,7 @@ def _write_until(path: Path, documents: int) -> None:
             library.put_documents(whole, splitter=splitter())
 
 
+@pytest.mark.slow
 def test_one_process_reads_while_another_writes(library: Library, path: Path) -> None:
     """A reader never waits, never fails, and never sees half of a transaction."""
     writer = multiprocessing.get_context("spawn").Process(target=_write_until, args=(path, 60))

@@ -100,6 +100,7 @@ def mean_reciprocal_rank(library: Library, pairs: list[tuple[str, set[str]]]) ->
     return float(np.mean(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_on_real_questions_the_bound_costs_next_to_nothing(
     site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

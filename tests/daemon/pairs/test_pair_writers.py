@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from daemon.jobs.pairs import PairPlan, build_pairs
 from daemon.learning.retriever.spec import RetrieverSpec
@@ -249,6 +248,8 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
 
 def _taught(folder: Path, lessons: dict[str, str]) -> Path:
     """Train a GPT-2 of 20,000 weights until it answers each prompt by heart; its folder."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # seconds, of each of pytest's processes
+
     tokenizer = Letters().tokenizer
     config = GPT2Config(
         vocab_size=len(tokenizer),

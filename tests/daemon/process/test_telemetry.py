@@ -243,6 +243,7 @@ def test_the_start_is_not_forgotten() -> None:
     assert lag.since_start().max_ms == pytest.approx(500)
 
 
+@pytest.mark.slow
 async def test_a_blocked_event_loop_is_seen() -> None:
     lag = LoopLag()
     async with asyncio.timeout(5):

@@ -42,6 +42,7 @@ async def test_a_crash_names_the_sender_and_the_next_call_works(
     assert await worker.run(os.getpid) != before
 
 
+@pytest.mark.slow
 async def test_a_job_that_nobody_waits_for_and_never_ends_is_ended(
     worker: Worker, tmp_path: Path
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_link_in_the_place_of_the_spool_hinders_no_start(tmp_path: Path) -> No
     assert (elsewhere / "letter").exists()
 
 
+@pytest.mark.slow
 async def test_a_site_far_behind_catches_up_in_several_pulls(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

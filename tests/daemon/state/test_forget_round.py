@@ -171,6 +171,7 @@ def test_counting_sums_from_zero_needs_no_yes(tmp_path: Path) -> None:
     assert [one["objects"]["what"] for one in (begun, done)] == ["sums", "sums"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "stay"), [("--yes", False), ("--sums", True)])
 def test_integers_of_sums_that_are_forgotten_are_never_sent_again(
     tmp_path: Path, word: str, stay: bool

@@ -178,6 +178,7 @@ async def test_without_a_budget_everything_is_booked_and_nothing_refused(
         assert account.budget is None
 
 
+@pytest.mark.slow
 @IN_ONE_LOOP
 async def test_a_budget_alone_refuses_noise_that_hides_nothing(
     crypto: Worker, tmp_path: Path

@@ -144,6 +144,7 @@ async def test_an_upload_that_is_cut_many_times_makes_its_way(federation: Federa
         assert arrived(ends.beta) == [content]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [0, MIB, 2 * MIB])
 async def test_two_objects_of_one_name_are_never_mixed(federation: Federation, alike: int) -> None:
     """An update that was encrypted anew; or, unlikely, one that begins with the same bytes."""
@@ -217,6 +218,7 @@ async def test_what_nobody_wants_any_more_is_forgotten(federation: Federation) -
         await until(lambda: sizes(ends.beta) == [])
 
 
+@pytest.mark.slow
 async def test_what_nobody_goes_on_with_is_forgotten(federation: Federation) -> None:
     brief = Bounds(of_a_peer=2, bytes_in_all=1 << 30, kept_s=0.2)
     tidy = replace(ONCE, tidy_s=0.05, limits=replace(ONCE.limits, partials=brief))
@@ -225,6 +227,7 @@ async def test_what_nobody_goes_on_with_is_forgotten(federation: Federation) -> 
         await until(lambda: sizes(ends.beta) == [])
 
 
+@pytest.mark.slow
 async def test_what_is_kept_is_bounded_in_bytes(federation: Federation) -> None:
     small = Bounds(of_a_peer=10, bytes_in_all=4 * MIB, kept_s=60)
     bounded = replace(ONCE, limits=replace(ONCE.limits, partials=small))
@@ -442,6 +445,7 @@ async def test_a_peer_that_moved_is_greeted_there_unasked(federation: Federation
         await until(lambda: alpha.transport.statistics()["beta"].head_round == 5)
 
 
+@pytest.mark.slow
 async def test_a_peer_that_is_back_is_greeted_as_soon_as_it_greets_us(
     federation: Federation,
 ) -> None:
@@ -456,6 +460,7 @@ async def test_a_peer_that_is_back_is_greeted_as_soon_as_it_greets_us(
 # ---- what people see ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_lag_of_a_peer_is_that_of_its_line(federation: Federation) -> None:
     # Beta does not find alpha: who is called greets anew, over a connection that stands.
     nowhere = relocated(federation, alpha=free_port())

@@ -399,6 +399,7 @@ async def test_at_bucket_level_no_value_of_a_query_leaves() -> None:
     np.testing.assert_array_equal(buckets_of(request), names)
 
 
+@pytest.mark.slow
 async def test_who_does_not_answer_in_time_is_passed_over_and_then_left_alone() -> None:
     line = Peers(beta=lambda _: None, gamma=good, delta=lambda _: PeerUnreachable("gone"))
     asked = session(line)

@@ -159,6 +159,7 @@ async def test_a_peer_that_completes_tls_and_is_silent(federation: Federation, m
             assert "did not answer in time" in await gives_up(alpha, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CALLS)
 async def test_a_peer_that_answers_a_byte_at_a_time(federation: Federation, method: str) -> None:
     async with (
@@ -219,6 +220,7 @@ class Stuck(Answers):
         return b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["at once", "after a frame"])
 @pytest.mark.parametrize("method", ["Deliver", "Push", "Pull", "Negatives"])
 async def test_a_peer_that_greets_and_then_is_silent(
@@ -246,6 +248,7 @@ async def test_a_peer_that_sends_an_object_a_byte_a_frame(federation: Federation
             await CALLS["Pull"](alpha.transport, alpha.spool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
 async def test_a_stranger_that_connects_and_is_silent_goes_again(
     federation: Federation, tls: bool
@@ -312,6 +315,7 @@ async def test_pings_sooner_than_tolerated_would_end_it(federation: Federation) 
         assert line.connections > 1
 
 
+@pytest.mark.slow
 async def test_a_dead_line_is_found_by_its_silence(federation: Federation) -> None:
     """Long before the deadline of the call that waits for an answer on it."""
     patient = replace(PINGING, timeouts=replace(PINGING.timeouts, call_s=60, pauses_s=()))

@@ -146,6 +146,7 @@ def tried(seed: int, *, manifests: bool) -> None:
     world.run_until_committed(before + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(range(4), range(4, 20)))
 def test_all_sites_come_to_one_run_whatever_people_ask_for_meanwhile(seed: int) -> None:
     tried(seed, manifests=False)

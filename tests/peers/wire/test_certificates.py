@@ -368,6 +368,7 @@ bodies = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(one=bodies, two=bodies, attempts=st.tuples(st.integers(0, 2), st.integers(0, 2)))
 def test_two_different_votes_never_sign_the_same_bytes(

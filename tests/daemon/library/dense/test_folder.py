@@ -161,6 +161,7 @@ def test_vectors_of_what_was_removed_are_in_no_file(tmp_path: Path) -> None:
 # ---- crashes ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "second_is_there"),
     [("index:write", False), ("index:rename", False), ("index:renamed", True)],
