@@ -672,6 +672,7 @@ class Document(_message.Message):
     AUTHOR_FIELD_NUMBER: _builtins.int
     DATE_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 .. 512 characters"""
     title: _builtins.str
@@ -683,14 +684,18 @@ class Document(_message.Message):
     source: _builtins.str
     """the file that it is; "": one of many in a file. <= 4096 characters"""
     author: _builtins.str
-    """as the file says; <= 1000 characters"""
+    """as the file says; <= 1000 characters on one line"""
     date: _builtins.str
     """as the file says: YYYY-MM-DD, or "" """
     language: _builtins.str
-    """as the file says: ISO 639-1, or "" """
+    """as the file says: ISO 639-1, or "": found in its text, where that tells"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """What its text is made of, in order; none overlap. Empty: all of it is text."""
+
+    @_builtins.property
+    def tags(self) -> Global___Tags:
+        """absent: those that it has here stay"""
 
     def __init__(
         self,
@@ -704,14 +709,39 @@ class Document(_message.Message):
         author: _builtins.str = ...,
         date: _builtins.str = ...,
         language: _builtins.str = ...,
+        tags: Global___Tags | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "date", b"date", "id", b"id", "language", b"language", "source", b"source", "spans", b"spans", "split", b"split", "text", b"text", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "date", b"date", "id", b"id", "language", b"language", "source", b"source", "spans", b"spans", "split", b"split", "tags", b"tags", "text", b"text", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Document: _TypeAlias = Document  # noqa: Y015
+
+@_typing.final
+class Tags(_message.Message):
+    """What people call a document; no others are its tags."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """<= 50, each of 1 .. 100 characters on one line"""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tags: _TypeAlias = Tags  # noqa: Y015
 
 @_typing.final
 class Span(_message.Message):
@@ -955,6 +985,7 @@ class StoredDocument(_message.Message):
     AUTHOR_FIELD_NUMBER: _builtins.int
     DATE_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """as ingested"""
     title: _builtins.str
@@ -970,7 +1001,11 @@ class StoredDocument(_message.Message):
     date: _builtins.str
     """as the file said: YYYY-MM-DD"""
     language: _builtins.str
-    """as the file said: ISO 639-1"""
+    """as the file said, or as found in its text: ISO 639-1"""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """by their letters"""
+
     def __init__(
         self,
         *,
@@ -982,14 +1017,79 @@ class StoredDocument(_message.Message):
         author: _builtins.str = ...,
         date: _builtins.str = ...,
         language: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "date", b"date", "id", b"id", "language", b"language", "passages", b"passages", "source", b"source", "split", b"split", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "date", b"date", "id", b"id", "language", b"language", "passages", b"passages", "source", b"source", "split", b"split", "tags", b"tags", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredDocument: _TypeAlias = StoredDocument  # noqa: Y015
+
+@_typing.final
+class ExportDocumentsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGINS_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    begins: _builtins.str
+    """how the ids begin; empty: any"""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of these alone; none: of any"""
+
+    def __init__(
+        self,
+        *,
+        begins: _builtins.str = ...,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportDocumentsRequest: _TypeAlias = ExportDocumentsRequest  # noqa: Y015
+
+@_typing.final
+class ExportDocumentsPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """documents that are exported, in the first part; 0: not known, or none"""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
+        """in the order of ids, or of the request; without their sources"""
+
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]:
+        """behind all documents: those that name one of them, with all that they name"""
+
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of the request that no document here has"""
+
+    def __init__(
+        self,
+        *,
+        documents: _abc.Iterable[Global___Document] | None = ...,
+        pairs: _abc.Iterable[Global___Pair] | None = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "pairs", b"pairs", "total", b"total", "unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportDocumentsPart: _TypeAlias = ExportDocumentsPart  # noqa: Y015
 
 @_typing.final
 class ShowDocumentRequest(_message.Message):
@@ -1387,6 +1487,12 @@ class SearchRequest(_message.Message):
     EXPLAIN_FIELD_NUMBER: _builtins.int
     BEGINS_FIELD_NUMBER: _builtins.int
     TITLE_FIELD_NUMBER: _builtins.int
+    COLLECTION_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """1 character .. 16 KiB"""
     top_k: _builtins.int
@@ -1397,6 +1503,20 @@ class SearchRequest(_message.Message):
     """only of documents whose id begins so; empty: of any"""
     title: _builtins.str
     """only of documents whose title has all of these words; empty: of any"""
+    collection: _builtins.str
+    """only of what was ingested as this; empty: of any"""
+    author: _builtins.str
+    """only of documents whose author has all of these words; empty: of any"""
+    since: _builtins.str
+    """only of documents of this day and later; empty: of any"""
+    until: _builtins.str
+    """likewise, and earlier"""
+    language: _builtins.str
+    """only of documents in it, ISO 639-1; empty: of any"""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only of documents that have all of these; empty: of any"""
+
     def __init__(
         self,
         *,
@@ -1405,10 +1525,16 @@ class SearchRequest(_message.Message):
         explain: _builtins.bool = ...,
         begins: _builtins.str = ...,
         title: _builtins.str = ...,
+        collection: _builtins.str = ...,
+        author: _builtins.str = ...,
+        since: _builtins.str = ...,
+        until: _builtins.str = ...,
+        language: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "explain", b"explain", "question", b"question", "title", b"title", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "begins", b"begins", "collection", b"collection", "explain", b"explain", "language", b"language", "question", b"question", "since", b"since", "tags", b"tags", "title", b"title", "top_k", b"top_k", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

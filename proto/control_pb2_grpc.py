@@ -74,6 +74,11 @@ class ControlStub:
                 request_serializer=proto_dot_control__pb2.ShowDocumentRequest.SerializeToString,
                 response_deserializer=proto_dot_control__pb2.ShowDocumentReply.FromString,
                 _registered_method=True)
+        self.ExportDocuments = channel.unary_stream(
+                '/hanse.control.v1.Control/ExportDocuments',
+                request_serializer=proto_dot_control__pb2.ExportDocumentsRequest.SerializeToString,
+                response_deserializer=proto_dot_control__pb2.ExportDocumentsPart.FromString,
+                _registered_method=True)
         self.RemoveDocuments = channel.unary_stream(
                 '/hanse.control.v1.Control/RemoveDocuments',
                 request_serializer=proto_dot_control__pb2.RemoveDocumentsRequest.SerializeToString,
@@ -205,6 +210,13 @@ class ControlServicer:
 
     def ShowDocument(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportDocuments(self, request, context):
+        """Documents with all that is known of them, for another site, or a backup.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -360,6 +372,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ShowDocument,
                     request_deserializer=proto_dot_control__pb2.ShowDocumentRequest.FromString,
                     response_serializer=proto_dot_control__pb2.ShowDocumentReply.SerializeToString,
+            ),
+            'ExportDocuments': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportDocuments,
+                    request_deserializer=proto_dot_control__pb2.ExportDocumentsRequest.FromString,
+                    response_serializer=proto_dot_control__pb2.ExportDocumentsPart.SerializeToString,
             ),
             'RemoveDocuments': grpc.unary_stream_rpc_method_handler(
                     servicer.RemoveDocuments,
@@ -658,6 +675,33 @@ class Control:
             '/hanse.control.v1.Control/ShowDocument',
             proto_dot_control__pb2.ShowDocumentRequest.SerializeToString,
             proto_dot_control__pb2.ShowDocumentReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hanse.control.v1.Control/ExportDocuments',
+            proto_dot_control__pb2.ExportDocumentsRequest.SerializeToString,
+            proto_dot_control__pb2.ExportDocumentsPart.FromString,
             options,
             channel_credentials,
             insecure,

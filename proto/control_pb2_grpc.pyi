@@ -47,6 +47,8 @@ class ControlStub:
     Folders: _grpc.UnaryUnaryMultiCallable[_control_pb2.FoldersRequest, _control_pb2.FoldersReply]
     """Watched folders, and what of them could not be read."""
     ShowDocument: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]
+    ExportDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.ExportDocumentsRequest, _control_pb2.ExportDocumentsPart]
+    """Documents with all that is known of them, for another site, or a backup."""
     RemoveDocuments: _grpc.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _grpc.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]
@@ -93,6 +95,8 @@ class ControlAsyncStub(ControlStub):
     Folders: _aio.UnaryUnaryMultiCallable[_control_pb2.FoldersRequest, _control_pb2.FoldersReply]  # type: ignore[assignment]
     """Watched folders, and what of them could not be read."""
     ShowDocument: _aio.UnaryUnaryMultiCallable[_control_pb2.ShowDocumentRequest, _control_pb2.ShowDocumentReply]  # type: ignore[assignment]
+    ExportDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.ExportDocumentsRequest, _control_pb2.ExportDocumentsPart]  # type: ignore[assignment]
+    """Documents with all that is known of them, for another site, or a backup."""
     RemoveDocuments: _aio.UnaryStreamMultiCallable[_control_pb2.RemoveDocumentsRequest, _control_pb2.RemoveDocumentsProgress]  # type: ignore[assignment]
     """Out of the library, its index, and every file here. To hang up does not bring them back."""
     Ask: _aio.UnaryUnaryMultiCallable[_control_pb2.AskRequest, _control_pb2.AskReply]  # type: ignore[assignment]
@@ -184,6 +188,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ShowDocumentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ShowDocumentReply, _abc.Awaitable[_control_pb2.ShowDocumentReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ExportDocuments(
+        self,
+        request: _control_pb2.ExportDocumentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.ExportDocumentsPart], _abc.AsyncIterator[_control_pb2.ExportDocumentsPart]]:
+        """Documents with all that is known of them, for another site, or a backup."""
 
     @_abc_1.abstractmethod
     def RemoveDocuments(

@@ -38,7 +38,7 @@ ORDER = {
         )
     ),
     "daemon/fedctl": tuple(
-        f"daemon/fedctl/{room}" for room in ("main.py", "demo", "commands", "terminal")
+        f"daemon/fedctl/{room}" for room in ("main.py", "demo", "commands", "transfer", "terminal")
     ),
 }
 # What fedctl imports besides its own rooms: what is read, checked and, where the daemon is
@@ -47,6 +47,7 @@ FEDCTL = (
     "config",
     "proto",
     "crypto/identity",
+    "crypto/durable.py",
     "peers/wire",
     "daemon/library/box.py",
     "daemon/library/files.py",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from daemon.answering.embedding import QuestionEmbedder, SentenceEmbedder
 from daemon.answering.generator import Citation, cite
 from daemon.answering.generators import GENERATORS, USUAL
+from daemon.library.catalogue.filters import EVERY, Filters, NothingFits
 from daemon.library.readers.documents import MAX_QUERY_BYTES
 from daemon.library.search import USUAL_WEIGHTS, Ranked, RankingWeights, labels_of, search
 
@@ -68,14 +69,17 @@ class OpenVersion:
             model_digest=self.model_digest,
         )
 
-    def search(self, question: str, top_k: int, begins: str = "", title: str = "") -> list[Ranked]:
-        """The ``top_k`` best passages, best first; QuestionRefusedError if it is malformed.
+    def search(self, question: str, top_k: int, filters: Filters = EVERY) -> list[Ranked]:
+        """The ``top_k`` best passages of documents that fit, best first.
 
-        ``begins`` and ``title``: as `daemon.library.search.labels_of` has them.
+        Raises QuestionRefusedError for a malformed question, and where no document fits.
         """
         question = checked(question)
+        try:
+            among = labels_of(self.library, filters)
+        except NothingFits as error:
+            raise QuestionRefusedError(str(error)) from None
         vector = self.embed_question(question)
-        among = labels_of(self.library, begins, title)
         return search(
             self.library,
             self.index,

@@ -13,6 +13,7 @@ from daemon.answering.generator import Citation
 from daemon.control.context import Calls, Context, refuse
 from daemon.jobs.answering import Searched
 from daemon.learning.options import EmbeddingProgress, IndexingProgress
+from daemon.library.catalogue.filters import Filters
 from daemon.library.contents import Passage, StoredDocument
 from daemon.library.readers.bounds import fault_of
 from daemon.library.readers.documents import MAX_SPANS, Document, Kind, Pair, Place, Span
@@ -23,6 +24,8 @@ from proto import control_pb2 as control
 
 _ERRORS_TOLD: Final = 1000  # of one batch; an answer has its bound, too
 _UNKNOWN_TOLD: Final = 20  # documents that pairs name and that aren't here
+_PAGE: Final = 1000  # documents or pairs that are looked for at once
+_EXPORTED_AT_ONCE: Final = 1 << 20  # characters of their texts
 _PAIRS_TOLD: Final = 1 << 20  # kept in mind of one ingest; any beyond that counts as new
 _IDS_SOUGHT: Final = 1 << 18  # of documents that may come later in it
 
@@ -167,6 +170,49 @@ class LibraryCalls(Calls):
             scan_s=folders.scan_s,
         )
 
+    async def ExportDocuments(
+        self, request: control.ExportDocumentsRequest, context: Context
+    ) -> AsyncIterator[control.ExportDocumentsPart]:
+        """Documents, some at a time, then the pairs that name them; nothing waits for it."""
+        collection, begins = self._driver.collection, request.begins
+        ids = list(dict.fromkeys(request.ids))
+        async with self._audited(context, "export") as recorded:
+            recorded |= {"documents": 0, "pairs": 0}
+            known = await self._answered(context, collection.known(ids))
+            counts = await self._answered(context, collection.counts())
+            yield control.ExportDocumentsPart(
+                unknown=[one for one in ids if one not in known],
+                total=len(known) if ids else 0 if begins else counts.documents,
+            )
+            async for some in self._pages(ids, begins, context):
+                while some:
+                    texts = collection.whole_documents(some, _EXPORTED_AT_ONCE)
+                    documents, taken = await self._answered(context, texts)
+                    some = some[taken:]
+                    recorded["documents"] += len(documents)
+                    yield control.ExportDocumentsPart(documents=map(_exported, documents))
+            after, pairs = 0, [(0, Pair("", ()))]
+            while pairs:
+                work = collection.pairs_naming(begins, ids or None, after, _PAGE)
+                pairs = await self._answered(context, work)
+                recorded["pairs"] += len(pairs)
+                after = pairs[-1][0] if pairs else 0
+                yield control.ExportDocumentsPart(pairs=[_pair(pair) for _, pair in pairs])
+
+    async def _pages(
+        self, ids: list[str], begins: str, context: Context
+    ) -> AsyncIterator[list[str]]:
+        """Those ids, or those of the documents here that begin so, some at a time."""
+        for first in range(0, len(ids), _PAGE):
+            yield ids[first : first + _PAGE]
+        after = ""
+        while not ids:
+            work = self._driver.collection.documents(begins, after, _PAGE)
+            if not (found := await self._answered(context, work)):
+                return
+            after = found[-1].id
+            yield [one.id for one in found]
+
     async def RemoveDocuments(
         self, request: control.RemoveDocumentsRequest, context: Context
     ) -> AsyncIterator[control.RemoveDocumentsProgress]:
@@ -221,8 +267,7 @@ class LibraryCalls(Calls):
                     request.question,
                     request.top_k,
                     request.explain,
-                    request.begins,
-                    request.title,
+                    _filters(request),
                 ),
             )
             outcome, passages = "answered", len(searched.passages)
@@ -288,12 +333,26 @@ def _document(item: control.Document) -> Document:
         author=item.author,
         date=item.date,
         language=item.language,
+        tags=tuple(dict.fromkeys(item.tags.tags)) if item.HasField("tags") else None,
     )
 
 
 def _span(span: control.Span) -> Span:
     place = cast(Place, tuple(span.place)) if span.place else None
     return Span(cast(Kind, span.kind), span.begin, span.end, span.page, place)
+
+
+def _filters(request: control.SearchRequest) -> Filters:
+    return Filters(
+        begins=request.begins,
+        collection=request.collection,
+        title=request.title,
+        author=request.author,
+        since=request.since,
+        until=request.until,
+        language=request.language,
+        tags=tuple(request.tags),
+    )
 
 
 async def _behind(
@@ -334,6 +393,28 @@ def _counted(state: control.IngestProgress) -> dict[str, int]:
 
 def _stored(document: StoredDocument) -> control.StoredDocument:
     return control.StoredDocument(**asdict(document))
+
+
+def _exported(document: Document) -> control.Document:
+    told = control.Document(
+        id=document.id,
+        title=document.title,
+        text=document.text,
+        split=document.split,
+        spans=[
+            control.Span(**(asdict(span) | {"place": span.place or ()})) for span in document.spans
+        ],
+        author=document.author,
+        date=document.date,
+        language=document.language,
+    )
+    if document.tags:
+        told.tags.tags.extend(document.tags)
+    return told
+
+
+def _pair(pair: Pair) -> control.Pair:
+    return control.Pair(query=pair.query, positives=pair.positives, split=pair.split)
 
 
 def _shown(passage: Passage) -> control.ShownPassage:

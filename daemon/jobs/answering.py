@@ -39,6 +39,7 @@ from daemon.evaluation.rankings import (
 from daemon.learning.options import EvaluationError
 from daemon.learning.retriever.spec import RetrieverSpec
 from daemon.learning.retriever.training_data import frozen_queries
+from daemon.library.catalogue.filters import EVERY, Filters
 from daemon.library.contents import LibraryCounts
 from daemon.library.dense.engines import Accuracy
 from daemon.library.dense.folder import load_index
@@ -163,13 +164,10 @@ def ask(question: str, top_k: int) -> Answered:
     return _opened().answer(question, top_k)
 
 
-def search(question: str, top_k: int, explain: bool, begins: str = "", title: str = "") -> Searched:
-    """Find passages in the open version; raises QuestionRefusedError, NotOpenError.
-
-    ``begins`` and ``title``: as `OpenVersion.search` has them.
-    """
+def search(question: str, top_k: int, explain: bool, filters: Filters = EVERY) -> Searched:
+    """Find passages in the open version; raises QuestionRefusedError, NotOpenError."""
     version = _opened()
-    passages = version.search(question, top_k, begins, title)
+    passages = version.search(question, top_k, filters)
     words: list[list[str]] = [[] for _ in passages]
     title_words = words
     if explain:

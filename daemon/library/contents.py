@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Protocol
+import json
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
 
 from daemon.library.passages import Piece
 from daemon.library.readers.documents import Document, Kind, Place
@@ -72,7 +73,7 @@ class RemovedCounts:
 class StoredDocument:
     """A document of the library without its text; ``passages``: into how many it is cut.
 
-    The rest: as in `Document`.
+    ``language``: also where it was found in its text. The rest: as in `Document`.
     """
 
     id: str
@@ -83,6 +84,7 @@ class StoredDocument:
     author: str = ""
     date: str = ""
     language: str = ""
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,3 +109,14 @@ def embedding_text(title: str, text: str, context: str = "") -> str:
 def content_of(embedded: str) -> bytes:
     """SHA-256 of a text as it is embedded."""
     return hashlib.sha256(embedded.encode()).digest()
+
+
+def digests_of(document: Document, splitter: Splitter) -> tuple[bytes, bytes]:
+    """By which what passages are cut from is known: as it is, and as format 2 had it."""
+    fields: list[Any] = [splitter.name, document.title, document.text, document.split]
+    about = (document.author, document.date, document.language)
+    blocks = [astuple(span) for span in document.spans]
+    now = [*fields, blocks, "", "", ""] if blocks else fields
+    earlier = [*fields, blocks, *about] if blocks or any(about) else fields
+    first, second = (hashlib.sha256(json.dumps(x).encode()).digest() for x in (now, earlier))
+    return first, second

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-_SCHEMA_VERSION = 2
+from daemon.library.catalogue.name_words import name_words
+
+_SCHEMA_VERSION = 3
 _BUSY_MS = 30_000
 _WORDS = """
 CREATE VIRTUAL TABLE passage_words USING fts5(
@@ -45,13 +48,27 @@ CREATE TABLE file_document (
 ) WITHOUT ROWID;
 CREATE INDEX file_document_id ON file_document(document_id);
 """
+_CATALOGUE = """
+CREATE TABLE facet (                   -- what documents are found by, beside their passages
+  kind TEXT NOT NULL,                  -- title, author (a word of it), date, language, tag
+  value TEXT NOT NULL,
+  document_id TEXT NOT NULL REFERENCES document(id) ON DELETE CASCADE,
+  PRIMARY KEY (kind, value, document_id)
+) WITHOUT ROWID;
+CREATE INDEX facet_document ON facet(document_id, kind);
+CREATE TABLE document_text (           -- as it was read; none of a document of format 2
+  document_id TEXT PRIMARY KEY REFERENCES document(id) ON DELETE CASCADE,
+  text BLOB NOT NULL,                  -- UTF-8, compressed (zlib)
+  spans BLOB NOT NULL                  -- its blocks: JSON, compressed; empty: all of it is text
+);
+"""
 _SCHEMA = f"""
 CREATE TABLE document (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, split TEXT NOT NULL,
   digest BLOB NOT NULL,                -- of all that is known of it and the way of splitting
   source TEXT NOT NULL DEFAULT '',     -- the file that it was; '': one of many in a file
   author TEXT NOT NULL DEFAULT '', date TEXT NOT NULL DEFAULT '',
-  language TEXT NOT NULL DEFAULT ''
+  language TEXT NOT NULL DEFAULT ''    -- told by the file, or found in its text
 ) WITHOUT ROWID;
 CREATE TABLE passage (
   rowid INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -67,7 +84,7 @@ CREATE TABLE passage (
 );
 CREATE INDEX passage_document ON passage(document_id);
 CREATE INDEX passage_content ON passage(content);
-{_WORDS}{_FILES}CREATE TABLE feature (
+{_WORDS}{_FILES}{_CATALOGUE}CREATE TABLE feature (
   encoder BLOB NOT NULL, content BLOB NOT NULL, vector BLOB NOT NULL,
   PRIMARY KEY (encoder, content)
 );
@@ -88,7 +105,7 @@ CREATE TABLE query_feature (
 
 
 # From format 1, which knew of no context, no place and no watched folder.
-_MIGRATION = """
+_PLACES = """
 DROP TRIGGER passage_added;
 DROP TRIGGER passage_gone;
 DROP TABLE passage_words;
@@ -104,6 +121,19 @@ ALTER TABLE passage ADD COLUMN begins INTEGER;
 ALTER TABLE passage ADD COLUMN ends INTEGER;
 """
 _REBUILD = "INSERT INTO passage_words(passage_words) VALUES ('rebuild');"
+# From format 2, which had no catalogue. `words_of` is `name_words`, as JSON.
+_ENTER = """
+INSERT INTO facet
+  SELECT 'title', word.value, d.id FROM document d, json_each(words_of(d.title)) word;
+INSERT INTO facet
+  SELECT 'author', word.value, d.id FROM document d, json_each(words_of(d.author)) word;
+INSERT INTO facet SELECT 'date', date, id FROM document WHERE date != '';
+INSERT INTO facet SELECT 'language', language, id FROM document WHERE language != '';
+"""
+_STEPS = {
+    1: f"{_PLACES} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}",
+    2: f"{_CATALOGUE} {_ENTER}",
+}
 
 
 class LibraryError(Exception):
@@ -135,8 +165,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
     connection.execute("PRAGMA foreign_keys = ON")
     version = _version(connection)
-    if version == 1:
-        _migrate(path)
+    if version in _STEPS:
+        _migrate(path, version)
         version = _version(connection)
     if version == 0 and not read_only:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -162,19 +192,24 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(path: Path) -> None:
-    """Bring a file of format 1 up to date, all of it or nothing; others may do so, too."""
+def _migrate(path: Path, version: int) -> None:
+    """Bring a file of that format up to date, all of it or nothing; others may do so, too."""
+    steps = " ".join(step for since, step in _STEPS.items() if since >= version)
     with closing(sqlite3.connect(path, isolation_level=None, timeout=_BUSY_MS / 1000)) as writing:
+        writing.create_function("words_of", 1, _words_of, deterministic=True)
         try:
             writing.executescript(
-                f"BEGIN IMMEDIATE; {_MIGRATION} {_REMOVAL} {_WORDS} {_FILES} {_REBUILD}"
-                f" PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
             )
         except sqlite3.OperationalError:
             if writing.in_transaction:
                 writing.execute("ROLLBACK")
             if _version(writing) != _SCHEMA_VERSION:  # else somebody was first
                 raise
+
+
+def _words_of(name: str) -> str:
+    return json.dumps(sorted(name_words(name)))
 
 
 @contextmanager

@@ -17,11 +17,12 @@ import numpy as np
 
 from config.kinds import RetrievalLevel
 from crypto.arrays import Bools, Float32, Int64
+from daemon.library.catalogue.filters import Filters
 from daemon.library.contents import Passage
 from daemon.library.dense.index import DenseIndex
 from daemon.library.levels import RANKED_ANEW, Sentences
 from daemon.library.store import Library
-from daemon.library.titles import Titles, title_words
+from daemon.library.titles import Titles
 
 DEPTH = 50  # passages of each ranking that are looked at, at least
 # Passages that are looked at for their titles. More of them cost a millisecond a thousand;
@@ -225,22 +226,10 @@ def by_sentences(found: Candidates, vector: Float32, sentences: Sentences) -> Ca
     return found if cosines is None else replace(best, cosines=cosines, level=sentences.level)
 
 
-def labels_of(library: Library, begins: str, title: str) -> Int64 | None:
-    """Passages of documents whose id begins so and whose title has these words; None: all.
-
-    Every word of ``title`` must be there, in any order (`daemon.library.titles.title_words`).
-    """
-    if not begins and not title:
-        return None
-    wanted = title_words(title)
-    fits: dict[str, bool] = {}
-    found = []
-    for label, document_id, of in library.titles():
-        if of not in fits:
-            fits[of] = wanted <= title_words(of)
-        if fits[of] and document_id.startswith(begins):
-            found.append(label)
-    return np.array(found, np.int64)
+def labels_of(library: Library, filters: Filters) -> Int64 | None:
+    """The passages of documents that fit, ascending; None: of all. Raises NothingFits."""
+    labels = library.fitting(filters)
+    return None if labels is None else np.array(labels, np.int64)
 
 
 def _held(index: DenseIndex, labels: Int64) -> Int64:

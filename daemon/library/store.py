@@ -14,13 +14,13 @@ reads at the same time. What is safe and why:
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,10 @@ from typing import Any
 import numpy as np
 
 from crypto.arrays import Float32, Int64, UInt8
+from daemon.library.catalogue.catalogue import Catalogue
+from daemon.library.catalogue.filters import Filters, fitting
+from daemon.library.catalogue.language import language_of
+from daemon.library.catalogue.question_pairs import QuestionPairs
 from daemon.library.contents import (
     IngestCounts,
     LibraryCounts,
@@ -36,6 +40,7 @@ from daemon.library.contents import (
     Splitter,
     StoredDocument,
     content_of,
+    digests_of,
     embedding_text,
 )
 from daemon.library.file_notes import FileNotes, FilesGone, FilesRead
@@ -64,6 +69,8 @@ class Library:
         self._path = path
         self.notes = FileNotes(connection, path)  # to be read
         self._words = WordsRanking(connection)
+        self._catalogue = Catalogue(connection)
+        self._pairs = QuestionPairs(connection)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Library:
@@ -115,28 +122,29 @@ class Library:
     def _put_document(
         self, document: Document, splitter: Splitter, dropped: set[bytes], replace: bool
     ) -> str:
-        about = (document.author, document.date, document.language)
-        fields: list[Any] = [splitter.name, document.title, document.text, document.split]
-        if document.spans or any(about):  # else as it always was: nothing is cut anew
-            fields += [[astuple(span) for span in document.spans], *about]
-        digest = hashlib.sha256(json.dumps(fields).encode()).digest()
+        digest, earlier = digests_of(document, splitter)
         row = self._db.execute(
             "SELECT digest, source FROM document WHERE id = ?", (document.id,)
         ).fetchone()
-        if row is not None and row[0] == digest:
-            return "unchanged"
+        if row is not None and row[0] in (digest, earlier):
+            if row[0] != digest:
+                set_digest = "UPDATE document SET digest = ? WHERE id = ?"
+                self._db.execute(set_digest, (digest, document.id))
+            return "changed" if self._enter(document) else "unchanged"
         if row is not None and not replace and "" != row[1] != document.source != "":
             raise _FromElsewhere(
                 f"{document.id} is here from {row[1]}, and {document.source} says otherwise: "
                 "give one of them a --collection, or --replace it if the file has moved"
             )
         if row is not None:
+            if document.tags is None:
+                document = dataclasses.replace(document, tags=self._catalogue.tags_of(document.id))
             dropped |= self._remove(document.id)
         self._db.execute(
-            "INSERT INTO document(id, title, split, digest, source, author, date, language)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (document.id, document.title, document.split, digest, document.source, *about),
+            "INSERT INTO document(id, title, split, digest, source) VALUES (?, ?, ?, ?, ?)",
+            (document.id, document.title, document.split, digest, document.source),
         )
+        self._enter(document)
         pieces = splitter(document)
         names = passage_ids(document.id, [piece.text for piece in pieces])
         self._db.executemany(
@@ -161,6 +169,26 @@ class Library:
         )
         return "new" if row is None else "changed"
 
+    def _enter(self, document: Document) -> bool:
+        """What is known of a document beside its passages; whether any of it has changed."""
+        before = self._db.execute(
+            "SELECT author, date, language FROM document WHERE id = ?", (document.id,)
+        ).fetchone()
+        is_known = self._catalogue.has_text(document.id)  # a format before kept none
+        # To find it out takes longer than all else.
+        is_told = is_known and document.language in ("", before[2])
+        language = before[2] if is_told else language_of(document)
+        about = (document.author, document.date, language)
+        if is_known and about == before:
+            return self._catalogue.tag(document.id, document.tags)
+        self._db.execute(
+            "UPDATE document SET author = ?, date = ?, language = ? WHERE id = ?",
+            (*about, document.id),
+        )
+        return (
+            self._catalogue.put(dataclasses.replace(document, language=language)) or about != before
+        )
+
     def put_files(self, read: FilesRead, *, splitter: Splitter) -> IngestCounts:
         """Store what was read of a watched folder's files, and its notes, in one transaction.
 
@@ -175,7 +203,7 @@ class Library:
                 for document in part.documents:
                     tally[self._put_document(document, splitter, dropped, replace=True)] += 1
                 for pair in part.pairs:
-                    self._put_pair(pair)
+                    self._pairs.put(pair)
                 left += self.notes.put(read.collection, part)
             self._drop_features(dropped)
             # Of what a file was before, another may have become the owner meanwhile.
@@ -215,34 +243,16 @@ class Library:
         for document_id in removed:
             dropped |= self._remove(document_id)
         self._drop_features(dropped)
-        pairs = self._drop_pairs_of(removed)
+        pairs, queries = self._pairs.drop_of(removed)
+        self._db.executemany(
+            "DELETE FROM query_feature WHERE content = ?",
+            [(_query_content(query),) for query in queries],
+        )
         self._db.execute("DELETE FROM removal")
         self._db.execute("INSERT INTO removal VALUES (randomblob(16))")
         # It marks words that are gone, and keeps them until its parts are merged.
         self._db.execute("INSERT INTO passage_words(passage_words) VALUES ('optimize')")
         return RemovedCounts(len(removed), passages, pairs)
-
-    def _drop_pairs_of(self, removed: Sequence[str]) -> int:
-        """Delete the pairs that named a document that went, and none that is here."""
-        rows = self._db.execute(
-            "SELECT DISTINCT q.rowid, q.query FROM pair_positive x JOIN pair q ON q.rowid = x.pair"
-            " WHERE x.document_id IN (SELECT value FROM json_each(?)) AND NOT EXISTS"
-            " (SELECT 1 FROM pair_positive y JOIN document d ON d.id = y.document_id"
-            " WHERE y.pair = q.rowid)",
-            (json.dumps(removed),),
-        ).fetchall()
-        self._db.executemany("DELETE FROM pair WHERE rowid = ?", [(rowid,) for rowid, _ in rows])
-        queries = {query for _, query in rows}
-        asked = self._db.execute(
-            "SELECT query FROM pair WHERE query IN (SELECT value FROM json_each(?))",
-            (json.dumps(sorted(queries)),),
-        )
-        queries -= {query for (query,) in asked}
-        self._db.executemany(
-            "DELETE FROM query_feature WHERE content = ?",
-            [(_query_content(query),) for query in queries],
-        )
-        return len(rows)
 
     def empty_log(self) -> None:
         """Leave nothing beside the file of what was removed: SQLite's log (WAL) has old pages.
@@ -267,7 +277,21 @@ class Library:
             " ORDER BY d.id LIMIT ?4",
             (after, begins, len(begins), limit),
         )
-        return [StoredDocument(*row) for row in rows]
+        found = [StoredDocument(*row) for row in rows]
+        return [dataclasses.replace(x, tags=self._catalogue.tags_of(x.id)) for x in found]
+
+    def whole_documents(self, ids: Iterable[str], most: int) -> tuple[list[Document], int]:
+        """As `Catalogue.whole`."""
+        with explained(self._path):
+            return self._catalogue.whole(ids, most)
+
+    def fitting(self, filters: Filters) -> list[int] | None:
+        """Labels of the passages of documents that fit, ascending; None: all do.
+
+        Raises NothingFits, which says what there is.
+        """
+        with explained(self._path):
+            return fitting(self._db, filters)
 
     def passages_of(self, document_id: str) -> list[Passage]:
         """The passages of a document, in reading order; none where it isn't here."""
@@ -352,23 +376,8 @@ class Library:
         added = 0
         with self._transaction():
             for pair in pairs:
-                added += self._put_pair(pair)
+                added += self._pairs.put(pair)
         return added
-
-    def _put_pair(self, pair: Pair) -> bool:
-        digest = hashlib.sha256(json.dumps([pair.query, *pair.positives]).encode()).digest()
-        moved = self._db.execute("UPDATE pair SET split = ? WHERE digest = ?", (pair.split, digest))
-        if moved.rowcount:
-            return False
-        rowid = self._db.execute(
-            "INSERT INTO pair(digest, query, split) VALUES (?, ?, ?)",
-            (digest, pair.query, pair.split),
-        ).lastrowid
-        self._db.executemany(
-            "INSERT INTO pair_positive(pair, position, document_id) VALUES (?, ?, ?)",
-            [(rowid, position, name) for position, name in enumerate(pair.positives)],
-        )
-        return True
 
     def pairs(self, split: str) -> list[Pair]:
         """The pairs of a split, oldest first, with those of their documents that are here.
@@ -376,18 +385,15 @@ class Library:
         A pair none of whose documents is here is left out: nothing can be
         learned from it and no ranking could be right.
         """
-        rows = self._rows(
-            "SELECT q.rowid, q.query, x.document_id FROM pair q"
-            " JOIN pair_positive x ON x.pair = q.rowid JOIN document d ON d.id = x.document_id"
-            " WHERE q.split = ? ORDER BY q.rowid, x.position",
-            (split,),
-        )
-        queries: dict[int, str] = {}
-        positives: dict[int, list[str]] = {}
-        for rowid, query, document_id in rows:
-            queries[rowid] = query
-            positives.setdefault(rowid, []).append(document_id)
-        return [Pair(queries[rowid], tuple(ids), split) for rowid, ids in positives.items()]
+        with explained(self._path):
+            return self._pairs.of_split(split)
+
+    def pairs_naming(
+        self, begins: str, ids: Sequence[str] | None, after: int, limit: int
+    ) -> list[tuple[int, Pair]]:
+        """As `QuestionPairs.naming`."""
+        with explained(self._path):
+            return self._pairs.naming(begins, ids, after, limit)
 
     def known(self, ids: Iterable[str]) -> set[str]:
         """Those of the ids whose documents are here."""

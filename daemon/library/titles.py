@@ -12,19 +12,14 @@ at least what a word of one title weighs: a lone common word makes a small share
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from crypto.arrays import Float32, Int64
+from daemon.library.catalogue.name_words import BOUNDARY, name_words, runs
 
-_RUN = re.compile(r"[^\W_]+")  # letters and digits
-# Inside a run words end where a small letter meets a capital, and at numbers of three
-# digits or more: "2023Q2" is 2023 and q2, "AmericanExpress" two words, "10K" one.
-_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=\d{3})(?=[^\W\d_])|(?<=[^\W\d_])(?=\d{3})")
 # "American Water Works" is to find AMERICANWATERWORKS: so many neighbours are also one word.
 _JOINED = 3
 _MOST_WORDS = 128  # of a question; those behind are not looked at
@@ -50,7 +45,7 @@ class Titles:
         self._sizes = np.array([len(one) for one in self._labels], np.int64)
         places: dict[str, list[int]] = {}
         for place, title in enumerate(labels):
-            for word in title_words(title):
+            for word in name_words(title):
                 places.setdefault(word, []).append(place)
         self._places = {word: np.array(one, np.int64) for word, one in places.items()}
         # By ascending label, to find the title of a passage.
@@ -101,23 +96,13 @@ class Titles:
 
     def matched(self, asked: Asked, title: str) -> list[str]:
         """The words that a title has of those that are asked for, in the question's order."""
-        words = title_words(title)
+        words = name_words(title)
         return [word for word in asked.weights if word in words]
-
-
-def title_words(title: str) -> frozenset[str]:
-    """The words of a title, in small letters and without accents; none where it has none.
-
-    ``3M_2018_10K`` has 3m, 2018 and 10k. A run of letters and digits that is cut further
-    is a word, too.
-    """
-    runs = _runs(title)
-    return frozenset(word.casefold() for run in runs for word in (run, *_BOUNDARY.split(run)))
 
 
 def _question_words(question: str) -> list[str]:
     """A question's words, each once, and neighbours joined to one."""
-    words = [word.casefold() for run in _runs(question) for word in _BOUNDARY.split(run)]
+    words = [word.casefold() for run in runs(question) for word in BOUNDARY.split(run)]
     words = words[:_MOST_WORDS]
     joined = (
         "".join(words[start : start + length])
@@ -125,10 +110,3 @@ def _question_words(question: str) -> list[str]:
         for start in range(len(words) - length + 1)
     )
     return list(dict.fromkeys(joined))
-
-
-def _runs(text: str) -> Sequence[str]:
-    """Letters and digits without accents (NFKD, combining marks left out)."""
-    decomposed = unicodedata.normalize("NFKD", text)
-    plain = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
-    return _RUN.findall(plain)

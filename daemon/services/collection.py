@@ -26,6 +26,7 @@ from daemon.jobs import learning as learning_jobs
 from daemon.jobs import pairs as pair_jobs
 from daemon.learning.options import EmbeddingProgress, EvaluationProgress, LearningError
 from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.library.catalogue.filters import Filters
 from daemon.library.contents import (
     IngestCounts,
     LibraryCounts,
@@ -267,6 +268,16 @@ class Collection:
         """The passages of a document, in reading order."""
         return await self._read(lambda library: library.passages_of(document_id))
 
+    async def whole_documents(self, ids: Sequence[str], most: int) -> tuple[list[Document], int]:
+        """As `daemon.library.catalogue.catalogue.Catalogue.whole`."""
+        return await self._read(lambda library: library.whole_documents(ids, most))
+
+    async def pairs_naming(
+        self, begins: str, ids: Sequence[str] | None, after: int, limit: int
+    ) -> list[tuple[int, Pair]]:
+        """As `Library.pairs_naming`."""
+        return await self._read(lambda library: library.pairs_naming(begins, ids, after, limit))
+
     async def _read(self, question: Callable[[Library], T]) -> T:
         """What the library says, asked in a thread."""
 
@@ -436,10 +447,10 @@ class Collection:
         )
 
     async def search(
-        self, question: str, top_k: int, explain: bool, begins: str, title: str
+        self, question: str, top_k: int, explain: bool, filters: Filters
     ) -> answering_jobs.Searched:
         """Find passages for a question with the version that is open."""
-        asked = (question, top_k or self._settings.top_k, explain, begins, title)
+        asked = (question, top_k or self._settings.top_k, explain, filters)
         return await self._with_open_version(
             lambda: self._answering.run(answering_jobs.search, *asked)
         )

@@ -67,6 +67,7 @@ Action = Literal[
     "drop-pairs",
     "evaluate",
     "evidence",
+    "export",
     "forget-round",
     "ingest",
     "manifest",

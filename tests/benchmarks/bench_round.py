@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from daemon.fedctl.commands.library import send
 from daemon.fedctl.commands.train import watched
 from daemon.fedctl.demo import sites as demo_sites
 from daemon.fedctl.terminal.connection import connected
 from daemon.fedctl.terminal.output import CommandError
+from daemon.fedctl.transfer.sending import send
 from proto import control_pb2 as control
 from proto import federation_pb2 as pb
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +41,7 @@ class CannedDaemon(ControlServicer):
         self.ingest_errors: list[str] = []
         self.documents = {"manuals/lift.txt", "manuals/lock.txt", "rules.md"}
         self.folders: list[control.WatchedFolder] = []
+        self.exporting: Callable[[str, Any], object] = lambda _name, _context: None
         self.learning = how_it_learns()
         self.privacy = control.PrivacyReply(
             unit="this site",
@@ -185,6 +186,24 @@ class CannedDaemon(ControlServicer):
     def Folders(self, request: Any, context: Any) -> control.FoldersReply:
         self._hear(request, context)
         return control.FoldersReply(folders=self.folders, vanished="remove", scan_s=60)
+
+    def ExportDocuments(self, request: Any, context: Any) -> Iterator[control.ExportDocumentsPart]:
+        self._hear(request, context)
+        ids = [name for name in request.ids or sorted(self.documents) if name in self.documents]
+        names = [name for name in ids if name.startswith(request.begins)]
+        yield control.ExportDocumentsPart(
+            total=len(names), unknown=[name for name in request.ids if name not in ids]
+        )
+        for name in names:
+            self.exporting(name, context)
+            document = control.Document(
+                id=name, title=f"Of {name}", text="Locks leak.\n", date="2024-05-31"
+            )
+            document.spans.add(kind="text", begin=0, end=11)
+            document.tags.tags.append("wet")
+            yield control.ExportDocumentsPart(documents=[document])
+        pair = control.Pair(query="Warum läuft es?", positives=names, split="valid")
+        yield control.ExportDocumentsPart(pairs=[pair] if names else [])
 
     def RemoveDocuments(
         self, request: Any, context: Any
@@ -392,7 +411,15 @@ def fitting_steps() -> list[control.PersonaliseProgress]:
 
 
 def stored(name: str) -> control.StoredDocument:
-    return control.StoredDocument(id=name, title=f"Of {name}", passages=2)
+    return control.StoredDocument(
+        id=name,
+        title=f"Of {name}",
+        passages=2,
+        author="Ada Lock",
+        date="2024-05-31",
+        language="en",
+        tags=["old", "wet"],
+    )
 
 
 def progress(**fields: Any) -> control.TrainingProgress:

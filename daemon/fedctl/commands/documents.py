@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,12 +16,15 @@ from daemon.fedctl.terminal.output import (
     Exit,
     Session,
     as_plain,
+    byte_count,
     columns,
     confirm,
     plain_text,
     remarks,
     visible,
+    write_json,
 )
+from daemon.fedctl.transfer.export import Exported, checked_place, opened, receive
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +59,7 @@ Below = Annotated[
 @topic.command("list")
 @command
 def documents_list(session: Session, below: Below = "") -> None:
-    """List the documents by id, with title, split and number of passages."""
+    """List the documents by id, with what is known of them and the number of passages."""
     found = run(_listed(session, below))
     plain = {"documents": [as_plain(one) for one in found]}
     session.result(plain, lambda console: _show_list(console, found, below))
@@ -76,6 +81,60 @@ def documents_folders(session: Session) -> None:
     """Show the watched folders: files seen, waiting, not read with cause, and the last look."""
     reply = run(_folders(session))
     session.result(as_plain(reply), lambda console: _show_folders(console, reply))
+
+
+@topic.command("export")
+@command
+def documents_export(
+    session: Session,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="As listed; none: all.")
+    ] = None,
+    below: Below = "",
+    collection: Annotated[
+        str, typer.Option(metavar="NAME", help="Those of this collection, as ingested.")
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A .jsonl or .jsonl.gz that only you may read."),
+    ] = None,
+) -> Exit:
+    """Write documents, what is known of them, and the pairs that name them, as JSON lines.
+
+    `fedctl ingest` reads them: at an empty site they become the same documents and pairs. Without
+    --out they go to standard output. FILE appears when it is whole, in the place of one that was
+    there. Of documents that an older fedd stored, headings are missing until they are ingested
+    again. Ids that no document has are told at the end (exit code 3; 2 if it is all of them).
+    """
+    name = collection.strip("/")
+    if bool(documents) + bool(below) + bool(collection) > 1:
+        raise CommandError(
+            "which documents are to be exported?",
+            "Name their ids, or give --below or --collection, or none of these for all",
+            exit_code=Exit.USAGE,
+        )
+    if session.json and out is None:
+        raise CommandError(
+            "--json is for what became of an export, and the documents are on the same output",
+            "Name a file with --out",
+            exit_code=Exit.USAGE,
+        )
+    place = None if out is None else checked_place(out)
+    begins = below or (f"{name}/" if name else "")
+    try:
+        exported = run(_exported(session, begins, documents or [], place))
+    except KeyboardInterrupt:
+        left = "what is written is not all of it" if out is None else f"{out} is as it was before"
+        raise CommandError(f"interrupted; {left}", exit_code=Exit.INTERRUPTED) from None
+    told = f"{exported.documents} documents and {exported.pairs} pairs exported"
+    told += f", {byte_count(exported.bytes)}" + (f", to {out}" if out else "")
+    if session.json:
+        write_json({name: told for name, told in vars(exported).items() if name != "total"})
+    else:
+        session.note(told)
+    for unknown in exported.unknown:
+        session.note(f"no document {visible(unknown)!r} here")
+    return Exit.PARTLY if exported.unknown else Exit.OK
 
 
 @topic.command("remove")
@@ -187,6 +246,28 @@ async def _removed(session: Session, ids: list[str]) -> RemoveDocumentsProgress:
     return whole
 
 
+async def _exported(session: Session, begins: str, ids: list[str], place: Path | None) -> Exported:
+    from proto.control_pb2 import ExportDocumentsRequest
+
+    request = ExportDocumentsRequest(begins=begins, ids=ids)
+    async with connected(socket_path(session)) as daemon, remarks(session, spinner=True) as now_at:
+
+        def watch(so_far: Exported) -> None:
+            of = f" of {so_far.total}" if so_far.total else ""
+            size = byte_count(so_far.bytes)
+            now_at(f"{so_far.documents}{of} documents, {so_far.pairs} pairs, {size}")
+
+        with opened(place) as write:
+            exported = await receive(daemon, request, write, watch)
+            if not exported.documents:  # and no empty file takes another's place
+                raise CommandError(
+                    "no such document here" if begins or ids else "no documents here",
+                    "`fedctl documents list` shows them",
+                    exit_code=Exit.USAGE,
+                )
+    return exported
+
+
 # ---- for people -------------------------------------------------------------------
 
 
@@ -196,11 +277,15 @@ def _show_list(console: Console, found: list[StoredDocument], below: str) -> Non
         remedy = "fedctl documents list shows all" if below else "ingest some (fedctl ingest)"
         console.print(plain_text(f"{why}: {remedy}"))
         return
-    table = columns("document", "title", "split", ">passages")
+    table = columns("document", "title", "author", "date", "language", "tags", "split", ">passages")
     for one in found:
         table.add_row(
             plain_text(visible(one.id)),
             plain_text(visible(one.title)),
+            plain_text(visible(one.author)),
+            one.date,
+            one.language,
+            plain_text(visible(", ".join(one.tags))),
             one.split or "train",
             str(one.passages),
         )
@@ -213,6 +298,8 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
     split = about.split or "train"
     line = f"{visible(about.id)}: {about.passages} passages, split {split}"
     console.print(plain_text(line), style="dim", soft_wrap=True)
+    for name, said in _known_of(about):
+        console.print(plain_text(f"{name}: {visible(said)}"), style="dim", soft_wrap=True)
     for passage in reply.passages:
         console.print()
         above = [f"page {passage.page}"] if passage.page else []
@@ -220,6 +307,21 @@ def _show(console: Console, reply: ShowDocumentReply) -> None:
         if above:
             console.print(plain_text(": ".join(above)), style="dim", soft_wrap=True)
         console.print(plain_text(passage.text), soft_wrap=True)
+
+
+def _known_of(document: StoredDocument) -> Iterator[tuple[str, str]]:
+    """What is known of a document beside its passages, each with its name."""
+    yield from (
+        (name, said)
+        for name, said in (
+            ("author", document.author),
+            ("date", document.date),
+            ("language", document.language),
+            ("tags", ", ".join(document.tags)),
+            ("from", document.source),
+        )
+        if said
+    )
 
 
 def _show_folders(console: Console, reply: FoldersReply) -> None:

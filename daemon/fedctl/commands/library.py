@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,27 +22,17 @@ from daemon.fedctl.terminal.output import (
     short,
     visible,
 )
+from daemon.fedctl.transfer.sending import Ingested, Naming, send
 from daemon.library.files import SUFFIXES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.library.box import Boxes
-    from daemon.library.readers.documents import Document, FileProblem, Pair, Span
-    from proto import control_pb2
-    from proto.control_pb2 import (
-        AskReply,
-        FoundPassage,
-        IngestProgress,
-        IngestRequest,
-        SearchReply,
-        SearchRequest,
-    )
+    from proto.control_pb2 import AskReply, FoundPassage, SearchReply, SearchRequest
     from proto.control_pb2_grpc import ControlAsyncStub
 
 topic = typer.Typer()
 
-BATCH_BYTES = 4 << 20
 MAX_COLLECTION = 100  # characters
 # The first question after a start loads the encoder and the index.
 ASK_WITHIN_S = 120.0
@@ -53,60 +41,6 @@ ASK_WITHIN_S = 120.0
 # ---- in -------------------------------------------------------------------------
 
 
-@dataclass
-class Ingested:
-    """What became of one ingest: counts, and one line for each refusal."""
-
-    site: str = ""
-    documents_read: int = 0
-    pairs_read: int = 0
-    documents_new: int = 0
-    documents_changed: int = 0
-    documents_unchanged: int = 0
-    pairs: int = 0
-    pairs_repeated: int = 0
-    pairs_usable: int = 0
-    unknown_document: str = ""
-    known_document: str = ""
-    pairs_here: dict[str, int] = field(default_factory=dict)  # that the library has, by split
-    passages_total: int = 0
-    passages_embedded: int = 0
-    index_total: int = 0
-    index_built: int = 0
-    done: bool = False
-    bytes_read: int = 0
-    bytes_total: int = 0
-    other_kinds: int = 0  # files of folders that nobody reads
-    problems: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def exit_code(self) -> Exit:
-        """OK; PARTLY when something was refused or a pair can't be used; FAILED when all was."""
-        if not self.problems:
-            return Exit.PARTLY if self.pairs_usable < self.pairs else Exit.OK
-        taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
-        return Exit.PARTLY if taken else Exit.FAILED
-
-    def take(self, progress: IngestProgress) -> None:
-        """Add what the daemon says: its counts are running totals, its errors are new."""
-        self.documents_new = progress.documents_new
-        self.documents_changed = progress.documents_changed
-        self.documents_unchanged = progress.documents_unchanged
-        self.pairs = progress.pairs
-        self.pairs_repeated = progress.pairs_repeated
-        self.pairs_usable = progress.pairs_usable
-        self.unknown_document = progress.unknown_document
-        self.known_document = progress.known_document
-        self.passages_total = progress.passages_total
-        self.passages_embedded = progress.passages_embedded
-        self.index_total, self.index_built = progress.index_total, progress.index_built
-        self.done = progress.done
-        self.problems.extend(
-            {"path": "", "line": None, "page": None, "cause": e} for e in progress.errors
-        )
-
-
-Watcher = Callable[[Ingested], None]
 _ON_THE_WAY = (
     "done",
     "bytes_read",
@@ -137,21 +71,30 @@ def ingest(
     replace: Annotated[
         bool, typer.Option("--replace", help="Also documents that came from other files.")
     ] = False,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="Tag the documents; more than once for more."),
+    ] = None,
+    no_tags: Annotated[
+        bool, typer.Option("--no-tags", help="Take away the tags that the documents have here.")
+    ] = False,
 ) -> Exit:
     """Add documents and question-passage pairs to the site's library.
 
     Ingesting again is free; a document that changed replaces its old passages. A file's
     document is called as the file, from the folder named here on, with --collection before
     it; the same name from elsewhere is refused, unless --replace says that it has moved.
+    Tags are to search by. Documents get those of --tag and of their lines in a .jsonl file, and
+    no others; where neither names any, they keep what they have.
     Files that cannot be read are listed at the end and everything else is ingested (exit code 3).
     A pair is of use once a document that it names is here; else it is named at the end (3).
     A path that is not there, and paths at which there is nothing to read, are exit code 2.
     """
-    prefix = _prefix(collection)
+    naming = Naming(_prefix(collection), replace, _tags(tags or [], no_tags))
     for path in paths:
         _look(path)
     try:
-        ingested = run(_ingest_with_bars(session, paths, Naming(prefix, replace)))
+        ingested = run(_ingest_with_bars(session, paths, naming))
     except KeyboardInterrupt:
         raise CommandError(
             "interrupted; what was stored by then stays, and the daemon embeds it by itself",
@@ -171,14 +114,6 @@ def ingest(
     return ingested.exit_code
 
 
-@dataclass(frozen=True)
-class Naming:
-    """How documents are called here, and whether those of other files make way for them."""
-
-    prefix: str = ""  # of all ids, also of those that pairs name
-    replace: bool = False
-
-
 def _prefix(collection: str) -> str:
     """Raises CommandError for what is no name of a collection."""
     name = collection.strip("/")
@@ -189,6 +124,18 @@ def _prefix(collection: str) -> str:
             exit_code=Exit.USAGE,
         )
     return f"{name}/" if name else ""
+
+
+def _tags(tags: list[str], none: bool) -> tuple[str, ...] | None:
+    """Raises CommandError for what can't be tags, and for some beside --no-tags."""
+    from daemon.library.readers.documents import metadata_fault
+
+    fault = metadata_fault("", "", "", tags)
+    if tags and none:
+        fault = "--tag and --no-tags say the opposite"
+    if fault:
+        raise CommandError(fault, "Give others, or none", exit_code=Exit.USAGE)
+    return tuple(tags) if tags or none else None
 
 
 def _look(path: Path) -> None:
@@ -245,119 +192,6 @@ async def _ingest_with_bars(session: Session, paths: list[Path], naming: Naming)
         "test": here.pairs_test,
     }
     return ingested
-
-
-async def send(
-    daemon: ControlAsyncStub, paths: list[Path], watch: Watcher, naming: Naming | None = None
-) -> Ingested:
-    """Read the paths and send them in batches; ``watch`` sees each step.
-
-    A batch is sent when the one before it is stored: in the midst of sending a refusal
-    would look like a broken line. The next one is read meanwhile.
-    """
-    so_far, turn = Ingested(), asyncio.Semaphore(1)
-    async for progress in daemon.Ingest(_batches(paths, so_far, watch, turn, naming or Naming())):
-        turn.release()
-        so_far.take(progress)
-        watch(so_far)
-    return so_far
-
-
-async def _batches(
-    paths: list[Path],
-    so_far: Ingested,
-    watch: Watcher,
-    turn: asyncio.Semaphore,
-    naming: Naming,
-) -> AsyncIterator[IngestRequest]:
-    """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow."""
-    from daemon.library.box import Boxes
-
-    boxes = Boxes()
-    items = _read(paths, so_far, boxes)
-    try:
-        while True:
-            batch, problems = await asyncio.to_thread(_next_batch, items, naming)
-            so_far.problems.extend(problems)
-            so_far.documents_read += len(batch.documents)
-            so_far.pairs_read += len(batch.pairs)
-            watch(so_far)
-            if not batch.documents and not batch.pairs:
-                return
-            await turn.acquire()
-            yield batch
-    finally:
-        boxes.end()  # on Ctrl-C the thread waits for a reader, and a page may take a minute
-
-
-def _read(
-    paths: list[Path], so_far: Ingested, boxes: Boxes
-) -> Iterator[Document | Pair | FileProblem]:
-    from daemon.library.files import Found, found, reader_of
-
-    def watch(count: int) -> None:
-        so_far.bytes_read += count
-
-    files: list[Found | FileProblem] = []
-    for path in paths:
-        for one in found(path):
-            # Of a folder that is given, a file of another kind is nobody's mistake.
-            if isinstance(one, Found) and one.path != path and reader_of(one.path) is None:
-                so_far.other_kinds += 1
-            else:
-                files.append(one)
-    so_far.bytes_total = sum(one.size for one in files if isinstance(one, Found))
-    yield from boxes.read(files, watch)
-
-
-def _document(document: Document, prefix: str) -> control_pb2.Document:
-    from proto import control_pb2
-
-    return control_pb2.Document(
-        id=prefix + document.id,
-        title=document.title,
-        text=document.text,
-        split=document.split,
-        spans=map(_span, document.spans),
-        source=document.source,
-        author=document.author,
-        date=document.date,
-        language=document.language,
-    )
-
-
-def _span(span: Span) -> control_pb2.Span:
-    from proto import control_pb2
-
-    return control_pb2.Span(
-        kind=span.kind, begin=span.begin, end=span.end, page=span.page, place=span.place or ()
-    )
-
-
-def _next_batch(
-    items: Iterator[Document | Pair | FileProblem], naming: Naming
-) -> tuple[IngestRequest, list[dict[str, Any]]]:
-    """The next request (empty at the end) and what was refused on the way to it."""
-    from daemon.library.readers.documents import Document, Pair
-    from proto import bounds, control_pb2
-
-    batch, problems, size = control_pb2.IngestRequest(replace=naming.replace), [], 0
-    most = bounds.of("IngestRequest", "documents").items.most  # as of pairs
-    for item in items:
-        if isinstance(item, Document):
-            document = _document(item, naming.prefix)
-            batch.documents.append(document)
-            size += document.ByteSize()
-        elif isinstance(item, Pair):
-            named = [naming.prefix + document_id for document_id in item.positives]
-            pair = control_pb2.Pair(query=item.query, positives=named, split=item.split)
-            batch.pairs.append(pair)
-            size += pair.ByteSize()
-        else:
-            problems.append(vars(item))
-        if size >= BATCH_BYTES or most in (len(batch.documents), len(batch.pairs)):
-            break
-    return batch, problems
 
 
 def _problem_line(problem: dict[str, Any]) -> str:
@@ -485,26 +319,49 @@ def search(
             help="Only documents whose id begins so, as `manuals/` does.",
         ),
     ] = "",
-    title: Annotated[
-        str,
-        typer.Option(
-            "--title", metavar="WORDS", help="Only documents whose title has all of these words."
-        ),
+    collection: Annotated[
+        str, typer.Option(metavar="NAME", help="Only of this collection, as ingested.")
     ] = "",
+    title: Annotated[
+        str, typer.Option(metavar="WORDS", help="Only with all of these words in the title.")
+    ] = "",
+    author: Annotated[
+        str, typer.Option(metavar="WORDS", help="Only with all of these words in the author.")
+    ] = "",
+    since: Annotated[
+        str, typer.Option(metavar="DATE", help="Only of this day or later, as 2024-05-31.")
+    ] = "",
+    until: Annotated[str, typer.Option(metavar="DATE", help="Only of this day or earlier.")] = "",
+    language: Annotated[
+        str, typer.Option(metavar="CODE", help="Only in this language, as en or de.")
+    ] = "",
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="Only with this tag; more than once for more."),
+    ] = None,
 ) -> None:
     """Find passages for a question in this site's documents, without an answer.
 
     They are ranked as those that answers are made of. --explain shows each one's place by
     meaning (cosine, and the share of the question that its title has) and by words (BM25),
-    what both add to its score, and the words that matched.
+    what both add to its score, and the words that matched. Documents that are searched have all
+    that the other options ask for; one that says no date, or author, is not among them.
     """
     from proto.control_pb2 import SearchRequest
 
     asked = SearchRequest(
-        question=question, top_k=top_k, explain=explain, begins=below, title=title
+        begins=below,
+        collection=collection,
+        title=title,
+        author=author,
+        since=since,
+        until=until,
+        language=language.lower(),
+        tags=tags,
     )
+    among = "of the documents that are asked for" if asked.ByteSize() else "here"
+    asked.MergeFrom(SearchRequest(question=question, top_k=top_k, explain=explain))
     reply = run(_search(session, asked))
-    among = "of the documents that --below and --title name" if below or title else "here"
     session.result(
         {"question": question, **as_plain(reply)},
         lambda console: _show_found(console, reply, among),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from daemon.fedctl.commands.evaluate import judge
-from daemon.fedctl.commands.library import Ingested, put_question, send
+from daemon.fedctl.commands.library import put_question
 from daemon.fedctl.commands.rounds import plain_round
 from daemon.fedctl.commands.train import TrainingView, start, watched
 from daemon.fedctl.demo import sites as demo_sites
@@ -25,6 +25,7 @@ from daemon.fedctl.demo.sites import DemoSite, RunningDaemon, SiteCorpus, log_ta
 from daemon.fedctl.terminal.connection import connected, run
 from daemon.fedctl.terminal.options import command
 from daemon.fedctl.terminal.output import CommandError, Exit, Session, visible
+from daemon.fedctl.transfer.sending import Ingested, send
 
 if TYPE_CHECKING:
     from proto.control_pb2 import AskReply, LearningReply, StatusReply

@@ -6,6 +6,8 @@ The box asks it of a reader, the daemon of `fedctl ingest` and of its watched fo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from datetime import date
 from typing import Final
 
 from daemon.library.readers.documents import (
@@ -16,6 +18,8 @@ from daemon.library.readers.documents import (
     MAX_QUERY_BYTES,
     MAX_SOURCE,
     MAX_SPANS,
+    MAX_TAG,
+    MAX_TAGS,
     MAX_TEXT_BYTES,
     MAX_TITLE,
     Document,
@@ -23,8 +27,9 @@ from daemon.library.readers.documents import (
     Span,
 )
 
-_DATE: Final = re.compile(r"(\d{4}-\d{2}-\d{2})?")
-_LANGUAGE: Final = re.compile(r"([a-z]{2})?")
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_LANGUAGE: Final = re.compile(r"[a-z]{2}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SPLITS: Final = ("train", "valid", "test")
 
 
@@ -41,18 +46,18 @@ def _fault_of_document(item: Document) -> str:
         fault = f"split {item.split!r} is not train, valid or test"
     elif len(item.title) > MAX_TITLE or len(item.text.encode()) > MAX_TEXT_BYTES:
         fault = f"a title has up to {MAX_TITLE} characters, a text {MAX_TEXT_BYTES} bytes"
-    elif len(item.source) > MAX_SOURCE or len(item.author) > MAX_TITLE:
-        fault = "its source or author is too long"
-    elif not _DATE.fullmatch(item.date) or not _LANGUAGE.fullmatch(item.language):
-        fault = "no date YYYY-MM-DD, or no language of two letters"
+    elif len(item.source) > MAX_SOURCE:
+        fault = "its source is too long"
+    elif about := metadata_fault(item.author, item.date, item.language, item.tags or ()):
+        fault = about
     elif len(item.spans) > MAX_SPANS:
         fault = f"more than {MAX_SPANS:,} spans: cut it"
-    elif not _covered(item.text, item.spans):
+    elif not in_order(item.spans, item.text):
         fault = "its spans don't lie in its text one after another, all of it in one of them"
     return f"document {item.id}: {fault}" if fault else ""
 
 
-def _covered(text: str, spans: tuple[Span, ...]) -> bool:
+def in_order(spans: tuple[Span, ...], text: str) -> bool:
     """Whether blocks follow one another in a text, with nothing but white space between them."""
     before = 0
     for span in spans:
@@ -65,6 +70,39 @@ def _covered(text: str, spans: tuple[Span, ...]) -> bool:
             return False
         before = span.end
     return not spans or not text[before:].strip()
+
+
+def metadata_fault(author: str, day: str, language: str, tags: Sequence[str]) -> str:
+    """What of this no document may say, and what it may; "" where all is in order."""
+    if len(author) > MAX_TITLE or author != on_one_line(author):
+        return f"an author has up to {MAX_TITLE} characters, on one line"
+    if day and not is_day(day):
+        return "a date is a day, as 2024-05-31"
+    if language and not is_language(language):
+        return "a language has two small letters (ISO 639-1), as en"
+    if len(tags) > MAX_TAGS:
+        return f"a document has up to {MAX_TAGS} tags"
+    if not all(1 <= len(tag) <= MAX_TAG and tag == on_one_line(tag) for tag in tags):
+        return f"a tag has 1 to {MAX_TAG} characters, on one line"
+    return ""
+
+
+def on_one_line(text: str) -> str:
+    """``text`` without control characters, each run of white space as one space."""
+    return " ".join(_CONTROL.sub(" ", text).split())
+
+
+def is_day(text: str) -> bool:
+    """Whether it is a day of the calendar, as YYYY-MM-DD."""
+    try:
+        return bool(_DAY.fullmatch(text)) and bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def is_language(text: str) -> bool:
+    """Whether it has the form of ISO 639-1."""
+    return bool(_LANGUAGE.fullmatch(text))
 
 
 def _fault_of_pair(item: Pair) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-MAX_TEXT_BYTES = 16 << 20  # of a line or a text file; what one control message may carry
+MAX_TEXT_BYTES = 16 << 20  # of a document or a text file; what one control message may carry
+MAX_LINE_BYTES = 48 << 20  # of records: a text as JSON writes it, and where its blocks lie
 MAX_ID, MAX_TITLE, MAX_QUERY_BYTES, MAX_POSITIVES = 512, 1000, 16 << 10, 1000
 MAX_SOURCE = 4096  # characters of a path
 MAX_SPANS = 100_000  # blocks of a document
+MAX_TAGS, MAX_TAG = 50, 100  # of a document; characters of one
 _BETWEEN = "\n\n"  # blocks
 _PART = re.compile(r"#\d+\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -73,7 +75,8 @@ class Document:
     """One text of a site; ``split`` is "" or train, valid, test: what may be learned from.
 
     ``spans``: its blocks in order; none of them overlap. Without any all of it is text.
-    ``source``: the file that it is; "" where a file holds many. The rest: as in `About`.
+    ``source``: the file that it is; "" where a file holds many. ``tags``: what people call it
+    here; None: nothing is said of them, and they stay as they are. The rest: as in `About`.
     """
 
     id: str
@@ -85,6 +88,7 @@ class Document:
     author: str = ""
     date: str = ""
     language: str = ""
+    tags: tuple[str, ...] | None = None
 
 
 def joined(blocks: Iterable[Block]) -> tuple[str, tuple[Span, ...]]:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from daemon.library.readers import documents
+from daemon.library.readers.bounds import is_day, is_language, on_one_line
 from daemon.library.readers.documents import (
     MAX_ID,
     MAX_TITLE,
@@ -133,9 +134,9 @@ def _document(source: Source, pieces: Iterator[Read]) -> Iterator[Item | Attache
             title[:MAX_TITLE],
             text,
             spans=spans,
-            author=about.author[:MAX_TITLE],
-            date=about.date,
-            language=about.language,
+            author=on_one_line(about.author[:MAX_TITLE]),
+            date=about.date if is_day(about.date) else "",
+            language=about.language if is_language(about.language) else "",
         )
     elif not problems:
         raise Refused("no text in it: nothing to ingest")

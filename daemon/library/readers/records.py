@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import BinaryIO, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from daemon.library.readers import documents
+from daemon.library.readers.bounds import in_order, metadata_fault
 from daemon.library.readers.documents import (
     MAX_ID,
     MAX_POSITIVES,
@@ -25,6 +28,7 @@ from daemon.library.readers.documents import (
     FileProblem,
     Item,
     Pair,
+    Span,
 )
 from daemon.library.readers.reader import STEP, Refused, Source, cause_of, decoded, limited
 
@@ -39,6 +43,7 @@ _SPLITS = {
     "dev": "valid",
     "test": "test",
 }
+_SPANS = TypeAdapter(tuple[Span, ...])
 _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_.-]|$)")
 
 
@@ -66,9 +71,10 @@ class _Lines:
 
     def next(self) -> bytes | None:
         """The next line, None at the end; one that is too long is passed over and refused."""
-        line = self._take(documents.MAX_TEXT_BYTES + 1)
+        most = documents.MAX_LINE_BYTES
+        line = self._take(most + 1)
         self.number += bool(line)
-        if len(line) > documents.MAX_TEXT_BYTES and not line.endswith(b"\n"):
+        if len(line) > most and not line.endswith(b"\n"):
             line = b""  # not needed while the rest goes by
             begun = self._read
             rest = self._take(STEP)  # held while it goes by
@@ -76,9 +82,7 @@ class _Lines:
                 if self._read - begun > _PASSED_OVER:
                     raise OSError(f"a line longer than {_PASSED_OVER >> 20} MiB: no file of lines")
                 rest = self._take(STEP)
-            raise Refused(
-                f"longer than {documents.MAX_TEXT_BYTES >> 20} MiB: cut it into several records"
-            )
+            raise Refused(f"longer than {most >> 20} MiB: cut it into several records")
         return line or None
 
     def _take(self, limit: int) -> bytes:
@@ -145,12 +149,52 @@ def _document(record: dict[str, object]) -> Document:
     if split and split not in _SPLITS:
         raise Refused("'split' must be train, valid or test, or left out")
     title = limited("'title'", _text(record, "title", optional=True).strip(), MAX_TITLE)
+    text = _text(record, "text")
+    if len(text.encode()) > documents.MAX_TEXT_BYTES:
+        most = documents.MAX_TEXT_BYTES >> 20
+        raise Refused(f"'text' is longer than {most} MiB: cut it into several records")
+    author, day, language = (
+        _text(record, key, optional=True).strip() for key in ("author", "date", "language")
+    )
+    tags = _tags(record)
+    if fault := metadata_fault(author, day, language, tags or ()):
+        raise Refused(f"{fault}: correct it")
     return Document(
         id=limited("'id'", _text(record, "id"), MAX_ID),
         title=title,
-        text=_text(record, "text"),
+        text=text,
         split=_SPLITS.get(split, ""),
+        spans=_spans(record, text),
+        author=author,
+        date=day,
+        language=language,
+        tags=tags,
     )
+
+
+def _tags(record: dict[str, object]) -> tuple[str, ...] | None:
+    """None where the record says nothing of them; then they stay as they are."""
+    tags = record.get("tags")
+    if tags is None:
+        return None
+    if not isinstance(tags, list) or len(tags) > documents.MAX_TAGS:
+        raise Refused(f"'tags' must be a list of up to {documents.MAX_TAGS} texts")
+    return tuple(dict.fromkeys(_string("tags", tag) for tag in tags))
+
+
+def _spans(record: dict[str, object], text: str) -> tuple[Span, ...]:
+    """What the text is made of, as `fedctl documents export` writes it; none: it is all text."""
+    told = record.get("spans") or ()
+    if len(told) > documents.MAX_SPANS if isinstance(told, list) else told:
+        raise Refused(f"'spans' must be a list of up to {documents.MAX_SPANS:,} blocks")
+    try:
+        spans = _SPANS.validate_python(told)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Refused(f"'spans' has no block at {where}: leave 'spans' out") from None
+    if not in_order(spans, text):
+        raise Refused("'spans' don't lie in 'text' one after another: leave 'spans' out")
+    return spans
 
 
 def _pair(record: dict[str, object], split_of_file: str) -> Pair:

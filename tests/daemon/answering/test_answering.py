@@ -21,6 +21,7 @@ from daemon.evaluation.rankings import judged as judged_ranking
 from daemon.jobs import answering
 from daemon.jobs import learning as learning_jobs
 from daemon.learning.options import EvaluationError
+from daemon.library.catalogue.filters import Filters
 from daemon.library.contents import LibraryCounts, Passage
 from daemon.library.dense.folder import IndexDamaged
 from daemon.library.readers.documents import Document, Pair
@@ -153,10 +154,12 @@ def test_passages_are_found_without_an_answer(opened: Site) -> None:
     assert searched.title_words[1 - at] == []
     assert (searched.model_digest, searched.weights) == (opened.digest, USUAL_WEIGHTS)
     of = [
-        [r.passage.document_id for r in answering.search(question, 3, False, *only).passages]
-        for only in (("ro", ""), ("", "sails"), ("", "Rope"), ("lamp", "rope"))
+        [r.passage.document_id for r in answering.search(question, 3, False, only).passages]
+        for only in (Filters("ro"), Filters(title="sails"), Filters(title="Rope"))
     ]
-    assert of == [["rope"], ["sail"], ["rope"], []]
+    assert of == [["rope"], ["sail"], ["rope"]]
+    with pytest.raises(QuestionRefusedError, match="no document here fits all"):
+        answering.search(question, 3, False, Filters("lamp", title="rope"))
     plain = answering.search(question, 3, explain=False)
     assert [r.passage for r in plain.passages] == [r.passage for r in searched.passages]
     assert plain.words == plain.title_words == [[], [], []]

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from daemon.fedctl.commands import library
 from daemon.fedctl.terminal.output import Exit
+from daemon.fedctl.transfer import sending
 from daemon.library.files import SUFFIXES
 from proto import control_pb2 as control
 from tests.support.canned_daemon import CannedDaemon
@@ -131,7 +131,7 @@ def test_ingest_sends_batches(fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Pa
     assert fedctl("ingest", tmp_path, "--json").object["documents_new"] == 50
     sizes = [r.ByteSize() for r in daemon.asked if isinstance(r, control.IngestRequest)]
     assert len(sizes) == 3
-    assert max(sizes) < library.BATCH_BYTES + (1 << 20)
+    assert max(sizes) < sending.BATCH_BYTES + (1 << 20)
 
 
 @pytest.mark.slow
@@ -167,11 +167,11 @@ def test_a_batch_is_sent_when_the_one_before_it_is_stored(tmp_path: Path) -> Non
             async for _ in batches:
                 yield control.IngestProgress()
 
-    def watch(so_far: library.Ingested) -> None:
+    def watch(so_far: sending.Ingested) -> None:
         if so_far.documents_read not in read:
             read.append(so_far.documents_read)
 
-    sent = asyncio.run(library.send(cast(Any, Daemon()), [tmp_path], watch))
+    sent = asyncio.run(sending.send(cast(Any, Daemon()), [tmp_path], watch))
     assert sent.documents_read == 50
     assert len(read) > 2
 
@@ -187,16 +187,16 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(records, compresslevel=0))
     (tmp_path / "c.bin").write_bytes(bytes(1000))
     whole = sum(path.stat().st_size for path in tmp_path.glob("*.jsonl*"))
-    so_far, seen = library.Ingested(), list[int]()
+    so_far, seen = sending.Ingested(), list[int]()
 
-    def watch(step: library.Ingested) -> None:
+    def watch(step: sending.Ingested) -> None:
         assert step.bytes_total == whole
         seen.append(step.bytes_read)
 
     async def sent() -> list[control.IngestRequest]:
         turn = asyncio.Semaphore(1000)  # nobody answers here
-        named = library.Naming()
-        return [batch async for batch in library._batches([tmp_path], so_far, watch, turn, named)]
+        named = sending.Naming()
+        return [batch async for batch in sending._batches([tmp_path], so_far, watch, turn, named)]
 
     assert len(asyncio.run(sent())) == len(seen) - 1 > 6, "the last one is empty"
     assert seen == sorted(seen) and seen[-1] == whole

@@ -237,7 +237,7 @@ def test_a_line_of_one_gigabyte_is_passed_over_in_little_memory(tmp_path: Path) 
         file.write(b"\n" + GOOD.encode())
     assert read_in_little_memory(path) == [
         "A keel runs along the bottom.",
-        "docs.jsonl, line 2: longer than 16 MiB: cut it into several records",
+        "docs.jsonl, line 2: longer than 48 MiB: cut it into several records",
         "A keel runs along the bottom.",
     ]
 
@@ -258,9 +258,9 @@ def test_a_gzip_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_long_line_inside_gzip_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl.gz"
-    path.write_bytes(gzip.compress(b"x" * (17 << 20) + b"\n" + GOOD.encode(), compresslevel=1))
+    path.write_bytes(gzip.compress(b"x" * (49 << 20) + b"\n" + GOOD.encode(), compresslevel=1))
     assert complaints(path) == [
-        "docs.jsonl.gz, line 1: longer than 16 MiB: cut it into several records"
+        "docs.jsonl.gz, line 1: longer than 48 MiB: cut it into several records"
     ]
     assert len(taken(path)) == 1
 
@@ -268,7 +268,7 @@ def test_a_long_line_inside_gzip_is_passed_over(tmp_path: Path) -> None:
 def test_a_line_of_exactly_the_limit_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "MAX_TEXT_BYTES", len(GOOD) - 1)
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", len(GOOD) - 1)
     path = tmp_path / "docs.jsonl"
     path.write_text(GOOD + GOOD + GOOD.strip())
     assert len(taken(path)) == 3

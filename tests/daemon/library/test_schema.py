@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import gzip
+import multiprocessing
+import os
+import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from daemon.library.catalogue.filters import Filters
+from daemon.library.catalogue.name_words import name_words
+from daemon.library.contents import IngestCounts
 from daemon.library.passages import SentenceSplitter
-from daemon.library.readers.documents import Document
+from daemon.library.readers.documents import Block, Document, joined
 from daemon.library.schema import LibraryError
 from daemon.library.store import Library
+
+TEXT, SPANS = joined(
+    [
+        Block("heading", "Of ropes"),
+        Block("text", "Hemp rope is tarred. It lasts four winters."),
+        Block("table", "Part\tTons\nSill\t2", 3, (0.1, 0.2, 0.5, 0.75)),
+    ]
+)
+
+
+ROPE = [1, 2, 3, 4, 5]  # labels of its passages
+
+
+def five_words() -> SentenceSplitter:
+    return SentenceSplitter(lambda text: len(text.split()), 5)
+
 
 FORMAT_1 = """
 PRAGMA user_version = 1;
@@ -75,10 +100,93 @@ def test_a_library_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
         assert [rowid for rowid, _ in library.bm25("tarred hemp", 5)] == [7]
         labels, _ = library.features(b"encoder")
         assert labels.tolist() == [7]
+        assert library.fitting(Filters(title="rope")) == [7]
     with Library.open(path) as library:
         library.put_documents([sail], splitter=splitter)
         assert library.delete_documents(["rope"]).passages == 1
         assert 7 not in [rowid for rowid, _ in library.bm25("tarred hemp", 5)]
+
+
+@pytest.fixture
+def format_2(tmp_path: Path) -> Path:
+    """A file that the program of that format made: three documents, two pairs, features."""
+    path = tmp_path / "library.sqlite3"
+    packed = Path(__file__).with_name("format-2.sqlite3.gz")
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    return path
+
+
+def test_a_library_of_format_2_is_brought_up_to_date(format_2: Path) -> None:
+    with Library.open(format_2, read_only=True) as library:
+        assert_as_format_2_was(library)
+        passages = library.passages()
+    with Library.open(format_2) as library:
+        handbook = Document(
+            *("manuals/rope.pdf", "Rope Handbook 2019", TEXT, "train", SPANS, "/srv/rope.pdf"),
+            *("Anna Meyer", "2019-05-31", "en"),
+        )
+        again = library.put_documents([handbook], splitter=five_words())
+        assert again == IngestCounts(unchanged=1), "what it was is what it is"
+        assert library.passages() == passages
+        ((kept,), _) = library.whole_documents([handbook.id], 1)
+        assert (kept.text, kept.spans) == (TEXT, SPANS), "from now on its text is kept, too"
+        moved = replace(handbook, author="Ben Adler", tags=("old",))
+        assert library.put_documents([moved], splitter=five_words()).changed == 1
+        assert library.passages() == passages, "nothing is cut anew"
+        assert library.fitting(Filters(author="adler", tags=("old",))) == ROPE
+
+
+def assert_as_format_2_was(library: Library) -> None:
+    rope, sail = library.documents("manuals/", "", 9)
+    assert (rope.author, rope.date, rope.language, rope.tags) == (
+        *("Anna Meyer", "2019-05-31", "en"), (),
+    )  # fmt: skip
+    assert library.fitting(Filters(author="meyer", since="2019-05-31", language="en")) == ROPE
+    assert library.fitting(Filters(title="2019 handbook")) == ROPE
+    assert len(library.features(b"e" * 32)[0]) == library.counts().passages == 8
+    assert [pair.query for pair in library.pairs("train")] == ["Which rope?"]
+    assert [rowid for rowid, _ in library.bm25("winters", 5)] == [4]
+    ((handbook, lamp), taken) = library.whole_documents([rope.id, "gone", "lamp", sail.id], 80)
+    assert taken == 3
+    assert lamp.text == "A lamp burns train oil."
+    assert handbook.text.split("\n\n") == [
+        *("Hemp rope", "is tarred.", "It lasts", "four winters."), "Part\tTons\nSill\t2",
+    ]  # fmt: skip
+    assert [span.kind for span in handbook.spans] == ["text"] * 4 + ["table"]
+    assert (handbook.spans[-1].page, handbook.spans[-1].place) == (3, (0.1, 0.2, 0.5, 0.75))
+
+
+def _killed(path: Path) -> None:
+    """Open it, and die in the midst of the migration: nothing is flushed or undone."""
+    seen: list[str] = []
+
+    def last(name: str) -> frozenset[str]:
+        seen.append(name)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return name_words(name)
+
+    pytest.MonkeyPatch().setattr("daemon.library.schema.name_words", last)
+    Library.open(path)
+
+
+def test_a_migration_that_is_killed_is_done_by_the_next(format_2: Path) -> None:
+    killed = multiprocessing.get_context("spawn").Process(target=_killed, args=(format_2,))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    with sqlite3.connect(format_2) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    with Library.open(format_2, read_only=True) as library:
+        assert_as_format_2_was(library)
+
+
+def test_two_programs_may_migrate_at_once(format_2: Path) -> None:
+    with ThreadPoolExecutor(4) as several:
+        for library in several.map(lambda _: Library.open(format_2).close(), range(4)):
+            assert library is None
+    with Library.open(format_2) as library:
+        assert_as_format_2_was(library)
 
 
 def test_a_library_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
@@ -86,5 +194,5 @@ def test_a_library_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
     Library.open(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LibraryError, match="format 99, this program reads 2: use the version"):
+    with pytest.raises(LibraryError, match="format 99, this program reads 3: use the version"):
         Library.open(path)

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from daemon.library.titles import Titles, title_words
+from daemon.library.catalogue.name_words import name_words
+from daemon.library.titles import Titles
 
 FILINGS = ("3M_2018_10K", "3M_2019_10K", "AMERICANWATERWORKS_2019_10K", "PEPSICO_2023Q1_10Q")
 
@@ -38,7 +39,7 @@ def shares(titles: Titles, question: str, count: int) -> list[float]:
     ],
 )  # fmt: skip
 def test_a_title_has_these_words(title: str, words: set[str]) -> None:
-    assert title_words(title) == words
+    assert name_words(title) == words
 
 
 def test_the_title_with_the_rarest_words_has_the_greatest_share() -> None:

@@ -1,0 +1,205 @@
+"""From files to the daemon: what is read of them, in batches, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from daemon.fedctl.terminal.output import Exit
+
+if TYPE_CHECKING:
+    from daemon.library.box import Boxes
+    from daemon.library.readers.documents import Document, FileProblem, Pair, Span
+    from proto import control_pb2
+    from proto.control_pb2 import IngestProgress, IngestRequest
+    from proto.control_pb2_grpc import ControlAsyncStub
+
+BATCH_BYTES = 4 << 20
+
+
+@dataclass
+class Ingested:
+    """What became of one ingest: counts, and one line for each refusal."""
+
+    site: str = ""
+    documents_read: int = 0
+    pairs_read: int = 0
+    documents_new: int = 0
+    documents_changed: int = 0
+    documents_unchanged: int = 0
+    pairs: int = 0
+    pairs_repeated: int = 0
+    pairs_usable: int = 0
+    unknown_document: str = ""
+    known_document: str = ""
+    pairs_here: dict[str, int] = field(default_factory=dict)  # that the library has, by split
+    passages_total: int = 0
+    passages_embedded: int = 0
+    index_total: int = 0
+    index_built: int = 0
+    done: bool = False
+    bytes_read: int = 0
+    bytes_total: int = 0
+    other_kinds: int = 0  # files of folders that nobody reads
+    problems: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> Exit:
+        """OK; PARTLY when something was refused or a pair can't be used; FAILED when all was."""
+        if not self.problems:
+            return Exit.PARTLY if self.pairs_usable < self.pairs else Exit.OK
+        taken = self.documents_new + self.documents_changed + self.documents_unchanged + self.pairs
+        return Exit.PARTLY if taken else Exit.FAILED
+
+    def take(self, progress: IngestProgress) -> None:
+        """Add what the daemon says: its counts are running totals, its errors are new."""
+        self.documents_new = progress.documents_new
+        self.documents_changed = progress.documents_changed
+        self.documents_unchanged = progress.documents_unchanged
+        self.pairs = progress.pairs
+        self.pairs_repeated = progress.pairs_repeated
+        self.pairs_usable = progress.pairs_usable
+        self.unknown_document = progress.unknown_document
+        self.known_document = progress.known_document
+        self.passages_total = progress.passages_total
+        self.passages_embedded = progress.passages_embedded
+        self.index_total, self.index_built = progress.index_total, progress.index_built
+        self.done = progress.done
+        self.problems.extend(
+            {"path": "", "line": None, "page": None, "cause": e} for e in progress.errors
+        )
+
+
+Watcher = Callable[[Ingested], None]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How documents are called here, and whether those of other files make way for them.
+
+    ``tags``: beside those that they say; None: they keep what they have.
+    """
+
+    prefix: str = ""  # of all ids, also of those that pairs name
+    replace: bool = False
+    tags: tuple[str, ...] | None = None
+
+
+async def send(
+    daemon: ControlAsyncStub, paths: list[Path], watch: Watcher, naming: Naming | None = None
+) -> Ingested:
+    """Read the paths and send them in batches; ``watch`` sees each step.
+
+    A batch is sent when the one before it is stored: in the midst of sending a refusal
+    would look like a broken line. The next one is read meanwhile.
+    """
+    so_far, turn = Ingested(), asyncio.Semaphore(1)
+    async for progress in daemon.Ingest(_batches(paths, so_far, watch, turn, naming or Naming())):
+        turn.release()
+        so_far.take(progress)
+        watch(so_far)
+    return so_far
+
+
+async def _batches(
+    paths: list[Path],
+    so_far: Ingested,
+    watch: Watcher,
+    turn: asyncio.Semaphore,
+    naming: Naming,
+) -> AsyncIterator[IngestRequest]:
+    """Requests within their bounds, of about BATCH_BYTES; read in a thread: disks may be slow."""
+    from daemon.library.box import Boxes
+
+    boxes = Boxes()
+    items = _read(paths, so_far, boxes)
+    try:
+        while True:
+            batch, problems = await asyncio.to_thread(_next_batch, items, naming)
+            so_far.problems.extend(problems)
+            so_far.documents_read += len(batch.documents)
+            so_far.pairs_read += len(batch.pairs)
+            watch(so_far)
+            if not batch.documents and not batch.pairs:
+                return
+            await turn.acquire()
+            yield batch
+    finally:
+        boxes.end()  # on Ctrl-C the thread waits for a reader, and a page may take a minute
+
+
+def _read(
+    paths: list[Path], so_far: Ingested, boxes: Boxes
+) -> Iterator[Document | Pair | FileProblem]:
+    from daemon.library.files import Found, found, reader_of
+
+    def watch(count: int) -> None:
+        so_far.bytes_read += count
+
+    files: list[Found | FileProblem] = []
+    for path in paths:
+        for one in found(path):
+            # Of a folder that is given, a file of another kind is nobody's mistake.
+            if isinstance(one, Found) and one.path != path and reader_of(one.path) is None:
+                so_far.other_kinds += 1
+            else:
+                files.append(one)
+    so_far.bytes_total = sum(one.size for one in files if isinstance(one, Found))
+    yield from boxes.read(files, watch)
+
+
+def _document(document: Document, naming: Naming) -> control_pb2.Document:
+    from proto import control_pb2
+
+    told = control_pb2.Document(
+        id=naming.prefix + document.id,
+        title=document.title,
+        text=document.text,
+        split=document.split,
+        spans=map(_span, document.spans),
+        source=document.source,
+        author=document.author,
+        date=document.date,
+        language=document.language,
+    )
+    if document.tags is not None or naming.tags is not None:
+        told.tags.tags.extend(dict.fromkeys((*(document.tags or ()), *(naming.tags or ()))))
+        told.tags.SetInParent()  # also where there are none
+    return told
+
+
+def _span(span: Span) -> control_pb2.Span:
+    from proto import control_pb2
+
+    return control_pb2.Span(
+        kind=span.kind, begin=span.begin, end=span.end, page=span.page, place=span.place or ()
+    )
+
+
+def _next_batch(
+    items: Iterator[Document | Pair | FileProblem], naming: Naming
+) -> tuple[IngestRequest, list[dict[str, Any]]]:
+    """The next request (empty at the end) and what was refused on the way to it."""
+    from daemon.library.readers.documents import Document, Pair
+    from proto import bounds, control_pb2
+
+    batch, problems, size = control_pb2.IngestRequest(replace=naming.replace), [], 0
+    most = bounds.of("IngestRequest", "documents").items.most  # as of pairs
+    for item in items:
+        if isinstance(item, Document):
+            document = _document(item, naming)
+            batch.documents.append(document)
+            size += document.ByteSize()
+        elif isinstance(item, Pair):
+            named = [naming.prefix + document_id for document_id in item.positives]
+            pair = control_pb2.Pair(query=item.query, positives=named, split=item.split)
+            batch.pairs.append(pair)
+            size += pair.ByteSize()
+        else:
+            problems.append(vars(item))
+        if size >= BATCH_BYTES or most in (len(batch.documents), len(batch.pairs)):
+            break
+    return batch, problems

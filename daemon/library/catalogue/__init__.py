@@ -1,0 +1,1 @@
+"""What is known of documents beside their passages, and which of them fit what is asked for."""

@@ -1,0 +1,149 @@
+"""The catalogue in a library's file: tags, words of titles and authors, and texts as read.
+
+What documents are found by, beside what is in their passages, are *facets*: a kind (title,
+author, date, language, tag), a value, and the documents that have it. The primary key is in
+that order, so each filter is a range of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+
+from daemon.library.catalogue.name_words import name_words
+from daemon.library.readers.documents import Block, Document, Place, Span, joined
+
+
+class Catalogue:
+    """On a library's connection; raises sqlite3.Error. What writes is called in a transaction."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    # ---- writing ---------------------------------------------------------------
+
+    def put(self, document: Document) -> bool:
+        """Enter a document whose row is there, or anew; whether its tags have changed.
+
+        Its language is told or found by now.
+        """
+        said = [("title", word) for word in name_words(document.title)]
+        said += [("author", word) for word in name_words(document.author)]
+        said += [("date", document.date), ("language", document.language)]
+        self._db.execute(
+            "DELETE FROM facet WHERE document_id = ? AND kind != 'tag'", (document.id,)
+        )
+        self._enter(document.id, [one for one in said if one[1]])
+        self._db.execute("DELETE FROM document_text WHERE document_id = ?", (document.id,))
+        spans = [asdict(span) for span in document.spans]
+        self._db.execute(
+            "INSERT INTO document_text(document_id, text, spans) VALUES (?, ?, ?)",
+            (document.id, _packed(document.text), _packed(json.dumps(spans)) if spans else b""),
+        )
+        return self.tag(document.id, document.tags)
+
+    def tag(self, document_id: str, tags: Iterable[str] | None) -> bool:
+        """Give a document these tags and no others; whether any changed. None: they stay."""
+        before = self.tags_of(document_id)
+        if tags is None or before == (after := tuple(sorted(set(tags)))):
+            return False
+        self._db.execute("DELETE FROM facet WHERE document_id = ? AND kind = 'tag'", (document_id,))
+        self._enter(document_id, [("tag", tag) for tag in after])
+        return True
+
+    def _enter(self, document_id: str, said: Sequence[tuple[str, str]]) -> None:
+        self._db.executemany(
+            "INSERT OR IGNORE INTO facet(kind, value, document_id) VALUES (?, ?, ?)",
+            [(kind, value, document_id) for kind, value in said],
+        )
+
+    # ---- reading ---------------------------------------------------------------
+
+    def tags_of(self, document_id: str) -> tuple[str, ...]:
+        """A document's tags, in their order."""
+        rows = self._db.execute(
+            "SELECT value FROM facet WHERE document_id = ? AND kind = 'tag' ORDER BY value",
+            (document_id,),
+        )
+        return tuple(value for (value,) in rows)
+
+    def has_text(self, document_id: str) -> bool:
+        """Whether its text is kept as it was read: not of one that an older format stored."""
+        rows = self._db.execute("SELECT 1 FROM document_text WHERE document_id = ?", (document_id,))
+        return rows.fetchone() is not None
+
+    def whole(self, ids: Iterable[str], most: int) -> tuple[list[Document], int]:
+        """The first of these with their texts, and of how many ids that is; what is gone is not.
+
+        Texts of ``most`` characters together, or one more document.
+        """
+        found: list[Document] = []
+        size = taken = 0
+        for document_id in ids:
+            if size >= most:
+                break
+            taken += 1
+            row = self._db.execute(
+                "SELECT id, title, split, author, date, language, text, spans FROM document"
+                " LEFT JOIN document_text ON document_id = id WHERE id = ?",
+                (document_id,),
+            ).fetchone()
+            if row is None:
+                continue
+            name, title, split, author, date, language, text, spans = row
+            document = Document(
+                name,
+                title,
+                text="",
+                split=split,
+                author=author,
+                date=date,
+                language=language,
+                tags=self.tags_of(name),
+            )
+            if text is None:
+                document = self._of_passages(document)
+            else:
+                document = replace(document, text=_unpacked(text), spans=_spans(spans))
+            size += len(document.text)
+            found.append(document)
+        return found, taken
+
+    def _of_passages(self, document: Document) -> Document:
+        """Of a document without its text what its passages have: all but its headings."""
+        rows = self._db.execute(
+            "SELECT kind, text, page, place FROM passage WHERE document_id = ? ORDER BY rowid",
+            (document.id,),
+        )
+        blocks = [
+            Block(kind, text, page, _place(json.loads(place)) if place else None)
+            for kind, text, page, place in rows
+        ]
+        text, spans = joined(blocks)
+        plain = all(block == Block("text", block.text) for block in blocks)
+        return replace(document, text=text, spans=() if plain else spans)
+
+
+def _packed(text: str) -> bytes:
+    return zlib.compress(text.encode(errors="surrogatepass"))
+
+
+def _unpacked(raw: bytes) -> str:
+    return zlib.decompress(raw).decode(errors="surrogatepass")
+
+
+def _spans(raw: bytes) -> tuple[Span, ...]:
+    if not raw:
+        return ()
+    return tuple(
+        Span(**(one | {"place": _place(one["place"]) if one["place"] else None}))
+        for one in json.loads(_unpacked(raw))
+    )
+
+
+def _place(told: Sequence[float]) -> Place:
+    left, top, right, bottom = told
+    return left, top, right, bottom

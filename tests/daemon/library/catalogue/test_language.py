@@ -1,0 +1,55 @@
+"""The language of a text: found where it can be told, and not guessed where it can't."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon.library.catalogue.language import language_of
+from daemon.library.readers.documents import Block, Document, joined
+
+ENGLISH = (
+    "The volunteers look for the patient in the garden first, and call the ward when nobody is "
+    "there. Whoever finds them walks along and lets somebody else telephone."
+)
+GERMAN = (
+    "Die Wartung des Aufzugs wird einmal im Jahr von einer Fachkraft durchgeführt, damit er "
+    "sicher bleibt. Wer einen Schaden bemerkt, ruft sofort den Dienst an."
+)
+FRENCH = (
+    "Les bénévoles cherchent d'abord le patient dans le jardin, puis appellent le service si "
+    "personne ne s'y trouve. Celui qui le rencontre marche avec lui."
+)
+
+
+def of_blocks(*blocks: Block) -> Document:
+    text, spans = joined(blocks)
+    return Document("d", "", text, spans=spans)
+
+
+@pytest.mark.parametrize(("text", "code"), [(ENGLISH, "en"), (GERMAN, "de"), (FRENCH, "fr")])
+def test_a_text_says_its_language(text: str, code: str) -> None:
+    assert language_of(Document("d", "", text)) == code
+    assert language_of(of_blocks(Block("heading", "2019"), Block("text", text))) == code
+
+
+def test_what_the_document_says_stands() -> None:
+    assert language_of(Document("d", "", GERMAN, language="pl")) == "pl"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document("d", "", "Lamp oil."),
+        Document("d", "", "1 2 3 4 " * 500),
+        of_blocks(Block("table", "\n".join(ENGLISH.split()))),
+        Document("d", "", "xqzt wvkj qqpl zzrt mmnb vvcx " * 20),
+        Document("d", "", "\ud800\udfff" * 200 + "\0" * 200),
+        Document("d", "", " "),
+    ],
+)
+def test_what_says_no_language_has_none(document: Document) -> None:
+    assert language_of(document) == ""
+
+
+def test_a_long_text_costs_what_its_beginning_costs() -> None:
+    assert language_of(Document("d", "", ENGLISH * 40 + GERMAN * 40_000)) == "en"
