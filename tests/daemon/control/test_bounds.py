@@ -87,7 +87,7 @@ async def ask(stub: Any, request: Message) -> list[Any]:
 
 
 Train, Privacy = control.TrainRequest, control.PrivacyRequest
-Audit = control.AuditEmbeddingsRequest
+Audit, Search = control.AuditEmbeddingsRequest, control.SearchRequest
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,14 @@ Audit = control.AuditEmbeddingsRequest
         (Privacy(rounds=10_001), "rounds is 10001"),
         (Privacy(noise_multiplier=-1), "noise_multiplier is -1.0; expected 0 .. 1000"),
         (control.AskRequest(top_k=101), "top_k is 101; expected 0 .. 100"),
+        (Search(begins="x" * 513), "begins is 513 characters long"),
+        (Search(collection="x" * 102), "collection is 102 characters long"),
+        (Search(author="x" * 1001), "author is 1001 characters long"),
+        (Search(since="2024-5-1"), "since is '2024-5-1'"),
+        (Search(until="2024-05-01T00"), "until is '2024-05-01T00'"),
+        (Search(language="deu"), "language is 'deu'"),
+        (Search(tags=["x"] * 51), "tags is 51 long; expected 0 .. 50"),
+        (Search(tags=[""]), "tags[0] is 0 characters long"),
         (Audit(noises=[NAN]), "noises[0] is nan; expected 0.001 .. 100"),
         (Audit(epsilons=[1, 0]), "epsilons[1] is 0.0; expected 0.01 .. 1e+06"),
         (Audit(bits=[257]), "bits[0] is 257; expected 1 .. 256"),
@@ -134,6 +142,19 @@ async def test_a_choice_that_there_is_not_is_an_invalid_argument(
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+LIES: list[dict[str, str]] = [
+    {"author": "a" * (MAX_TITLE + 1)},
+    {"author": "a\x1b]0;title\x07"},
+    {"author": " a"},
+    {"date": "2023-02-29"},
+    {"date": "2023-2-1"},
+    {"date": "today"},
+    {"date": "２０２３-01-01"},
+    {"language": "english"},
+    {"language": "EN"},
+]
+
+
 def test_each_document_and_pair_has_its_bounds() -> None:
     """A row of many megabytes would slow down every look into the library from then on."""
     request = control.IngestRequest(
@@ -142,6 +163,10 @@ def test_each_document_and_pair_has_its_bounds() -> None:
             control.Document(id="x", title="t", text="x" * (MAX_TEXT_BYTES + 1)),
             control.Document(id="x", text="x", spans=[control.Span(end=1)] * (MAX_SPANS + 1)),
             control.Document(id="good", title="t" * MAX_TITLE, text="x"),
+            *(control.Document(id="y", text="x", **said) for said in LIES),
+            control.Document(id="z", text="x", tags=control.Tags(tags=["x"] * 51)),
+            control.Document(id="z", text="x", tags=control.Tags(tags=["x" * 101])),
+            control.Document(id="z", text="x", tags=control.Tags(tags=["a\nb"])),
         ],
         pairs=[
             control.Pair(query="q" * (MAX_QUERY_BYTES + 1), positives=["x"], split="train"),
@@ -152,7 +177,7 @@ def test_each_document_and_pair_has_its_bounds() -> None:
     documents, pairs, errors = _parsed(request)
     assert [document.id for document in documents] == ["good"]
     assert len(pairs) == 1
-    assert len(errors) == 5
+    assert len(errors) == 5 + len(LIES) + 3
     assert errors[2] == "document x: more than 100,000 spans: cut it"
 
 

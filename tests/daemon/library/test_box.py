@@ -87,6 +87,11 @@ TAKEN_OVER = """
             "spans": Document("a", "", "x", spans=(Span("text", 0, 1),) * 100_001),
             "page": Document("a", "", "x", spans=(Span("text", 0, 1, page=1 << 40),)),
             "before": Document("a", "", "x", spans=(Span("text", -1, 1),)),
+            "author": Document("a", "", "x", author="Eve\\x1b[2J"),
+            "date": Document("a", "", "x", date="2023-02-30"),
+            "language": Document("a", "", "x", language="x" * 500),
+            "tags": Document("a", "", "x", tags=("t",) * 51),
+            "tag": Document("a", "", "x", tags=("t" * 101,)),
             "query": Pair("x" * (1 << 20), ("a",)),
             "positives": Pair("x", ("a",) * 5000),
         }[text]
@@ -310,7 +315,8 @@ def test_what_is_attached_has_the_time_of_its_file(folder: Path) -> None:
 
 def test_what_no_daemon_would_take_is_not_passed_on(folder: Path) -> None:
     names = []
-    for what in ("text", "id", "spans", "page", "before", "query", "positives"):
+    lies = ("text", "id", "spans", "page", "before", "query", "positives")
+    for what in (*lies, "author", "date", "language", "tags", "tag"):
         names.append(f"{what}.liar")
         (folder / names[-1]).write_text(what)
     told = list(boxed(folder, *names))

@@ -100,6 +100,55 @@ def test_a_pair_is_of_the_split_it_says_or_its_file_says(
     assert list(read(path)) == [Pair("Why?", ("a", "b"), split)]
 
 
+def test_a_record_may_say_what_is_known_of_its_document(tmp_path: Path) -> None:
+    path = tmp_path / "docs.jsonl"
+    said = {"author": " Ada ", "date": "2024-02-29", "language": "en", "tags": ["a b", "c", "c"]}
+    spans = [{"kind": "heading", "begin": 0, "end": 4, "page": 2, "place": [0, 0.5, 1, 1]}]
+    plain = {"id": "a", "text": "Keel."}
+    records = [plain | said | {"spans": spans}, plain | {"tags": [], "author": None}, plain]
+    path.write_text("\n".join(map(json.dumps, records)))
+    first, second, third = taken(path)
+    heading = Span("heading", 0, 4, 2, (0.0, 0.5, 1.0, 1.0))
+    assert first == Document(
+        *("a", "", "Keel.", "", (heading,), "", "Ada", "2024-02-29", "en", ("a b", "c"))
+    )
+    assert second == Document("a", "", "Keel.", tags=())
+    assert third == Document("a", "", "Keel.", tags=None)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ({"author": "x" * 1001}, "an author has up to 1000 characters, on one line: correct it"),
+        ({"author": "Eve\x07"}, "an author has up to 1000 characters, on one line: correct it"),
+        ({"author": ["Eve"]}, "'author' must hold text in quotes, not list"),
+        ({"date": "2023-02-29"}, "a date is a day, as 2024-05-31: correct it"),
+        ({"date": "yesterday"}, "a date is a day, as 2024-05-31: correct it"),
+        ({"language": "German"}, "a language has two small letters (ISO 639-1), as en: correct it"),
+        ({"tags": "x"}, "'tags' must be a list of up to 50 texts"),
+        ({"tags": ["x"] * 51}, "'tags' must be a list of up to 50 texts"),
+        ({"tags": [1]}, "'tags' must hold text in quotes, not int"),
+        ({"tags": ["x" * 101]}, "a tag has 1 to 100 characters, on one line: correct it"),
+        ({"tags": [" x"]}, "a tag has 1 to 100 characters, on one line: correct it"),
+        ({"tags": [""]}, "a tag has 1 to 100 characters, on one line: correct it"),
+        ({"spans": "x"}, "'spans' must be a list of up to 100,000 blocks"),
+        ({"spans": [{"kind": "lie", "begin": 0, "end": 1}]},
+         "'spans' has no block at 0.kind: leave 'spans' out"),
+        ({"spans": [7]}, "'spans' has no block at 0: leave 'spans' out"),
+        ({"spans": [{"kind": "text", "begin": 0, "end": 9}]},
+         "'spans' don't lie in 'text' one after another: leave 'spans' out"),
+        ({"spans": [{"kind": "text", "begin": 0, "end": 2, "place": [0, 0, 0, 2]}]},
+         "'spans' don't lie in 'text' one after another: leave 'spans' out"),
+    ],
+)  # fmt: skip
+def test_what_no_document_may_say_is_refused_by_name(
+    tmp_path: Path, said: dict[str, object], cause: str
+) -> None:
+    path = tmp_path / "docs.jsonl"
+    path.write_text(json.dumps({"id": "a", "text": "Keel."} | said))
+    assert complaints(path) == [f"docs.jsonl, line 1: {cause}"]
+
+
 def test_zero_characters_written_as_escapes_become_spaces(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_text('{"id": "a", "text": "one\\u0000two"}')
