@@ -142,7 +142,7 @@ async def test_a_choice_that_there_is_not_is_an_invalid_argument(
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-LIES: list[dict[str, str]] = [
+LIES: list[dict[str, Any]] = [
     {"author": "a" * (MAX_TITLE + 1)},
     {"author": "a\x1b]0;title\x07"},
     {"author": " a"},

@@ -18,6 +18,18 @@ def test_documents_are_listed_by_id(fedctl: Fedctl, daemon: CannedDaemon) -> Non
     assert [one["id"] for one in below["documents"]] == ["manuals/lift.txt", "manuals/lock.txt"]
 
 
+def test_what_is_known_of_documents_is_shown(fedctl: Fedctl, daemon: CannedDaemon) -> None:
+    listed = fedctl("documents", "list", "--below", "rules").out
+    assert "Ada Lock" in listed
+    assert "2024-05-31" in listed
+    assert "old, wet" in listed
+    shown = fedctl("documents", "show", "rules.md").out
+    for line in ("author: Ada Lock", "date: 2024-05-31", "language: en", "tags: old, wet"):
+        assert line in shown
+    (plain,) = fedctl("documents", "list", "--below", "rules", "--json").object["documents"]
+    assert (plain["tags"], plain["language"]) == (["old", "wet"], "en")
+
+
 def test_a_large_library_is_listed_page_by_page(
     fedctl: Fedctl, daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

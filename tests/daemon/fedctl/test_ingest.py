@@ -201,3 +201,41 @@ def test_of_what_is_read_the_end_is_known_from_the_beginning(tmp_path: Path) -> 
     assert len(asyncio.run(sent())) == len(seen) - 1 > 6, "the last one is empty"
     assert seen == sorted(seen) and seen[-1] == whole
     assert max(after - before for before, after in pairwise([0, *seen])) < whole / 3
+
+
+def test_tags_are_sent_with_each_document(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("One.")
+    (tmp_path / "b.jsonl").write_text('{"id": "b", "text": "Two.", "tags": ["said", "wet"]}')
+
+    def told(*words: str) -> list[list[str] | None]:
+        daemon.asked.clear()
+        assert fedctl("ingest", tmp_path, *words).code == 0
+        documents = [one for request in daemon.asked for one in getattr(request, "documents", ())]
+        return [[*one.tags.tags] if one.HasField("tags") else None for one in documents]
+
+    assert told() == [None, ["said", "wet"]]
+    assert told("--tag", "wet", "--tag", "very old") == [
+        ["wet", "very old"],
+        ["said", "wet", "very old"],
+    ]
+    assert told("--no-tags") == [[], ["said", "wet"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tag", "x" * 101], "a tag has 1 to 100 characters"),
+        (["--tag", ""], "a tag has 1 to 100 characters"),
+        (["--tag", "a\nb"], "a tag has 1 to 100 characters"),
+        (["--tag", "x"] * 51, "a document has up to 50 tags"),
+        (["--tag", "x", "--no-tags"], "say the opposite"),
+    ],
+)
+def test_what_can_be_no_tag_is_refused(
+    fedctl: Fedctl, daemon: CannedDaemon, tmp_path: Path, words: list[str], told: str
+) -> None:
+    ran = fedctl("ingest", tmp_path, *words)
+    assert (ran.code, told in ran.err) == (2, True), ran.err
+    assert daemon.asked == []

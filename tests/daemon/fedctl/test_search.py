@@ -23,6 +23,17 @@ def test_only_some_documents_can_be_searched(fedctl: Fedctl, daemon: CannedDaemo
     assert asked == [("manuals/", "lift 2004"), ("manuals/", "")]
 
 
+def test_documents_are_searched_by_all_that_is_known_of_them(
+    fedctl: Fedctl, daemon: CannedDaemon
+) -> None:
+    words = "--collection manuals --author Lock --since 2024-01-01 --until 2024-12-31"
+    fedctl("search", "why", *words.split(), "--language", "EN", "--tag", "wet", "--tag", "very old")
+    (asked,) = daemon.asked
+    assert (asked.collection, asked.author, asked.language) == ("manuals", "Lock", "en")
+    assert (asked.since, asked.until) == ("2024-01-01", "2024-12-31")
+    assert [*asked.tags] == ["wet", "very old"]
+
+
 def test_an_explanation_has_places_scores_and_words(fedctl: Fedctl, daemon: CannedDaemon) -> None:
     out = fedctl("search", "Why do locks leak?", "--explain").out
     assert daemon.asked[0].explain
