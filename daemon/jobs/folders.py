@@ -54,7 +54,7 @@ _CAUSE: Final = 500  # characters
 # What a file may have, and how long its bytes may take to come: a file that is all gap costs who
 # made it nothing, and one of a slow disk keeps the other folders waiting.
 _MOST_BYTES: Final = 4 << 30
-_DIGEST_S: Final = 60.0
+_DIGEST_S: Final = 180.0
 _STEP: Final = 1 << 20
 
 _boxes = Boxes()  # begun with the first file, and over with this process

@@ -121,20 +121,22 @@ def _programs() -> Iterator[str]:
     Of Python's, what is installed; of what is imported from elsewhere, as from a checkout, its
     package alone: a state folder may lie beside it.
     """
-    yield from _PROGRAMS
-    yield from (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-    yield f"{sys.base_prefix}/lib"
-    yield from (path for path in sys.path if Path(path).name in INSTALLED)
-    for name, module in tuple(sys.modules.items()):
-        if "." not in name:
-            yield from getattr(module, "__path__", None) or [
-                getattr(module, "__file__", None) or ""
-            ]
+    roots = [*_PROGRAMS, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    roots += [
+        f"{sys.base_prefix}/lib",
+        *(path for path in sys.path if Path(path).name in INSTALLED),
+    ]
     if engine := shutil.which("tesseract"):  # which may be no part of the system
         prefix = Path(engine).resolve().parent.parent
-        yield from (engine, f"{prefix}/lib", f"{prefix}/share")
-    if "TESSDATA_PREFIX" in os.environ:
-        yield os.environ["TESSDATA_PREFIX"]
+        roots += [engine, f"{prefix}/lib", f"{prefix}/share"]
+    roots += filter(None, [os.environ.get("TESSDATA_PREFIX")])
+    yield from dict.fromkeys(roots)
+    below = tuple(f"{root}/" for root in roots)
+    for name, module in tuple(sys.modules.items()):
+        if "." not in name:
+            for path in getattr(module, "__path__", None) or [getattr(module, "__file__", None)]:
+                if path and not path.startswith(below):
+                    yield path
 
 
 def _allow_at(rules: int, path: str, rights: int) -> None:

@@ -181,6 +181,33 @@ def test_each_document_and_pair_has_its_bounds() -> None:
     assert errors[2] == "document x: more than 100,000 spans: cut it"
 
 
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(0, 3), (7, 8)],  # "two" is in none
+        [(4, 7), (0, 3)],
+        [(0, 5), (4, 8)],
+        [(0, 9)],
+        [(0, 8, "poem")],
+        [(0, 8, "text", (0.0, 0.0, 1.5, 1.0))],
+        [(0, 8, "text", (0.0,))],
+    ],
+)
+def test_blocks_follow_one_another_and_leave_nothing_out(spans: list[tuple[Any, ...]]) -> None:
+    names = ("begin", "end", "kind", "place")
+    told = [
+        control.Span(**{"kind": "text", **dict(zip(names, one, strict=False))}) for one in spans
+    ]
+    good = [control.Span(kind="text", begin=b, end=e) for b, e in ((0, 3), (4, 8))]
+    documents = [
+        control.Document(id=n, text="one two.", spans=s) for n, s in (("x", told), ("y", good))
+    ]
+    taken, _, errors = _parsed(control.IngestRequest(documents=documents))
+    assert [document.id for document in taken] == ["y"]
+    (error,) = errors
+    assert error.startswith("document x: its spans don't lie in its text one after another")
+
+
 @pytest.mark.slow
 def test_of_pairs_without_a_document_so_many_are_kept_in_mind() -> None:
     """A stream may go on for as long as it likes."""

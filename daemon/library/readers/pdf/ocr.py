@@ -171,7 +171,11 @@ class RapidOcr:
         del sparse
         if self._reader is None:
             self._reader = _rapidocr()
-        told = self._reader(np.asarray(image.convert("RGB")), return_word_box=True)
+        try:
+            told = self._reader(np.asarray(image.convert("RGB")), return_word_box=True)
+        except Exception as error:  # of ONNX Runtime's own kinds, as where memory is short
+            cause = f"rapidocr gave up ({type(error).__name__}): install tesseract-ocr beside it"
+            raise OcrFailed(cause) from error
         words: list[Word] = []
         for line in told.word_results or ():
             words += [_rapid_word(text, box) for text, _, box in line if text.strip()]
