@@ -30,7 +30,6 @@ import numpy as np
 from crypto.arrays import Float32, Int64, UInt8
 from daemon.library.catalogue.catalogue import Catalogue
 from daemon.library.catalogue.filters import Filters, fitting
-from daemon.library.catalogue.language import language_of
 from daemon.library.catalogue.question_pairs import QuestionPairs
 from daemon.library.contents import (
     IngestCounts,
@@ -130,7 +129,7 @@ class Library:
             if row[0] != digest:
                 set_digest = "UPDATE document SET digest = ? WHERE id = ?"
                 self._db.execute(set_digest, (digest, document.id))
-            return "changed" if self._enter(document) else "unchanged"
+            return "changed" if self._catalogue.enter(document) else "unchanged"
         if row is not None and not replace and "" != row[1] != document.source != "":
             raise _FromElsewhere(
                 f"{document.id} is here from {row[1]}, and {document.source} says otherwise: "
@@ -144,7 +143,7 @@ class Library:
             "INSERT INTO document(id, title, split, digest, source) VALUES (?, ?, ?, ?, ?)",
             (document.id, document.title, document.split, digest, document.source),
         )
-        self._enter(document)
+        self._catalogue.enter(document)
         pieces = splitter(document)
         names = passage_ids(document.id, [piece.text for piece in pieces])
         self._db.executemany(
@@ -168,26 +167,6 @@ class Library:
             ],
         )
         return "new" if row is None else "changed"
-
-    def _enter(self, document: Document) -> bool:
-        """What is known of a document beside its passages; whether any of it has changed."""
-        before = self._db.execute(
-            "SELECT author, date, language FROM document WHERE id = ?", (document.id,)
-        ).fetchone()
-        is_known = self._catalogue.has_text(document.id)  # a format before kept none
-        # To find it out takes longer than all else.
-        is_told = is_known and document.language in ("", before[2])
-        language = before[2] if is_told else language_of(document)
-        about = (document.author, document.date, language)
-        if is_known and about == before:
-            return self._catalogue.tag(document.id, document.tags)
-        self._db.execute(
-            "UPDATE document SET author = ?, date = ?, language = ? WHERE id = ?",
-            (*about, document.id),
-        )
-        return (
-            self._catalogue.put(dataclasses.replace(document, language=language)) or about != before
-        )
 
     def put_files(self, read: FilesRead, *, splitter: Splitter) -> IngestCounts:
         """Store what was read of a watched folder's files, and its notes, in one transaction.

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
+from daemon.library.catalogue.language import language_of
 from daemon.library.catalogue.name_words import name_words
 from daemon.library.readers.documents import Block, Document, Place, Span, joined
 
@@ -25,11 +26,28 @@ class Catalogue:
 
     # ---- writing ---------------------------------------------------------------
 
-    def put(self, document: Document) -> bool:
-        """Enter a document whose row is there, or anew; whether its tags have changed.
+    def enter(self, document: Document) -> bool:
+        """Of a document whose row is there, all that it says of itself; whether any of it is new.
 
-        Its language is told or found by now.
+        To find out its language takes longer than all else: done only where it isn't known.
         """
+        before = self._db.execute(
+            "SELECT author, date, language FROM document WHERE id = ?", (document.id,)
+        ).fetchone()
+        is_known = self._has_text(document.id)  # a format before kept none
+        is_told = is_known and document.language in ("", before[2])
+        language = before[2] if is_told else language_of(document)
+        about = (document.author, document.date, language)
+        if is_known and about == before:
+            return self._tag(document.id, document.tags)
+        self._db.execute(
+            "UPDATE document SET author = ?, date = ?, language = ? WHERE id = ?",
+            (*about, document.id),
+        )
+        return self._put(replace(document, language=language)) or about != before
+
+    def _put(self, document: Document) -> bool:
+        """Its facets and its text, its language told or found; whether its tags have changed."""
         said = [("title", word) for word in name_words(document.title)]
         said += [("author", word) for word in name_words(document.author)]
         said += [("date", document.date), ("language", document.language)]
@@ -43,9 +61,9 @@ class Catalogue:
             "INSERT INTO document_text(document_id, text, spans) VALUES (?, ?, ?)",
             (document.id, _packed(document.text), _packed(json.dumps(spans)) if spans else b""),
         )
-        return self.tag(document.id, document.tags)
+        return self._tag(document.id, document.tags)
 
-    def tag(self, document_id: str, tags: Iterable[str] | None) -> bool:
+    def _tag(self, document_id: str, tags: Iterable[str] | None) -> bool:
         """Give a document these tags and no others; whether any changed. None: they stay."""
         before = self.tags_of(document_id)
         if tags is None or before == (after := tuple(sorted(set(tags)))):
@@ -70,7 +88,7 @@ class Catalogue:
         )
         return tuple(value for (value,) in rows)
 
-    def has_text(self, document_id: str) -> bool:
+    def _has_text(self, document_id: str) -> bool:
         """Whether its text is kept as it was read: not of one that an older format stored."""
         rows = self._db.execute("SELECT 1 FROM document_text WHERE document_id = ?", (document_id,))
         return rows.fetchone() is not None
