@@ -41,32 +41,33 @@ class Titles:
         labels: dict[str, list[int]] = {}
         for label, _, title in passages:
             labels.setdefault(title, []).append(label)
-        self._labels: list[Int64] = [np.sort(np.array(one, np.int64)) for one in labels.values()]
-        self._sizes = np.array([len(one) for one in self._labels], np.int64)
+        # Those of a title stand together, ascending.
+        every = np.array([label for one in labels.values() for label in sorted(one)], np.int64)
+        self._labels, self._sizes = every, np.array([len(one) for one in labels.values()], np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
         places: dict[str, list[int]] = {}
         for place, title in enumerate(labels):
             for word in name_words(title):
                 places.setdefault(word, []).append(place)
         self._places = {word: np.array(one, np.int64) for word, one in places.items()}
         # By ascending label, to find the title of a passage.
-        every = np.concatenate(self._labels) if self._labels else np.zeros(0, np.int64)
         order = np.argsort(every, kind="stable")
         self._by_label = every[order]
-        self._title_of = np.repeat(np.arange(len(self._labels)), self._sizes)[order]
+        self._title_of = np.repeat(np.arange(len(self._sizes)), self._sizes)[order]
 
     def asked(self, question: str) -> Asked:
         """Those of the question's words that are in titles and tell some from others."""
         weights: dict[str, float] = {}
         for word in _question_words(question):
             if word in self._places:
-                weight = math.log(len(self._labels) / len(self._places[word]))
+                weight = math.log(len(self._sizes) / len(self._places[word]))
                 if weight > 0.0:
                     weights[word] = weight
-        return Asked(weights, max(sum(weights.values()), math.log(max(1, len(self._labels)))))
+        return Asked(weights, max(sum(weights.values()), math.log(max(1, len(self._sizes)))))
 
     def shares(self, asked: Asked) -> Float32:
         """The share [t] of each title, in the order that this object numbers them."""
-        shares = np.zeros(len(self._labels), np.float32)
+        shares = np.zeros(len(self._sizes), np.float32)
         for word, weight in asked.weights.items():
             shares[self._places[word]] += np.float32(weight / asked.whole)
         return shares
@@ -91,8 +92,11 @@ class Titles:
             matching = np.sort(matching[greatest])
         order = matching[np.argsort(-shares[matching], kind="stable")]
         before = np.cumsum(self._sizes[order]) - self._sizes[order]
-        chosen = [self._labels[place] for place in order[before < most].tolist()]
-        return np.concatenate(chosen)[:most] if chosen else np.zeros(0, np.int64)
+        chosen, before = order[before < most], before[before < most]
+        sizes = self._sizes[chosen]
+        rows = np.repeat(self._starts[chosen] - before, sizes) + np.arange(sizes.sum())
+        best: Int64 = self._labels[rows[:most]]
+        return best
 
     def matched(self, asked: Asked, title: str) -> list[str]:
         """The words that a title has of those that are asked for, in the question's order."""

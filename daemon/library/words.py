@@ -20,7 +20,7 @@ _MAX_QUERY_TERMS = 128
 _LEAST_WEIGHT = 1e-6  # FTS5's, of a word that is in half of the passages or more
 # Measured on the questions of seven institutions, 15,863 passages together: MRR@10 is that of
 # the whole ranking also where 800 are looked at.
-_MOST_POSTINGS = 2000
+_MOST_POSTINGS = 1000
 _MOST_COUNTS = 10_000  # words whose passages' number is remembered
 # A word of the title counts as so many of the text. Measured on the questions of
 # three institutions: MRR@10 of BM25 alone 0.01 to 0.04 above equal weights at each.

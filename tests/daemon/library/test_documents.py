@@ -103,12 +103,12 @@ def test_a_pair_is_of_the_split_it_says_or_its_file_says(
 def test_a_record_may_say_what_is_known_of_its_document(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl"
     said = {"author": " Ada ", "date": "2024-02-29", "language": "en", "tags": ["a b", "c", "c"]}
-    spans = [{"kind": "heading", "begin": 0, "end": 4, "page": 2, "place": [0, 0.5, 1, 1]}]
+    spans = [{"kind": "heading", "begin": 0, "end": 5, "page": 2, "place": [0, 0.5, 1, 1]}]
     plain = {"id": "a", "text": "Keel."}
     records = [plain | said | {"spans": spans}, plain | {"tags": [], "author": None}, plain]
     path.write_text("\n".join(map(json.dumps, records)))
     first, second, third = taken(path)
-    heading = Span("heading", 0, 4, 2, (0.0, 0.5, 1.0, 1.0))
+    heading = Span("heading", 0, 5, 2, (0.0, 0.5, 1.0, 1.0))
     assert first == Document(
         *("a", "", "Keel.", "", (heading,), "", "Ada", "2024-02-29", "en", ("a b", "c"))
     )
