@@ -212,6 +212,8 @@ GeneratorName = Annotated[str, AfterValidator(_as_generator)]
 WriterName = Annotated[str, AfterValidator(_as_writer)]
 LONGEST_PROMPT = 200  # characters
 Prompt = Annotated[str, Field(max_length=LONGEST_PROMPT)]
+Pooling = Literal["mean", "cls", "max", "lasttoken"]
+"""How the vectors of a text's tokens become one; `daemon.learning.retriever.reading` has them."""
 LevelName = Annotated[str, _one_of(_LEVELS, 'level = "bucket"')]
 Levels = Annotated[tuple[str, ...], BeforeValidator(_as_levels)]
 Beginnings = Annotated[tuple[str, ...], BeforeValidator(_as_beginnings)]

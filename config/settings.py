@@ -24,6 +24,7 @@ from config.kinds import (
     Levels,
     ModeName,
     PersonalName,
+    Pooling,
     Prompt,
     RetrievalLevel,
     RuleName,
@@ -112,8 +113,10 @@ class RetrieverSettings(Section, RetrieverAxes):  # type: ignore[misc]  # frozen
     lora_rank: int = Field(8, ge=1, le=256)
     lora_alpha: int = Field(16, ge=1, le=1024)
     max_tokens: int = Field(256, ge=16, le=512)
-    query_prompt: Prompt | None = None  # None: as the encoder's makers say
+    query_prompt: Prompt | None = None  # of these four None: as the encoder's makers say
     passage_prompt: Prompt | None = None
+    query_pooling: Pooling | None = None
+    passage_pooling: Pooling | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 

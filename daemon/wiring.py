@@ -6,14 +6,14 @@ import asyncio
 import resource
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import structlog
 
 from config.recipes import DepthOptions
 from config.settings import LimitsSettings, Settings
 from daemon.learning.options import RetrieverDescription
-from daemon.learning.retriever.spec import RetrieverSpec
+from daemon.learning.retriever.spec import ReadingOptions, RetrieverSpec
 from daemon.process.workers import Worker, import_once
 from daemon.state.folder import StateFolder
 from daemon.state.membership import Membership
@@ -83,6 +83,9 @@ class Workers:
         await asyncio.gather(*(worker.stop() for worker in self.all))
 
 
+_READING = [field.name for field in fields(ReadingOptions)]
+
+
 def retriever_spec(settings: Settings) -> RetrieverSpec:
     """What this site runs."""
     retriever = settings.retriever
@@ -90,8 +93,7 @@ def retriever_spec(settings: Settings) -> RetrieverSpec:
         encoder=retriever.encoder,
         adapt=retriever.adapt,
         max_tokens=retriever.max_tokens,
-        query_prompt=retriever.query_prompt,
-        passage_prompt=retriever.passage_prompt,
+        reading=ReadingOptions(**{name: getattr(retriever, name) for name in _READING}),
         device=retriever.device,
         threads=settings.workers.threads,
         lora_rank=retriever.lora_rank,

@@ -166,7 +166,7 @@ def features_of(
     ]
     pairs = list(zip(texts, known, strict=True))
     missing = [text for some, there in pairs for text in some[len(there) :]]
-    encoded = encoder.encode(missing, prompt=encoder.reading.passage_prompt)
+    encoded = encoder.encode(missing, side=encoder.reading.passage)
     encoded = encoded.astype(np.float16).astype(np.float32)
     features = []
     for content, (some, there), last in zip(contents, pairs, whole, strict=True):

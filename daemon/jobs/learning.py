@@ -154,9 +154,7 @@ def embed_frozen(
         missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
         while done < len(missing):
             some = missing[done : done + _AT_ONCE]
-            vectors = encoder.encode(
-                [text for _, text in some], prompt=encoder.reading.passage_prompt
-            )
+            vectors = encoder.encode([text for _, text in some], side=encoder.reading.passage)
             library.put_features(encoder.digest, [rowid for rowid, _ in some], vectors)
             done += len(some)
             report(EmbeddingProgress(done, len(missing)))

@@ -156,10 +156,10 @@ def _joined(texts: Texts, more: Sequence[str], features: Float32 | None) -> Text
 
     both = [*texts.texts, *more]
     if texts.features is None or not more:
-        return Texts(both, texts.features, texts.prompt)
+        return Texts(both, texts.features, texts.side)
     if features is None or len(features) != len(more):
         raise PairError(f"expected frozen features of {len(more)} made texts")
-    return Texts(both, np.concatenate([texts.features, features]), texts.prompt)
+    return Texts(both, np.concatenate([texts.features, features]), texts.side)
 
 
 def _made(line: bytes) -> Made:

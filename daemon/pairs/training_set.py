@@ -66,12 +66,12 @@ def training_set(
     query_texts = Texts(
         queries,
         training_data.query_features(library, retriever, queries),
-        reading.query_prompt,
+        reading.query,
     )
     passage_texts = Texts(
         [passage.embedding_text for passage in passages],
         training_data.passage_features(library, retriever, [passage.rowid for passage in passages]),
-        reading.passage_prompt,
+        reading.passage,
     )
     none = [np.empty(0, dtype=np.int64) for _ in positives]
     documents = [passage.document_id for passage in passages]

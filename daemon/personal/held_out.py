@@ -78,13 +78,13 @@ def validation_pairs(library: Library, retriever: Retriever) -> Validation | Non
     passage_texts = Texts(
         [passage.embedding_text for passage in passages],
         training_data.passage_features(library, retriever, [p.rowid for p in passages]),
-        retriever.encoder.reading.passage_prompt,
+        retriever.encoder.reading.passage,
     )
     return Validation(
         Texts(
             queries,
             training_data.query_features(library, retriever, queries),
-            retriever.encoder.reading.query_prompt,
+            retriever.encoder.reading.query,
         ),
         passage_texts,
         positives,
@@ -151,4 +151,4 @@ def _some(texts: Texts, rows: Rows) -> Texts:
     from daemon.learning.retriever.encoder import Texts
 
     features = None if texts.features is None else texts.features[rows]
-    return Texts([texts.texts[row] for row in rows], features, texts.prompt)
+    return Texts([texts.texts[row] for row in rows], features, texts.side)

@@ -29,8 +29,7 @@ def open_retriever(spec: RetrieverSpec) -> Retriever:
         max_tokens=spec.max_tokens,
         device=spec.device,
         threads=spec.threads,
-        query_prompt=spec.query_prompt,
-        passage_prompt=spec.passage_prompt,
+        options=spec.reading,
     )
     return layer_of(spec).on(encoder, spec)
 

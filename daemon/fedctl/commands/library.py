@@ -128,7 +128,7 @@ def _prefix(collection: str) -> str:
 
 def _tags(tags: list[str], none: bool) -> tuple[str, ...] | None:
     """Raises CommandError for what can't be tags, and for some beside --no-tags."""
-    from daemon.library.readers.documents import metadata_fault
+    from daemon.library.readers.bounds import metadata_fault
 
     fault = metadata_fault("", "", "", tags)
     if tags and none:

@@ -49,21 +49,17 @@ class _TextRetriever:
 
     def forward(self, texts: Texts, rows: NDArray[np.int64]) -> Tensor:
         """Embed some rows of ``texts`` with the adapted encoder, differentiably: [len(rows), d]."""
-        return self.encoder.embed(self._model, [texts.texts[row] for row in rows], texts.prompt)
+        return self.encoder.embed(self._model, [texts.texts[row] for row in rows], texts.side)
 
     def embed_queries(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed queries; frozen features are of no use here and are ignored."""
         del features
-        return self.encoder.encode(
-            texts, model=self._model, prompt=self.encoder.reading.query_prompt
-        )
+        return self.encoder.encode(texts, model=self._model, side=self.encoder.reading.query)
 
     def embed_passages(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed passages; frozen features are of no use here and are ignored."""
         del features
-        return self.encoder.encode(
-            texts, model=self._model, prompt=self.encoder.reading.passage_prompt
-        )
+        return self.encoder.encode(texts, model=self._model, side=self.encoder.reading.passage)
 
 
 class _DirectRetriever(Exchanged, _TextRetriever):

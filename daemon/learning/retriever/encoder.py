@@ -36,7 +36,8 @@ from torch.nn import functional
 from config.recipes import DEFAULT_ENCODER
 from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
-from daemon.learning.retriever.reading import FILES, POOLINGS, Reading, reading_of
+from daemon.learning.retriever.reading import FILES, POOLINGS, Reading, Side, reading_of
+from daemon.learning.retriever.spec import AS_MADE, ReadingOptions
 
 Progress = Callable[[int, int], None]
 
@@ -55,13 +56,13 @@ _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model"
 class Texts:
     """Texts of a training set and, for retrievers that use them, their frozen features.
 
-    ``features``: float32 [n, d] from the encoder, row i for ``texts[i]``. ``prompt``: what the
-    encoder is to read before each.
+    ``features``: float32 [n, d] from the encoder, row i for ``texts[i]``. ``side``: as what
+    the encoder is to read them; None: as passages.
     """
 
     texts: Sequence[str]
     features: Float32 | None = None
-    prompt: str = ""
+    side: Side | None = None
 
 
 class Encoder:
@@ -91,18 +92,16 @@ class Encoder:
         max_tokens: int,
         device: str = "auto",
         threads: int | None = None,
-        query_prompt: str | None = None,
-        passage_prompt: str | None = None,
+        options: ReadingOptions = AS_MADE,
     ) -> Encoder:
         """Find and load an encoder; raises EncoderError with cause and remedy.
 
-        ``threads`` is what torch may use in this process; None leaves it as it is. A prompt
-        takes the place of the encoder's own; None leaves that.
+        ``threads`` is what torch may use in this process; None leaves it as it is.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         folder = locate(name_or_path)
-        reading = reading_of(folder, query_prompt, passage_prompt)
+        reading = reading_of(folder, options)
         model, tokenizer = _load_folder(folder, _choose_device(device))
         limit = getattr(model.config, "max_position_embeddings", None)
         if max_tokens < 3 or (limit is not None and max_tokens > limit):
@@ -112,7 +111,7 @@ class Encoder:
             )
         digest = _digest(folder, max_tokens, reading)
         encoder = cls(model, tokenizer, reading, max_tokens=max_tokens, digest=digest)
-        for prompt in (reading.query_prompt, reading.passage_prompt):
+        for prompt in (reading.query.prompt, reading.passage.prompt):
             if 2 * encoder.count_tokens(prompt) > max_tokens:
                 raise EncoderError(
                     f"the prompt {prompt!r} takes more than half of max_tokens = {max_tokens}: "
@@ -127,14 +126,14 @@ class Encoder:
         progress: Progress | None = None,
         model: Any = None,
         *,
-        prompt: str = "",
+        side: Side | None = None,
     ) -> Float32:
         """Embed texts: float32 [n, d], rows of length 1, in the order given.
 
         Texts are batched by length, so that little is spent on padding.
         ``progress(done, total)`` is called after each batch; ``model`` is an
-        adapted copy of the encoder's to use instead. ``prompt``: read before each, one of
-        ``reading``.
+        adapted copy of the encoder's to use instead. ``side``: of ``reading``; None: as
+        passages.
         """
         model = self.model if model is None else model
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
@@ -142,15 +141,16 @@ class Encoder:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             with torch.inference_mode():
-                batch = self.embed(model, [texts[row] for row in rows], prompt)  # [b, d]
+                batch = self.embed(model, [texts[row] for row in rows], side)  # [b, d]
             vectors[rows] = batch.float().cpu().numpy()
             if progress is not None:
                 progress(start + len(rows), len(order))
         return vectors
 
-    def embed(self, model: Any, texts: Sequence[str], prompt: str = "") -> Tensor:
+    def embed(self, model: Any, texts: Sequence[str], side: Side | None = None) -> Tensor:
         """One batch through ``model`` (this or an adapted copy): [b, d], differentiable."""
-        read = [prompt + text for text in texts]
+        side = side or self.reading.passage
+        read = [side.prompt + text for text in texts]
         tokens = self.tokenizer(
             [text.lower() for text in read] if self.reading.lower else read,
             padding=True,
@@ -159,13 +159,13 @@ class Encoder:
             return_tensors="pt",
         ).to(self.device)
         hidden = model(**tokens).last_hidden_state  # [b, t, d]
-        pooled = POOLINGS[self.reading.pooling](hidden, tokens["attention_mask"])  # [b, d]
+        pooled = POOLINGS[side.pooling](hidden, tokens["attention_mask"])  # [b, d]
         return functional.normalize(pooled, dim=-1)
 
     @property
     def passage_room(self) -> int:
         """Tokens of a passage that are read, behind its prompt and between the special ones."""
-        return self.max_tokens - 2 - self.count_tokens(self.reading.passage_prompt)
+        return self.max_tokens - 2 - self.count_tokens(self.reading.passage.prompt)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, without the special ones at its ends and without cutting."""

@@ -15,6 +15,7 @@ from crypto.arrays import Float32
 from daemon.learning.options import LearningError
 from daemon.learning.parameters import Exchanged, Parameters, uniform
 from daemon.learning.retriever.encoder import Encoder, Texts
+from daemon.learning.retriever.reading import Side
 
 _HEAD_WIDTH = 4  # times the dimension (pFedRAG, section 4.1)
 _ROWS = 4096  # rows through the head at a time when embedding a corpus
@@ -102,14 +103,14 @@ class HeadRetriever(Exchanged):
 
     def embed_queries(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed queries, from their cached features when given: float32 [n, d]."""
-        return self._embed(texts, features, self.encoder.reading.query_prompt)
+        return self._embed(texts, features, self.encoder.reading.query)
 
     def embed_passages(self, texts: Sequence[str], features: Float32 | None = None) -> Float32:
         """Embed passages, from their cached features when given: float32 [n, d]."""
-        return self._embed(texts, features, self.encoder.reading.passage_prompt)
+        return self._embed(texts, features, self.encoder.reading.passage)
 
-    def _embed(self, texts: Sequence[str], features: Float32 | None, prompt: str) -> Float32:
-        frozen = self.encoder.encode(texts, prompt=prompt) if features is None else features
+    def _embed(self, texts: Sequence[str], features: Float32 | None, side: Side) -> Float32:
+        frozen = self.encoder.encode(texts, side=side) if features is None else features
         out = np.zeros_like(frozen, dtype=np.float32)
         with torch.inference_mode():
             for start in range(0, len(frozen), _ROWS):

@@ -14,13 +14,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from config.kinds import LONGEST_PROMPT
+from config.kinds import LONGEST_PROMPT, Pooling
 from daemon.learning.options import EncoderError
+from daemon.learning.retriever.spec import AS_MADE, ReadingOptions
 
 FILES = (
     "modules.json",
@@ -54,7 +55,7 @@ def _max(hidden: Tensor, mask: Tensor) -> Tensor:
     return hidden.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).amax(dim=1)
 
 
-POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+POOLINGS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
     "cls": _first,
     "max": _max,
@@ -66,26 +67,34 @@ _CALLED = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How texts become vectors: by which pooling, in small letters or not, behind which prompts."""
+class Side:
+    """How questions, or passages, become vectors: behind which prompt, by which pooling."""
 
-    pooling: str = "mean"
-    query_prompt: str = ""
-    passage_prompt: str = ""
+    prompt: str = ""
+    pooling: Pooling = "mean"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts become vectors: those of either side, and whether in small letters."""
+
+    query: Side = Side()
+    passage: Side = Side()
     lower: bool = False
 
     @property
     def name(self) -> str:
-        """What an encoder's digest says of it; of the mean alone as it always did."""
+        """What an encoder's digest says of it; of one pooling for both sides as it always did."""
         if self == Reading():
             return "mean-pooling"
-        return json.dumps([self.pooling, self.query_prompt, self.passage_prompt, self.lower])
+        query, passage = self.query, self.passage
+        alike = query.pooling == passage.pooling
+        pooling = query.pooling if alike else [query.pooling, passage.pooling]
+        return json.dumps([pooling, query.prompt, passage.prompt, self.lower])
 
 
-def reading_of(
-    folder: Path, query_prompt: str | None = None, passage_prompt: str | None = None
-) -> Reading:
-    """How the encoder in a folder is read; a prompt that is given takes the place of its own.
+def reading_of(folder: Path, options: ReadingOptions = AS_MADE) -> Reading:
+    """How the encoder in a folder is read; an option that is given takes the place of its own.
 
     Raises EncoderError for what is not read here, and for files that are damaged.
     """
@@ -100,6 +109,7 @@ def reading_of(
     pooling = _object(folder / modules.get("Pooling", "1_Pooling") / "config.json")
     prompts = _prompts(folder, card)
     usual = prompts.get(str(card.get("default_prompt_name")), "")
+    query_prompt, passage_prompt = options.query_prompt, options.passage_prompt
     if query_prompt is None:
         query_prompt = prompts.get("query", usual)
     if passage_prompt is None:
@@ -110,7 +120,11 @@ def reading_of(
             "here: choose another one"
         )
     lower = _object(folder / "sentence_bert_config.json").get("do_lower_case") is True
-    return Reading(_pooling(folder, pooling), query_prompt, passage_prompt, lower)
+    of_query, of_passage = options.query_pooling, options.passage_pooling
+    if of_query is None or of_passage is None:  # else its own need not be one that is read here
+        made = _pooling(folder, pooling)
+        of_query, of_passage = of_query or made, of_passage or made
+    return Reading(Side(query_prompt, of_query), Side(passage_prompt, of_passage), lower)
 
 
 def _prompts(folder: Path, card: dict[str, Any]) -> dict[str, str]:
@@ -145,7 +159,7 @@ def _modules(folder: Path) -> dict[str, str]:
     return found
 
 
-def _pooling(folder: Path, config: dict[str, Any]) -> str:
+def _pooling(folder: Path, config: dict[str, Any]) -> Pooling:
     """The one pooling that a configuration switches on; the mean where it says nothing."""
     if isinstance(config.get("pooling_mode"), str):
         on = [config["pooling_mode"]]
@@ -156,9 +170,10 @@ def _pooling(folder: Path, config: dict[str, Any]) -> str:
     if len(on) > 1 or on[0] not in POOLINGS:
         raise EncoderError(
             f"the encoder in {folder} pools by {' and '.join(on)}; expected one of "
-            f"{', '.join(POOLINGS)}: choose another one"
+            f"{', '.join(POOLINGS)}: choose another one, or say otherwise by "
+            "retriever.query_pooling and passage_pooling"
         )
-    return str(on[0])
+    return cast(Pooling, on[0])
 
 
 def _object(path: Path) -> dict[str, Any]:

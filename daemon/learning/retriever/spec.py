@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from config.kinds import Pooling
 from config.recipes import DEFAULT_ENCODER, Adapt, DepthOptions
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """What takes the place of an encoder's own prompts and poolings; None: as its makers say."""
+
+    query_prompt: str | None = None
+    passage_prompt: str | None = None
+    query_pooling: Pooling | None = None
+    passage_pooling: Pooling | None = None
+
+
+AS_MADE = ReadingOptions()
 
 
 @dataclass(frozen=True)
@@ -14,7 +28,7 @@ class RetrieverSpec:
 
     ``encoder`` is a Hugging Face hub id or a local path; ``max_tokens`` the
     length at which texts are cut; ``threads`` those torch may use in one worker.
-    ``query_prompt`` and ``passage_prompt`` take the place of the encoder's own.
+    ``reading``: what it says otherwise of how the encoder reads.
 
     ``adapt``: what trains, and so what is exchanged: a ``head`` on the frozen
     encoder, ``lora`` factors of rank ``lora_rank``, all of the encoder (``full``), or
@@ -31,8 +45,7 @@ class RetrieverSpec:
     encoder: str = DEFAULT_ENCODER
     adapt: Adapt = "head"
     max_tokens: int = 256
-    query_prompt: str | None = None
-    passage_prompt: str | None = None
+    reading: ReadingOptions = AS_MADE
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 1
     lora_rank: int = 8

@@ -19,6 +19,7 @@ from daemon.process.workers import report
 
 if TYPE_CHECKING:
     from daemon.learning.retriever.encoder import Encoder
+    from daemon.learning.retriever.reading import Side
     from daemon.learning.retriever.retriever import Retriever
     from daemon.learning.retriever.training import TrainingSet
 
@@ -63,7 +64,7 @@ def text_features(library: Library, retriever: Retriever, texts: Sequence[str]) 
     if not retriever.uses_features:
         return None
     reading = retriever.encoder.reading
-    return _frozen(library, retriever.encoder, texts, reading.passage_prompt, keep=True)
+    return _frozen(library, retriever.encoder, texts, reading.passage, keep=True)
 
 
 def frozen_queries(
@@ -73,20 +74,20 @@ def frozen_queries(
 
     ``keep``: what was encoded is put there; the library must be open for writing.
     """
-    return _frozen(library, encoder, queries, encoder.reading.query_prompt, keep=keep)
+    return _frozen(library, encoder, queries, encoder.reading.query, keep=keep)
 
 
 def _frozen(
-    library: Library, encoder: Encoder, texts: Sequence[str], prompt: str, *, keep: bool
+    library: Library, encoder: Encoder, texts: Sequence[str], side: Side, *, keep: bool
 ) -> Float32:
-    # What is read as a query is kept under its text, whichever the prompt; the encoder's
-    # digest has that. Where passages have another one, what is read as they are is apart.
-    asked = prompt == encoder.reading.query_prompt
-    key_of = {text: text if asked else f"{prompt}\0{text}" for text in texts}
+    # What is read as a query is kept under its text, however queries are read; the encoder's
+    # digest has that. Where passages are read otherwise, what is read as they are is apart.
+    asked = side == encoder.reading.query
+    key_of = {text: text if asked else f"{side.prompt}\0{text}" for text in texts}
     known = library.query_features(encoder.digest, list(key_of.values()))
     missing = [text for text, key in key_of.items() if key not in known]
     if missing:
-        vectors = encoder.encode(missing, prompt=prompt)
+        vectors = encoder.encode(missing, side=side)
         keys = [key_of[text] for text in missing]
         if keep:
             library.put_query_features(encoder.digest, keys, vectors)
@@ -115,8 +116,8 @@ def embed_missing(library: Library, retriever: Retriever) -> int:
     missing.sort(key=lambda item: len(item[1]))  # equal lengths together: little padding
     for start in range(0, len(missing), _SLICE):
         some = missing[start : start + _SLICE]
-        prompt = retriever.encoder.reading.passage_prompt
-        vectors = retriever.encoder.encode([text for _, text in some], prompt=prompt)
+        side = retriever.encoder.reading.passage
+        vectors = retriever.encoder.encode([text for _, text in some], side=side)
         library.put_features(digest, [rowid for rowid, _ in some], vectors)
         report(EmbeddingProgress(start + len(some), len(missing)))
     return len(missing)

@@ -12,10 +12,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePosixPath
-from typing import BinaryIO, cast
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from daemon.library.readers import documents
 from daemon.library.readers.bounds import in_order, metadata_fault
@@ -32,6 +31,9 @@ from daemon.library.readers.documents import (
 )
 from daemon.library.readers.reader import STEP, Refused, Source, cause_of, decoded, limited
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 _MAX_PROBLEMS = 20  # told one by one for each file; the rest is counted
 _PASSED_OVER = 4 << 30  # bytes of a line; what goes on any longer has no lines
 _MAX_RATIO, _RATIO_FROM = 200, 1 << 30  # a file that expands further is an attack
@@ -43,7 +45,6 @@ _SPLITS = {
     "dev": "valid",
     "test": "test",
 }
-_SPANS = TypeAdapter(tuple[Span, ...])
 _PAIRS_NAME = re.compile(r"(?:^|[_.-])(train|valid|validation|val|dev|test)(?:[_.-]|$)")
 
 
@@ -184,17 +185,27 @@ def _tags(record: dict[str, object]) -> tuple[str, ...] | None:
 
 def _spans(record: dict[str, object], text: str) -> tuple[Span, ...]:
     """What the text is made of, as `fedctl documents export` writes it; none: it is all text."""
-    told = record.get("spans") or ()
+    if not (told := record.get("spans")):
+        return ()
     if len(told) > documents.MAX_SPANS if isinstance(told, list) else told:
         raise Refused(f"'spans' must be a list of up to {documents.MAX_SPANS:,} blocks")
+    from pydantic import ValidationError  # as in _checked
+
     try:
-        spans = _SPANS.validate_python(told)
+        spans = _checked().validate_python(told)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise Refused(f"'spans' has no block at {where}: leave 'spans' out") from None
     if not in_order(spans, text):
         raise Refused("'spans' don't lie in 'text' one after another: leave 'spans' out")
     return spans
+
+
+@cache
+def _checked() -> TypeAdapter[tuple[Span, ...]]:
+    from pydantic import TypeAdapter  # not where fedctl prints its help
+
+    return TypeAdapter(tuple[Span, ...])
 
 
 def _pair(record: dict[str, object], split_of_file: str) -> Pair:

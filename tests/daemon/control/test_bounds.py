@@ -164,7 +164,7 @@ def test_each_document_and_pair_has_its_bounds() -> None:
             control.Document(id="x", text="x", spans=[control.Span(end=1)] * (MAX_SPANS + 1)),
             control.Document(id="good", title="t" * MAX_TITLE, text="x"),
             *(control.Document(id="y", text="x", **said) for said in LIES),
-            control.Document(id="z", text="x", tags=control.Tags(tags=["x"] * 51)),
+            control.Document(id="z", text="x", tags=control.Tags(tags=map(str, range(51)))),
             control.Document(id="z", text="x", tags=control.Tags(tags=["x" * 101])),
             control.Document(id="z", text="x", tags=control.Tags(tags=["a\nb"])),
         ],

@@ -12,11 +12,13 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from config.kinds import Pooling
 from crypto.arrays import Float32
 from daemon.learning.options import EncoderError
 from daemon.learning.retriever.encoder import Encoder, Texts
-from daemon.learning.retriever.reading import POOLINGS, Reading, reading_of
+from daemon.learning.retriever.reading import POOLINGS, Reading, Side, reading_of
 from daemon.learning.retriever.retriever import adapted
+from daemon.learning.retriever.spec import ReadingOptions
 from tests.support.small_models import small_encoder
 
 TEXTS = ["why?", "pumps are inspected before every long journey", "Lamps last"]
@@ -53,8 +55,9 @@ def give_pooling(folder: Path, **modes: bool) -> None:
     write(folder, "1_Pooling/config.json", {"word_embedding_dimension": 32} | flags)
 
 
-def load(folder: Path, **options: str) -> Encoder:
-    return Encoder.load(str(folder), max_tokens=48, device="cpu", threads=1, **options)
+def load(folder: Path, **options: Any) -> Encoder:
+    asked = ReadingOptions(**options)
+    return Encoder.load(str(folder), max_tokens=48, device="cpu", threads=1, options=asked)
 
 
 def plainly(folder: Path, texts: list[str], pooling: str) -> Float32:
@@ -84,11 +87,11 @@ def plainly(folder: Path, texts: list[str], pooling: str) -> Float32:
         ("lasttoken", "lasttoken"),
     ],
 )
-def test_the_pooling_is_that_of_its_makers(folder: Path, mode: str, pooling: str) -> None:
+def test_the_pooling_is_that_of_its_makers(folder: Path, mode: str, pooling: Pooling) -> None:
     others = dict.fromkeys(("mean_tokens", "cls_token", "max_tokens", "lasttoken"), False)
     give_pooling(folder, **(others | {mode: True}))
     encoder = load(folder)
-    assert encoder.reading == Reading(pooling)
+    assert encoder.reading == Reading(Side("", pooling), Side("", pooling))
     vectors = encoder.encode(TEXTS, batch_size=3)
     np.testing.assert_allclose(vectors, plainly(folder, TEXTS, pooling), atol=1e-5)
 
@@ -106,6 +109,8 @@ def test_poolings_and_prompts_have_digests_of_their_own(folder: Path) -> None:
     assert load(folder).digest == found[0], "the mean alone is what it always was"
     found.append(load(folder, query_prompt="query: ").digest)
     found.append(load(folder, passage_prompt="query: ").digest)
+    found.append(load(folder, query_pooling="cls").digest)
+    found.append(load(folder, passage_pooling="cls").digest)
     give_pooling(folder, cls_token=True)
     found.append(load(folder).digest)
     write(folder, "sentence_bert_config.json", {"do_lower_case": True})
@@ -123,9 +128,30 @@ def test_questions_and_passages_are_read_behind_their_prompts(folder: Path, adap
     np.testing.assert_allclose(retriever.embed_passages(TEXTS), told, atol=1e-5)
 
 
+@pytest.mark.parametrize("adapt", ["head", "lora"])
+def test_each_side_has_its_pooling(folder: Path, adapt: str) -> None:
+    """As PDD-AS2 has it (sec. 3): questions by their first token, sentences by the mean."""
+    give_pooling(folder, mean_tokens=True)
+    encoder = load(folder, query_pooling="cls")
+    assert encoder.reading == Reading(Side("", "cls"), Side("", "mean"))
+    retriever = adapted(encoder, adapt, rank=2)
+    asked, told = plainly(folder, TEXTS, "cls"), plainly(folder, TEXTS, "mean")
+    np.testing.assert_allclose(retriever.embed_queries(TEXTS), asked, atol=1e-5)
+    np.testing.assert_allclose(retriever.embed_passages(TEXTS), told, atol=1e-5)
+    assert np.abs(asked - told).max() > 1e-3, "the sides differ"
+
+
+def test_both_poolings_may_be_said_where_the_makers_one_is_not_read_here(folder: Path) -> None:
+    give_pooling(folder, weightedmean_tokens=True)
+    for one in ("query_pooling", "passage_pooling"):
+        with pytest.raises(EncoderError, match="pools by weightedmean_tokens"):
+            load(folder, **{one: "max"})
+    assert load(folder, query_pooling="max", passage_pooling="mean").reading.query.pooling == "max"
+
+
 def test_texts_are_trained_on_behind_their_prompt(folder: Path) -> None:
     retriever = adapted(load(folder), "lora", rank=2)
-    found = retriever.forward(Texts(TEXTS, prompt="query: "), np.array([2, 0]))
+    found = retriever.forward(Texts(TEXTS, side=Side("query: ")), np.array([2, 0]))
     expected = plainly(folder, [f"query: {TEXTS[row]}" for row in (2, 0)], "mean")
     np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
 
@@ -145,8 +171,8 @@ def test_prompts_are_the_makers_unless_the_operator_says_otherwise(
     folder: Path, card: dict[str, Any], options: dict[str, str], prompts: tuple[str, str]
 ) -> None:
     write(folder, "config_sentence_transformers.json", card)
-    reading = reading_of(folder, **options)
-    assert (reading.query_prompt, reading.passage_prompt) == prompts
+    reading = load(folder, **options).reading
+    assert (reading.query.prompt, reading.passage.prompt) == prompts
 
 
 def test_texts_are_read_in_small_letters_where_the_makers_say_so(folder: Path) -> None:
@@ -171,7 +197,7 @@ def test_what_is_not_read_here_is_refused_by_name(folder: Path) -> None:
     write(folder, "1_Pooling/config.json", {"pooling_mode": "attention"})
     refused("pools by attention")
     write(folder, "1_Pooling/config.json", {"pooling_mode": "cls"})
-    assert reading_of(folder) == Reading("cls")
+    assert reading_of(folder) == Reading(Side("", "cls"), Side("", "cls"))
     give_modules(folder, "Transformer", "Pooling", "Dense")
     refused("a module 'Dense' that is not read here")
     give_modules(folder, "Transformer", "Pooling", "Pooling")
@@ -180,7 +206,8 @@ def test_what_is_not_read_here_is_refused_by_name(folder: Path) -> None:
     write(folder, "config_sentence_transformers.json", {"similarity_fn_name": "dot"})
     refused("compared by 'dot'")
     give_modules(folder, "Transformer", "Pooling", "Normalize")
-    assert reading_of(folder) == Reading("cls"), "of vectors of length 1 these are the same"
+    cls = Reading(Side("", "cls"), Side("", "cls"))
+    assert reading_of(folder) == cls, "of vectors of length 1 these are the same"
     for prompts in (["query: "], {"query": 1}, {"query": "q" * 201}):
         write(folder, "config_sentence_transformers.json", {"prompts": prompts})
         refused("are no texts of up to 200 characters")
